@@ -29,7 +29,6 @@ from reservoir_cache import (
     write_block,
     write_targets,
 )
-from reservoir_cache.locks import entry_locks
 
 
 def test_entries_are_listed_and_broken_folders_reported(tmp_path, toy):
@@ -145,20 +144,6 @@ def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_s
     with pytest.raises(CacheError, match=r"removed .*run the same command again"):
         step(entry, toy)
     assert not entry.path.exists()
-
-
-def test_who_waited_for_the_lock_of_a_removed_entry_makes_nothing_there(tmp_path, toy):
-    """A run that opened the lock file before a removal must not believe in it afterwards."""
-    entry = toy.entry(tmp_path)
-    locks = entry_locks(entry.path)
-    subprocess.run(
-        [sys.executable, "-c", f"from reservoir_cache import remove; remove({str(entry.path)!r})"], check=True
-    )
-    entry.path.mkdir()
-    (entry.path / "lock").write_bytes(b"")
-    with pytest.raises(CacheError, match="was removed"), locks.run(whole=False):
-        pass
-    assert sorted(path.name for path in entry.path.iterdir()) == ["lock"]
 
 
 def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):

@@ -1,20 +1,26 @@
-"""Creating, opening and filling an entry."""
+"""Creating, opening and filling an entry, by page and by the writer thread."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
+import reservoir_cache.writer as writer_module
 from reservoir_cache import (
     CacheError,
     Entry,
     FeatureStore,
     Layout,
+    ShardWriter,
     load_arrays,
     publish_json,
+    repair,
     save_arrays,
+    verify,
     write_block,
     write_targets,
 )
+from reservoir_cache.entry import page_of
 
 
 def test_the_folder_is_named_by_the_key(tmp_path, toy):
@@ -191,3 +197,138 @@ def test_times_that_the_system_refuses_to_set_cost_nothing_else(entry, toy, monk
     monkeypatch.setattr("os.utime", refuse)
     again = toy.fill(Entry.open(toy.entry(entry.path.parents[2]).path))
     assert FeatureStore(again)["train"].rows == 10
+
+
+def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
+    direct, threaded = toy.fill(toy.entry(tmp_path / "a")), toy.entry(tmp_path / "b")
+    with ShardWriter(threaded, maxsize=1) as writer:
+        for split, rows in threaded.spec.rows.items():
+            write_targets(threaded, split, toy.targets(rows))
+            for block in threaded.missing(split, toy.shapes):
+                with threaded.claim(split, block) as mine:
+                    assert mine
+                    writer.put(split, block, toy.features(threaded, split, block))
+    assert toy.digest(threaded.path) == toy.digest(direct.path)
+    assert writer.bytes_written == sum(path.stat().st_size for path in threaded.path.glob("*/*-*.h5"))
+    assert threaded.running() == []
+
+
+def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
+    gate = threading.Event()
+    write = writer_module.write_block
+    monkeypatch.setattr(writer_module, "write_block", lambda *args: gate.wait(10) and write(*args))
+    with ShardWriter(entry) as writer:
+        with entry.claim("train", 0):
+            writer.put("train", 0, toy.features(entry, "train", 0))
+        with entry.claim("train", 0) as again:
+            assert not again
+        assert len(entry.running()) == 1
+        gate.set()
+    with entry.claim("train", 0) as free:
+        assert free
+    assert 0 not in entry.missing("train", toy.shapes)
+
+
+def test_an_error_surfaces_on_leaving(entry, toy):
+    bad = toy.features(entry, "train", 0)
+    bad["final/last"][0, 0, 0] = np.inf
+    with pytest.raises(CacheError, match="not finite"), ShardWriter(entry) as writer:
+        writer.put("train", 0, bad)
+    with entry.claim("train", 0) as free:
+        assert free
+
+
+def test_an_error_surfaces_at_a_later_put_which_never_hangs(entry, toy):
+    bad = toy.features(entry, "train", 0)
+    bad["final/last"][0, 0, 0] = np.inf
+    put = 0
+    with pytest.raises(CacheError, match="not finite"), ShardWriter(entry, maxsize=1) as writer:
+        writer.put("train", 0, bad)
+        for _ in range(1000):
+            writer.put("train", 1, toy.features(entry, "train", 1))
+            put += 1
+    assert put < 1000
+    for block in (0, 1):
+        with entry.claim("train", block) as free:
+            assert free
+
+
+def test_an_exception_in_the_body_is_the_one_seen_and_whole_blocks_are_kept(entry, toy):
+    with pytest.raises(KeyError, match="body"), ShardWriter(entry) as writer:
+        writer.put("train", 0, toy.features(entry, "train", 0))
+        raise KeyError("body")
+    assert sorted(entry.missing("train", toy.shapes)) == [1, 2]
+    assert [problem.path.name for problem in verify(entry)] == ["test", "train"]  # not finished, but nothing damaged
+
+
+PAGES = ["manifest.json", "manifest-1.json", "manifest-2.json"]
+
+
+@pytest.fixture
+def paged(monkeypatch, toy, tmp_path):
+    """Return a full entry of 10 train rows in 5 blocks, two to a page."""
+    monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
+    return toy.fill(toy.entry(tmp_path, block_rows=2))
+
+
+def test_each_page_lists_its_blocks_and_together_they_are_the_manifest(paged, toy):
+    folder = paged.path / "train"
+    assert sorted(path.name for path in folder.glob("manifest*")) == sorted(PAGES)
+    listed = [[shard["block"] for shard in json.loads((folder / page).read_text())["shards"]] for page in PAGES]
+    assert listed == [[0, 1], [2, 3], [4]]
+    assert [shard.block for shard in paged.manifest("train").shards] == [0, 1, 2, 3, 4]
+    assert [page_of(file) for file in (*PAGES, "targets.h5", "00003-1.h5")] == [0, 1, 2, 0, 1]
+    train = FeatureStore(paged)["train"]
+    for column in toy.shapes:
+        meant = toy.expected(paged, "train", column)
+        assert abs(train[column].reshape(meant.shape) - meant).max() < 1
+
+
+def test_a_shard_more_touches_one_page_and_reads_no_other(paged, toy):
+    (paged.path / "train" / "00003-0.h5").unlink()
+    before = {page: (paged.path / "train" / page).stat().st_mtime_ns for page in PAGES}
+    (paged.path / "train" / "manifest-2.json").write_text("nobody looks here")
+    assert paged.lacking("train", 3, toy.shapes) == tuple(toy.shapes)
+    from reservoir_cache import write_block
+
+    write_block(paged, "train", 3, toy.features(paged, "train", 3))
+    assert paged.lacking("train", 3, toy.shapes) == ()
+    after = {page: (paged.path / "train" / page).stat().st_mtime_ns for page in PAGES}
+    assert [after[page] != before[page] for page in PAGES[:2]] == [False, True]
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_page_is_named_and_rebuilt_from_its_own_shards(paged, toy, page, damage):
+    before, path = toy.digest(paged.path), paged.path / "train" / page
+    data = bytearray(path.read_bytes())
+    if damage == "gone":
+        path.unlink()
+    else:
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data if damage == "flip" else data[: len(data) // 2])
+        with pytest.raises(CacheError, match=page):
+            paged.manifest("train")
+    for contents in (True, False):
+        assert [problem.path for problem in verify(paged, contents=contents)] == [path]
+    assert [problem.path for problem in repair(paged)] == [path]
+    toy.fill(paged)  # the labels, if they were on that page
+    assert toy.digest(paged.path) == before
+
+
+def test_pages_in_each_others_place_are_refused(paged):
+    folder = paged.path / "train"
+    (folder / PAGES[1]).write_bytes((folder / PAGES[2]).read_bytes())
+    with pytest.raises(CacheError, match=r"manifest-1\.json: .*another block"):
+        paged.manifest("train")
+
+
+def test_a_column_of_two_shapes_is_refused_by_the_writer_of_a_later_page(monkeypatch, toy, tmp_path):
+    from reservoir_cache import write_block
+
+    monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
+    entry = toy.entry(tmp_path, block_rows=2)
+    write_block(entry, "train", 0, toy.features(entry, "train", 0, ["final/last"]))
+    wrong = toy.features(entry, "train", 4, ["block02/all"])["block02/all"]
+    with pytest.raises(CacheError, match="other blocks have"):
+        write_block(entry, "train", 4, {"final/last": wrong})

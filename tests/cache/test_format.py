@@ -1,14 +1,17 @@
-"""FORMAT.md against the code and against files it writes, in both directions."""
+"""FORMAT.md against the code and its files, the key of a specification, and the package as a whole."""
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from reservoir_cache import FORMAT, save_arrays
-from reservoir_cache.spec import _REQUIRED
+import reservoir_cache
+from reservoir_cache import FORMAT, CacheError, Layout, Spec, publish, save_arrays
+from reservoir_cache.spec import _REQUIRED, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
 
@@ -124,3 +127,118 @@ def test_a_document_can_be_checked_by_the_text_alone(full):
         separators = None if indent else (",", ":")
         again = json.dumps({**content, "crc32": crc}, sort_keys=True, indent=indent, separators=separators) + "\n"
         assert path.read_text() == again
+
+
+def reordered(value):
+    if isinstance(value, dict):
+        return {key: reordered(value[key]) for key in reversed(list(value))}
+    return value
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    else:
+        yield path
+
+
+def test_every_field_changes_the_key(toy):
+    paths = list(leaves(toy.spec().to_dict()))
+    assert len(paths) == 19
+    for path in paths:
+        values = toy.spec().to_dict()
+        inner = values
+        for key in path[:-1]:
+            inner = inner[key]
+        old = inner[path[-1]]
+        inner[path[-1]] = "float32" if path == ("store",) else old + 1 if not isinstance(old, str) else old + "x"
+        assert Spec.from_dict(values).key != toy.spec().key, path
+
+
+def test_key_does_not_depend_on_order_or_on_how_a_number_is_written(toy):
+    spec = toy.spec()
+    assert Spec.from_dict(reordered(spec.to_dict())).key == spec.key
+    written = {**spec.input, "seed": 0.0, "patch": 1.0}
+    assert toy.spec(input=written).key == spec.key
+    assert toy.spec(task={**spec.task, "x": (1, 2)}).key == toy.spec(task={**spec.task, "x": [1, 2]}).key
+    assert toy.spec(task={**spec.task, "x": -0.0}).key == toy.spec(task={**spec.task, "x": 0}).key
+    assert toy.spec(task={**spec.task, "x": True}).key != toy.spec(task={**spec.task, "x": 1}).key
+    assert toy.spec(task={**spec.task, "x": 1e16}).key == toy.spec(task={**spec.task, "x": 10**16}).key
+
+
+def test_a_later_change_of_the_callers_dictionary_changes_nothing(toy):
+    task = {"name": "toy", "nested": {"a": [1]}}
+    spec = toy.spec(task=task)
+    before = canonical_json(spec.to_dict())
+    task["nested"]["a"].append(2)
+    spec.to_dict()["task"]["nested"]["a"].append(3)
+    assert canonical_json(spec.to_dict()) == before
+
+
+def test_unknown_and_missing_fields_are_named(toy):
+    values = toy.spec().to_dict()
+    with pytest.raises(CacheError, match="batch"):
+        Spec.from_dict({**values, "batch": 3})
+    del values["padding"]
+    with pytest.raises(CacheError, match="padding"):
+        Spec.from_dict(values)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9])
+def test_blocks_cover_the_rows_once(rows):
+    blocks = Layout(batch_rows=2, block_rows=4).blocks(rows)
+    assert [row for low, high in blocks for row in range(low, high)] == list(range(rows))
+    assert all(high - low == 4 for low, high in blocks[:-1])
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
+def test_layout_refuses(value):
+    with pytest.raises(CacheError, match="batch_rows"):
+        Layout(batch_rows=value)
+
+
+def test_every_name_that_is_imported_late_exists():
+    for name in reservoir_cache._LATER:
+        assert getattr(reservoir_cache, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = reservoir_cache.nothing
+
+
+def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
+    code = (
+        "import sys; from reservoir_cache import CacheError, Entry, Spec, list_entries\n"
+        f"assert list_entries({str(tmp_path)!r}) == []\n"
+        "print([m for m in ('h5py', 'numpy', 'torch') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_published_file_is_complete_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "readout.bin"
+    assert publish.publish(path, b"first") == (5, "9271ee57")  # by gzip
+    assert reservoir_cache.file_crc32(path) == "9271ee57"
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "sync", full_disk)
+        with pytest.raises(reservoir_cache.CacheError, match=r"readout\.bin: cannot be written .*check free space"):
+            publish.publish(path, b"second")
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "_holds", lambda *_: False)
+        with pytest.raises(reservoir_cache.CacheError, match="does not read back as written"):
+            publish.publish(path, b"third")
+    assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == {"readout.bin": b"first"}
+    reservoir_cache.publish_json(tmp_path / "a.json", {"x": [1, 0.5]}, indent=2)
+    assert reservoir_cache.read_json(tmp_path / "a.json", indent=2) == {"x": [1, 0.5]}
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1])
+def test_a_file_of_any_size_is_compared_with_what_was_written(tmp_path, size):
+    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    (tmp_path / "file").write_bytes(content)
+    assert publish._holds(tmp_path / "file", memoryview(content))
+    assert not publish._holds(tmp_path / "file", memoryview(content + b"x"))
+    assert size == 0 or not publish._holds(tmp_path / "file", memoryview(content[:-1] + b"y"))

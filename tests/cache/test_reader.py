@@ -1,12 +1,18 @@
-"""Reading: right, in order, in bounded memory, and never what is damaged."""
+"""Reading: right, in order, in bounded memory, never what is damaged; and what rounding keeps."""
 
+import json
 import os
 import tracemalloc
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify, write_block
-from reservoir_cache.shard import Place, decode, encode
+from reservoir_cache.shard import Place, bfloat16_bits, decode, encode
+from reservoir_cache.spec import canonical_json
 
 
 def stored(toy, entry, split, column):
@@ -182,3 +188,132 @@ def test_a_changed_byte_is_found_where_rows_are_gathered(grouped):
     assert np.abs(column[[1, 2]] - x[[1, 2]]).max() < 0.05
     with pytest.raises(CacheError, match=r"00001-0\.h5: damaged"):
         column[[1, 40]]
+
+
+STORES = ["float16", "bfloat16", "float32"]
+
+
+def test_a_channel_far_from_zero_keeps_its_digits():
+    rng = np.random.default_rng(0)
+    x = (3000 + rng.uniform(-0.5, 0.5, (256, 1, 4))).astype(np.float32)
+    assert len(np.unique(x.astype(np.float16))) <= 3
+    assert np.abs(decode(encode(x, "float16", column="c"), "float16") - x).max() <= 2**-12 + 2**-12
+
+
+def test_bfloat16_equals_torchs_on_every_upper_half_and_around_every_tie():
+    high = np.arange(2**16, dtype=np.uint32) << 16
+    bits = np.concatenate([high + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).astype(np.uint32)
+    x = bits.view(np.float32)
+    x = x[np.isfinite(x)]
+    theirs = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(bfloat16_bits(x), theirs)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_constant_channels_are_exact(store):
+    x = np.broadcast_to(np.array([0.1, -3e4, 7e-42, 1e30], np.float32), (9, 2, 4))
+    np.testing.assert_array_equal(decode(encode(x, store, column="c"), store), x)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused_with_its_place(store, value):
+    x = np.zeros((6, 2, 3), np.float32)
+    x[4, 1, 2] = value
+    with pytest.raises(CacheError, match=r"column block06/mean, row 1028, token 1, channel 2: .*not finite"):
+        encode(x, store, column="block06/mean", first_row=1024)
+
+
+def test_opposite_infinities_do_not_hide_each_other(recwarn):
+    x = np.zeros((2, 1, 2), np.float32)
+    x[0, 0, 1], x[1, 0, 1] = np.inf, -np.inf
+    with pytest.raises(CacheError, match="row 0, token 0, channel 1: inf"):
+        encode(x, "float32", column="c")
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(("store", "limit"), [("float16", 65520.0), ("bfloat16", 3.3961776e38)])
+def test_the_first_value_that_rounds_to_infinity_is_refused(store, limit):
+    x = np.zeros((2, 1, 2), np.float32)
+    for sign in (1, -1):  # the offset is zero, so the residual is the value
+        x[:, 0, 1] = np.float32(limit) * np.array([sign, -sign])
+        with pytest.raises(CacheError, match=rf"row 0, token 0, channel 1: .*overflows {store}.*--store float32"):
+            encode(x, store, column="c")
+    x[:, 0, 1] = np.nextafter(np.float32(limit), np.float32(0)) * np.array([1, -1], np.float32)
+    assert np.isfinite(decode(encode(x, store, column="c"), store)).all()
+
+
+def test_a_spread_beyond_float32_is_an_overflow_and_not_a_warning(recwarn):
+    x = np.array([[[3e38]], [[-3e38]], [[3e38]]], np.float32)
+    with pytest.raises(CacheError, match="overflows bfloat16"):
+        encode(x, "bfloat16", column="c")
+    assert not recwarn.list
+
+
+def test_the_value_named_as_an_overflow_is_the_farthest_from_its_channels_mean():
+    x = np.zeros((5, 2, 3), np.float32)
+    x[:, :, 0] = [[1e-3, 2e5]] * 5  # the first values that overflow lie near zero, and 1e5 from the mean
+    x[:, :, 1] = -1e6  # at the mean
+    x[3, 1, 2] = -4e5
+    expected = (
+        r"column c, row 13, token 1, channel 2: -400000 lies 3.6e\+05 from its channel's mean, which overflows "
+        "float16; extract with --store float32 or --store bfloat16$"
+    )
+    with pytest.raises(CacheError, match=expected):
+        encode(x, "float16", column="c", first_row=10)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+SHAPES = st.tuples(st.integers(1, 7), st.integers(1, 3), st.integers(1, 5))
+DRAWN_STORES = st.sampled_from(["float16", "bfloat16", "float32"])
+
+
+@st.composite
+def arrays(draw, shape=SHAPES):
+    """Draw features: per-channel offsets up to 1e4 plus values of any size float16 can hold, subnormals included."""
+    size = draw(shape)
+    values = hnp.arrays(np.float32, size, elements=st.floats(-3e4, 3e4, width=32))
+    small = hnp.arrays(np.float32, size, elements=st.floats(-(2.0**-14), 2.0**-14, width=32, allow_subnormal=True))
+    offsets = hnp.arrays(np.float32, size[2], elements=st.floats(-1e4, 1e4, width=32))
+    return draw(values | small) + draw(offsets)
+
+
+def half_ulp(residual, store):
+    """Return half the spacing of the stored type at the residual, with float64 arithmetic of its own."""
+    digits, smallest = {"float16": (10, -24), "bfloat16": (7, -133), "float32": (23, -149)}[store]
+    exponent = np.frexp(np.abs(residual))[1] - 1
+    return np.ldexp(0.5, np.maximum(exponent - digits, smallest))
+
+
+@given(arrays(), DRAWN_STORES)
+def test_error_is_at_most_half_an_ulp_of_the_residual(x, store):
+    encoded = encode(x, store, column="c")
+    if store == "float32":
+        assert encoded.offset is None
+        assert decode(encoded, store).tobytes() == x.tobytes()
+        return
+    offset = encoded.offset.astype(np.float64)
+    residual = x.astype(np.float64) - offset
+    # The subtraction and the addition are in float32; what they round is bounded by their results' size.
+    float32_rounding = 2.0**-23 * (np.abs(residual) + np.abs(x)) + 2.0**-148
+    bound = half_ulp(residual * (1 + 2.0**-23), store) + float32_rounding
+    assert (np.abs(decode(encoded, store).astype(np.float64) - x) <= bound).all()
+    assert (np.abs(offset - x.astype(np.float64).mean(axis=(0, 1))) <= 2.0**-23 * np.abs(x).max() + 2.0**-148).all()
+
+
+@given(JSON)
+def test_canonical_text_survives_json_and_reordering(value):
+    text = canonical_json(value)
+    assert canonical_json(json.loads(text)) == text
+    assert canonical_json(reverse(value)) == text
+    assert json.loads(text) == value
+
+
+def reverse(value):
+    if isinstance(value, dict):
+        return {key: reverse(value[key]) for key in reversed(list(value))}
+    return [reverse(item) for item in value] if isinstance(value, list) else value

@@ -1,5 +1,19 @@
-"""The campaign of faults, a few rounds of it: ``make faults`` runs the whole."""
+"""The campaign of faults, a few rounds of it: kills, power losses, flipped bits; ``make faults`` runs the whole."""
 
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from reservoir_cache import Entry, FeatureStore, repair, verify, write_block, write_targets
+
+from tests.cache.conftest import SHAPES, digest, features, make_entry, targets
+from tests.faults.power_loss import Replayer, Stage, Step, record, replay
+from tests.faults.power_stages import CACHE, PIPELINES
 from tests.processes import Child
 
 CAMPAIGN = "import sys; from tests.faults.__main__ import main; sys.exit(main())"
@@ -10,3 +24,131 @@ def test_nothing_is_lost(tmp_path):
     code, out, err = Child(CAMPAIGN, "--scale", "0.02", "--parts", "bits,inputs", "--out", table).ended()
     assert code == 0, err + out
     assert table.read_text().splitlines()[-1].endswith("| **0** |")
+
+
+def extract_all(root):
+    """Write what is missing of an entry, as an extraction does."""
+    entry = make_entry(root)
+    repair(entry)
+    for split, rows in entry.spec.rows.items():
+        write_targets(entry, split, targets(rows))
+        for block in entry.missing(split, SHAPES):
+            with entry.claim(split, block) as mine:
+                assert mine
+                write_block(entry, split, block, features(entry, split, block))
+
+
+def killed_at(root, moment):
+    """Extract in a forked process, which kills itself when so many lines of the package have run; return its end."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    left = moment
+
+    def lines(_frame, event, _argument):
+        nonlocal left
+        left -= event == "line"
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lines
+
+    status = 1
+    try:
+        sys.settrace(lambda frame, *_: lines if "reservoir_cache" in frame.f_code.co_filename else None)
+        extract_all(root)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def test_killed_at_any_line_and_rerun_the_bytes_are_those_of_an_undisturbed_run(tmp_path):
+    extract_all(tmp_path / "whole")
+    whole, draw = digest(tmp_path / "whole"), random.Random(7)
+    assert len(whole) == 1 + 3 + 1 + 2 + 2  # the specification, shards of both splits, labels and manifests
+    assert killed_at(tmp_path / "short", 3000) == -signal.SIGKILL
+    for number in range(10):
+        root = tmp_path / str(number)
+        ends = [killed_at(root, draw.randrange(1, 3000)), killed_at(root, draw.randrange(1, 1500))]
+        assert set(ends) <= {0, -signal.SIGKILL} and ends[0] != 0  # the second may come after the end
+        extract_all(root)
+        assert digest(root) == whole, number
+
+
+# Blocks of 16 rows make many moments at which a kill can fall; nothing else differs from the command line.
+RUN = """
+import sys
+from reservoir import plan
+from reservoir_pipelines.cli import run
+plan.BLOCK_ROWS["cpu"] = 16
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def start(cache, backbone, fault=""):
+    settings = ["--backbone", backbone, "--cache", cache, "--limit", 160, "--layers", "embed,final"]
+    return Child(RUN, "extract", "digits", *settings, "--compute", "float32", "--json", RESERVOIR_FAULT=fault)
+
+
+def feature_files(cache):
+    """Digest of every shard and label file, by its place below the features."""
+    features = Path(cache) / "features"
+    return {str(p.relative_to(features)): hashlib.sha256(p.read_bytes()).hexdigest() for p in features.rglob("*.h5")}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, tiny_gpt2):
+    cache = tmp_path_factory.mktemp("whole")
+    code, out, err = start(cache, tiny_gpt2).ended()
+    assert code == 0, err
+    return cache, json.loads(out)
+
+
+def test_killed_and_rerun_gives_the_same_bytes(uninterrupted, tiny_gpt2, tmp_path):
+    whole, _ = uninterrupted
+    for fault in ("written:5", "synced:8", "replaced:11", "listed:7"):
+        assert start(tmp_path, tiny_gpt2, fault).ended()[0] == -signal.SIGKILL
+    code, out, err = start(tmp_path, tiny_gpt2).ended()
+    assert code == 0, err
+    done = json.loads(out)
+    assert feature_files(tmp_path) == feature_files(whole)
+    assert not [p for p in Path(done["entry"]).rglob("*") if "tmp" in p.name]
+    assert verify(Entry.open(Path(done["entry"]))) == []
+
+
+def test_two_runs_at_once_share_the_work_and_give_the_same_bytes(uninterrupted, tiny_gpt2, tmp_path):
+    whole, alone = uninterrupted
+    first, second = start(tmp_path, tiny_gpt2), start(tmp_path, tiny_gpt2)
+    results = []
+    for process in (first, second):
+        code, out, err = process.ended()
+        assert code == 0, err
+        results.append(json.loads(out))
+    assert sum(r["computed_rows"] for r in results) == sum(alone["rows"].values())
+    assert feature_files(tmp_path) == feature_files(whole)
+    assert FeatureStore(Path(results[0]["entry"]))["train"].rows == alone["rows"]["train"]
+
+
+SHORT = [stage for stage in (*CACHE, *PIPELINES) if stage.name in ("prepare", "reproduce: cells and tables")]
+
+
+def text(root):
+    path = root / "file"
+    return path.read_text() if path.exists() else None
+
+
+def test_a_file_replaced_without_fsync_is_found(tmp_path):
+    def write(root, content):
+        (root / "new").write_text(content)
+        (root / "new").replace(root / "file")
+
+    stage = Stage("careless", (Step(lambda root: write(root, "one")), Step(lambda root: write(root, "two"))), text)
+    assert Replayer(stage, tmp_path / "work").replay(record(stage, tmp_path / "stage")).wrong
+
+
+def test_a_power_loss_leaves_the_old_or_the_new_and_every_fsync_is_needed(tmp_path):
+    *stages, fsyncs = replay([*CACHE, *SHORT], tmp_path, most=5, recoveries=2)
+    for count in stages:
+        assert count.tried > 40, count.fault
+        assert count.lost == [], count.fault
+    assert fsyncs.tried >= 9
+    assert fsyncs.lost == []

@@ -1,12 +1,14 @@
-"""No name that comes with data controls the terminal: it is printed escaped; JSON stays as it is."""
+"""No name that comes with data controls the terminal; JSON stays as it is; values that float32 can hardly hold."""
 
 import io
 import json
 import sys
+import warnings
 
 import numpy as np
 import pytest
-from reservoir_pipelines.output import meter, notify, print_json, print_table, printable
+from reservoir_pipelines import ReservoirClassifier
+from reservoir_pipelines.output import as_json, meter, notify, print_json, print_table, printable
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eabc\u2066\x9b\r\n\ud800\u200b"
 HIDDEN = set("\x1b\x07\x9b\r\u202e\u2066\ud800\u200b")
@@ -76,3 +78,20 @@ def test_commands_print_labels_columns_and_file_names_escaped(tmp_path, call):
         _, out, error = call(*command)
         assert not hostile(out + error), command
         assert "Traceback" not in error
+
+
+BACKBONE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
+
+
+def test_estimators_scale_values_near_1e_40():
+    x = (np.random.default_rng(0).normal(size=(90, 6, 2)) * 1e-40).astype(np.float32)
+    y = x[:, :, 0].mean(axis=1) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier = ReservoirClassifier(backbone=BACKBONE, init="random", layers="embed", pool="mean").fit(x, y)
+    assert classifier.score(x, y) > 0.8
+
+
+def test_numbers_that_json_does_not_have_become_null():
+    values = {"a": [float("nan"), 1.0], "b": (float("inf"), -float("inf")), "c": np.float64("nan")}
+    assert as_json(values) == {"a": [None, 1.0], "b": [None, None], "c": None}

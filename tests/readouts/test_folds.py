@@ -1,21 +1,26 @@
-"""Assignment of rows to folds, and held-out scores from a kernel matrix, equal to refits without each fold."""
+"""Folds: assignment, held-out scores equal to real refits, and greedy selection of columns."""
+
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.folds import _scores, draw_folds, draw_ranks, kernel_matrix, score_by_kernel
+from reservoir.readouts.folds import _scores, cross_sweep, draw_folds, draw_ranks, kernel_matrix, score_by_kernel
+from reservoir.readouts.moments import fold_moments
+from reservoir.readouts.sweep import Tally, best_penalty, forward_selection, sweep
 from reservoir.readouts.targets import Targets
 
 
 @settings(max_examples=50, deadline=None)
 @given(rows=st.integers(2, 60), data=st.data(), seed=st.integers(0, 99))
-def test_folds_are_balanced_and_stratified(rows, data, seed):
-    folds = data.draw(st.integers(2, rows))
+def test_folds_are_balanced_and_stratified(rows, kernel_data, seed):
+    folds = kernel_data.draw(st.integers(2, rows))
     labels = np.random.default_rng(seed).integers(0, 4, rows)
     for kind in (None, labels):
         fold = draw_folds(rows, folds, labels=kind, repeat=seed)
@@ -83,7 +88,7 @@ def test_fewer_rows_or_groups_than_folds_are_refused():
         draw_folds(4, 1)
 
 
-def data(classes):
+def kernel_data(classes):
     draw = np.random.default_rng(0)
     x = draw.normal(3, 2, (40, 60))
     x[:, 5] = 7
@@ -92,8 +97,8 @@ def data(classes):
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
-def test_held_out_scores_equal_refits_on_the_other_folds(classes):
-    x, y, targets = data(classes)
+def test_scores_by_kernel_equal_refits_on_the_other_folds(classes):
+    x, y, targets = kernel_data(classes)
     folds = draw_folds(40, 5)
     z = np.where(x.std(0) > 0, (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1), 0)
     coded = targets.encode(y)
@@ -118,3 +123,158 @@ def test_ties_in_accuracy_go_to_the_smaller_loss():
     assert found.loss < larger.loss
     assert found.losses.shape == (30,)
     assert np.isclose(found.losses.mean(), found.loss)
+
+
+ALPHAS = np.logspace(-1, 4, 6)
+
+
+def data(rows, width, classes, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, width)) + 5
+    noisy = (x - 5) @ rng.standard_normal((width, max(classes, 1))) + rng.standard_normal((rows, max(classes, 1)))
+    y = noisy.argmax(-1)[:, None] if classes > 2 else (noisy[:, :1] > 0).astype(int) if classes else noisy
+    return x, y
+
+
+def blocks(x, y, fold, size=37):
+    return [(x[i : i + size], y[i : i + size], fold[i : i + size]) for i in range(0, len(x), size)]
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+@pytest.mark.parametrize(("rows", "width"), [(150, 20), (40, 60)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_held_out_scores_equal_refits_on_the_other_folds(classes, rows, width, stored):
+    x, y = data(rows, width, classes)
+    fold = np.random.default_rng(1).integers(0, 4, rows)
+    targets = Targets(1, classes)
+    moments = fold_moments(blocks(x, y, fold), targets, 4) if stored else None
+    found = cross_sweep(blocks(x, y, fold), targets, ALPHAS, folds=4, moments=moments)
+    z = StandardScaler().fit_transform(x)
+    for i, alpha in enumerate(ALPHAS):
+        tally = Tally(targets)
+        for k in range(4):
+            ridge = Ridge(alpha=alpha) if classes == 0 else RidgeClassifier(alpha=alpha)
+            model = ridge.fit(z[fold != k], y[fold != k].ravel())
+            scores = model.decision_function(z[fold == k]) if classes else model.predict(z[fold == k])
+            tally.update(scores.reshape(1, -1, targets.columns), y[fold == k])
+        np.testing.assert_allclose(found.accuracy[i], tally.accuracy()[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        found.path.solve(ALPHAS).coef, sweep([(x, y)], [(x, y)], targets, ALPHAS).path.coef, rtol=1e-6, atol=1e-9
+    )
+    assert (found.temperature == 1) == (classes == 0)
+    assert found.readout().temperature == found.temperature
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+@pytest.mark.parametrize(("rows", "width"), [(150, 20), (40, 60)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_repeats_are_averaged(classes, rows, width, stored):
+    x, y = data(rows, width, classes)
+    targets = Targets(1, classes)
+    deals = [draw_folds(rows, 4, labels=y[:, 0] if classes else None, repeat=repeat) for repeat in range(3)]
+    single = [cross_sweep(blocks(x, y, fold), targets, ALPHAS, folds=4) for fold in deals]
+    moments = [part for fold in deals for part in fold_moments(blocks(x, y, fold), targets, 4)] if stored else None
+    together = blocks(x, y, np.stack(deals, axis=1))
+    found = cross_sweep(together, targets, ALPHAS, folds=4, repeats=3, moments=moments)
+    np.testing.assert_allclose(found.accuracy, np.mean([one.accuracy for one in single], axis=0), rtol=1e-9)
+    coef, alone = (one.path.solve(ALPHAS).coef for one in (found, single[0]))
+    np.testing.assert_allclose(coef, alone, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.loss, np.mean([one.loss for one in single], axis=0), rtol=1e-9)
+    assert found.best == best_penalty(ALPHAS, found.accuracy, found.loss)
+    if found.best == single[0].best:
+        assert found.temperature == pytest.approx(single[0].temperature)
+
+
+@pytest.mark.parametrize("classes", [0, 2])
+def test_one_standard_error_takes_the_largest_penalty_within_it(classes):
+    x, y = data(90, 30, classes)
+    x += np.random.default_rng(5).standard_normal(x.shape)
+    targets, fold = Targets(1, classes), draw_folds(90, 6)
+    alphas = np.geomspace(0.1, 1e4, 16)
+    found = cross_sweep(blocks(x, y, fold), targets, alphas, folds=6, one_standard_error=True)
+    plain = cross_sweep(blocks(x, y, fold), targets, alphas, folds=6)
+    scores, z = [], StandardScaler().fit_transform(x)
+    for k in range(6):
+        ridge = RidgeClassifier(alpha=plain.alpha) if classes else Ridge(alpha=plain.alpha)
+        scores.append(ridge.fit(z[fold != k], y[fold != k].ravel()).score(z[fold == k], y[fold == k].ravel()))
+    limit = plain.accuracy[plain.best] - np.std(scores, ddof=1) / np.sqrt(6)
+    assert found.alpha == alphas[plain.accuracy >= limit].max()
+    assert found.alpha > plain.alpha
+    np.testing.assert_array_equal(found.accuracy, plain.accuracy)
+
+
+@pytest.mark.parametrize("width", [10, 200])
+def test_weighted_folds_are_weighted_refits(width):
+    x, y = data(120, width, 2)
+    fold, weights = np.arange(120) % 3, np.where(y[:, 0] == 1, 4.0, 1.0)
+    targets = Targets(1, 2, (1.0, 4.0))
+    found = cross_sweep(blocks(x, y, fold), targets, ALPHAS, folds=3)
+    z = StandardScaler().fit(x, sample_weight=weights).transform(x)
+    for accuracy, alpha in zip(found.accuracy, ALPHAS, strict=True):
+        right = [
+            RidgeClassifier(alpha).fit(z[fold != k], y[fold != k, 0], weights[fold != k]).predict(z[fold == k])
+            == y[fold == k, 0]
+            for k in range(3)
+        ]
+        in_order = np.concatenate([weights[fold == k] for k in range(3)])
+        np.testing.assert_allclose(accuracy, np.average(np.concatenate(right), weights=in_order))
+
+
+def test_channel_that_varies_in_one_fold_is_not_scaled_up_elsewhere():
+    """Rounding of float16 leaves other traces of a constant in other blocks: scaled to 1 they would be noise."""
+    for width in (20, 300):
+        x, y = data(120, width, 2)
+        fold, rng = np.arange(120) % 4, np.random.default_rng(0)
+        exact, rounded = (np.concatenate([x, np.zeros((120, 40))], axis=1) for _ in range(2))
+        rounded[:, width:] = 1e-7 * rng.standard_normal((120, 40))
+        exact[0, width:] = rounded[0, width:] = 1.0
+        a, b = (cross_sweep(blocks(values, y, fold), Targets(1, 2), ALPHAS, folds=4) for values in (exact, rounded))
+        np.testing.assert_allclose(a.accuracy, b.accuracy)
+        np.testing.assert_allclose(a.readout().scores(exact), b.readout().scores(rounded), rtol=1e-5, atol=1e-5)
+
+
+def test_empty_folds_are_refused():
+    for width in (5, 90):
+        x, y = data(60, width, 2)
+        fold = np.arange(60) % 3
+        with pytest.raises(InputError, match="fold 3 of 4 is empty"):
+            cross_sweep(blocks(x, y, fold), Targets(1, 2), folds=4)
+    with pytest.raises(InputError, match="at least 2"):
+        cross_sweep(blocks(x, y, fold), Targets(1, 2), folds=1)
+    with pytest.raises(InputError, match="no training samples"):
+        cross_sweep([], Targets(1, 2), folds=2)
+
+
+@pytest.mark.parametrize("rows", [300, 24])
+def test_columns_are_added_while_they_help(rows):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows + 400, 40))
+    y = (x[:, 3] + 0.7 * x[:, 15] + 0.4 * x[:, 31] + 0.2 * rng.standard_normal(rows + 400) > 0).astype(int)[:, None]
+    columns = {name: slice(10 * i, 10 * i + 10) for i, name in enumerate("abcd")}
+    train, valid = [(x[:rows], y[:rows])], [(x[rows:500], y[rows:500]), (x[500:], y[500:])]
+
+    def accuracy(names):
+        part = np.concatenate([np.arange(40)[columns[name]] for name in names])
+        return sweep(
+            [(a[:, part], b) for a, b in train], [(a[:, part], b) for a, b in valid], Targets(1, 2)
+        ).accuracy.max()
+
+    steps = forward_selection(train, valid, columns, Targets(1, 2), limit=4)
+    chosen = ()
+    for names, found in steps:
+        candidates = {(*chosen, name): accuracy((*chosen, name)) for name in columns if name not in chosen}
+        assert names == max(candidates, key=candidates.__getitem__)
+        np.testing.assert_allclose(found.accuracy.max(), candidates[names])
+        chosen = names
+    assert all(a.accuracy.max() < b.accuracy.max() for (_, a), (_, b) in itertools.pairwise(steps))
+    if len(steps) < 4:
+        assert all(accuracy((*chosen, name)) <= accuracy(chosen) for name in columns if name not in chosen)
+    if rows == 300:
+        assert set(steps[2][0]) == set("abd")
+
+
+def test_a_selection_needs_a_column_and_a_limit():
+    x, y = data(100, 20, 2)
+    for columns, limit in (({}, 1), ({"left": slice(0, 10)}, 0)):
+        with pytest.raises(InputError, match="at least one"):
+            forward_selection([(x, y)], [(x, y)], columns, Targets(1, 2), limit=limit)

@@ -1,19 +1,21 @@
-"""The ridge path equals StandardScaler and Ridge for every penalty, in both forms."""
+"""The ridge path equals StandardScaler and Ridge for every penalty; the sweep chooses among them."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.metrics import r2_score
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_class_weight
 
 from reservoir.errors import InputError
+from reservoir.readouts.device import Arithmetic, products_on
 from reservoir.readouts.folds import cross_sweep, draw_folds
-from reservoir.readouts.linear import Scorer
-from reservoir.readouts.moments import accumulate
+from reservoir.readouts.linear import LinearReadout, Scorer
+from reservoir.readouts.moments import accumulate, fold_moments, training_moments
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
@@ -22,7 +24,7 @@ from reservoir.readouts.ridge import (
     parse_alphas,
     ridge_path,
 )
-from reservoir.readouts.sweep import gather, solve, sweep
+from reservoir.readouts.sweep import Tally, gather, solve, sweep
 from reservoir.readouts.targets import Targets, balanced_weights
 
 ALPHAS = DEFAULT_ALPHAS[::3]
@@ -245,3 +247,126 @@ def test_single_penalty_equals_that_penalty_among_others():
     x = features(20, 50, "offset")
     several, one = (KernelMatrix(x).path(labels(x, 1), alphas) for alphas in (ALPHAS, ALPHAS[[1]]))
     np.testing.assert_allclose(one.coef[0], several.coef[1], rtol=1e-7, atol=1e-12)
+
+
+def task(rows, width, classes, outputs=1, seed=0):
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal((width, outputs, max(classes, 1))) / np.sqrt(width)
+    x = (rng.standard_normal((rows + 200, width)) * np.geomspace(0.1, 10, width) + 3).astype(np.float32)
+    noisy = np.einsum("nw,woc->noc", (x - 3) / np.geomspace(0.1, 10, width), truth)
+    noisy += 0.7 * rng.standard_normal(noisy.shape)
+    y = noisy.argmax(-1) if classes > 2 else (noisy[..., 0] > 0).astype(int) if classes else noisy[..., 0]
+    return (x[:rows], y[:rows]), (x[rows:], y[rows:])
+
+
+def cut(data, size=64):
+    x, y = data
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(("rows", "width"), [(500, 30), (60, 90)])
+def test_accuracies_equal_ridge_classifier(classes, rows, width):
+    train, valid = task(rows, width, classes)
+    found = sweep(cut(train), cut(valid), Targets(1, classes))
+    expected = [
+        make_pipeline(StandardScaler(), RidgeClassifier(alpha=alpha))
+        .fit(train[0].astype(np.float64), train[1][:, 0])
+        .score(valid[0].astype(np.float64), valid[1][:, 0])
+        for alpha in DEFAULT_ALPHAS
+    ]
+    np.testing.assert_allclose(found.accuracy, expected)
+    assert found.accuracy[found.best] == max(expected)
+    best = found.accuracy == max(expected)
+    assert found.alpha == DEFAULT_ALPHAS[best][np.argmin(found.loss[best])]
+
+
+def test_sweep_with_moments_does_not_read_train():
+    train, valid = task(300, 20, 3)
+    first = sweep(cut(train), cut(valid), Targets(1, 3))
+    moments = training_moments(cut(train), Targets(1, 3))
+    again = sweep(iter(()), cut(valid), Targets(1, 3), moments=moments)
+    np.testing.assert_array_equal(first.accuracy, again.accuracy)
+    finer = sweep([], cut(valid), Targets(1, 3), np.geomspace(1, 100, 7), moments=moments)
+    assert finer.accuracy.shape == (7,)
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_readout_scores_as_in_the_sweep_also_after_storage(classes):
+    train, valid = task(400, 20, classes, outputs=2)
+    found = sweep(cut(train), cut(valid), Targets(2, classes))
+    readout = found.readout()
+    np.testing.assert_allclose(
+        Tally(readout.targets).update(readout.scores(valid[0])[None], valid[1]).accuracy(),
+        found.accuracy[found.best],
+        rtol=1e-6,
+    )
+    np.testing.assert_array_equal(readout.coef, found.path.coef[found.best])
+    back = LinearReadout.from_arrays(*readout.calibrate(cut(valid)).to_arrays())
+    np.testing.assert_array_equal(back.predict(valid[0]), readout.predict(valid[0]))
+    assert (back.temperature == 1) == (classes == 0)
+    if classes:
+        assert back.probabilities(valid[0]).shape == (200, 2, classes)
+        np.testing.assert_array_equal(back.probabilities(valid[0]).argmax(-1), readout.predict(valid[0]))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("rows", "width"), [(12_000, 6), (60, 90)])
+def test_real_targets_far_from_zero_keep_the_digits_of_their_scores(rows, width, dtype):
+    (x, y), (far, other) = task(rows, width, 0)
+    y, other = ((1e5 + 0.3 * part).astype(dtype) for part in (y, other))
+    targets = Targets(1, 0)
+    alphas = np.geomspace(0.1, 1000, 5)
+    expected = []
+    for alpha in alphas:
+        peer = make_pipeline(StandardScaler(), Ridge(alpha=alpha)).fit(x.astype(np.float64), y.astype(np.float64))
+        expected.append(peer.score(far.astype(np.float64), other.astype(np.float64)))
+    found = sweep(cut((x, y)), cut((far, other)), targets, alphas)
+    np.testing.assert_allclose(found.accuracy, expected, atol=2e-6)
+
+
+ROWS, WIDTH = 170_000, 64
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Channels that nearly follow one another, so that Z'Z has eigenvalues from 1e7 down to 0.01, and labels."""
+    rng = np.random.default_rng(0)
+    spread = np.geomspace(0.3, 2e-4, WIDTH, dtype=np.float32)
+    own, common = rng.standard_normal((ROWS, WIDTH), np.float32), rng.standard_normal((ROWS, 1), np.float32)
+    x = own * spread @ rng.standard_normal((WIDTH, WIDTH), np.float32) / 8 + common
+    x *= rng.uniform(0.5, 30, WIDTH).astype(np.float32)
+    x[:, 3] += 300
+    return x, (common + own @ rng.standard_normal((WIDTH, 2), np.float32) / 4 > 0).astype(int)
+
+
+@pytest.fixture(scope="module")
+def solution(data):
+    """Coefficients of standardised features from the singular values of Z itself, which squares no condition."""
+    x, y = data[0].astype(np.float64), np.where(data[1] == 1, 1.0, -1.0)
+    mean, std = x.mean(0), x.std(0)
+    z = np.concatenate([(x - mean) / std, y - y.mean(0)], axis=1)
+    r = np.linalg.qr(np.concatenate([np.linalg.qr(z[i : i + 2000], "r") for i in range(0, ROWS, 2000)]), "r")
+    left, values, right = np.linalg.svd(r[:WIDTH, :WIDTH])
+    assert values[0] ** 2 > 9e6
+    assert values[-1] ** 2 < 0.1
+    along = left.T @ r[:WIDTH, WIDTH:]
+    return std, [right.T @ ((values / (values**2 + alpha))[:, None] * along) for alpha in DEFAULT_ALPHAS]
+
+
+@pytest.mark.parametrize("place", [Arithmetic(), Arithmetic("cpu")], ids=["numpy", "torch"])
+@pytest.mark.parametrize("folds", [1, 3])
+def test_coefficients_equal_float64_solutions_at_every_penalty(data, solution, place, folds):
+    x, y = data
+    blocks = [(x[i : i + 5000], y[i : i + 5000]) for i in range(0, ROWS, 5000)]
+    with products_on(place):
+        if folds == 1:
+            moments = training_moments(blocks, Targets(2, 2))
+        else:
+            dealt = ((a, b, np.arange(len(a)) % folds) for a, b in blocks)
+            parts = fold_moments(dealt, Targets(2, 2), folds)
+            moments = parts[0] + parts[1] + parts[2]
+    std, expected = solution
+    for alpha, coef, right in zip(DEFAULT_ALPHAS, ridge_path(moments, DEFAULT_ALPHAS).coef, expected, strict=True):
+        error = np.linalg.norm(coef * std[:, None] - right) / np.linalg.norm(right)
+        assert error < 1e-6, f"penalty {alpha:g}: {error:.1e}"

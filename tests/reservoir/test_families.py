@@ -1,14 +1,19 @@
-"""Every family, layer and pooling equals the model run by hand, for any padding and batch."""
+"""Every family, layer and pooling equals the model run by hand, whole and from its upper part."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from reservoir.backbones import load_backbone
+from reservoir.errors import InputError
 from reservoir.fpt import FPT
+from reservoir.pooling import pool
 from reservoir.tasks.task import Task, Vectors
+from reservoir.training.groups import UpperPart
+from reservoir.training.steps import row_losses
 from tests.reservoir.models import KINDS, RECURRENT, hand_run, layer_names, save
 
 TOKENS = 12
@@ -121,3 +126,124 @@ def test_depth_keeps_the_first_blocks_and_the_final_norm(kind, folder, model, ba
         torch.testing.assert_close(features["final/all"][real], expected[real])
     else:
         torch.testing.assert_close(features["final/all"], whole)
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tiny_gpt2):
+    task = Task(name="t", form=Vectors(5), max_tokens=12, classes=3, readout_tokens=READOUT_TOKENS)
+    return FPT(task, load_backbone(str(tiny_gpt2), "pretrained"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def tiny_batch():
+    lengths = torch.tensor([12, 9, 2, 12, 5])
+    x = torch.randn(5, 12, 5, generator=torch.Generator().manual_seed(1))
+    x[torch.arange(12) >= lengths[:, None]] = 0.0
+    return x, lengths
+
+
+def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_model, tiny_batch):
+    ran = []
+    handles = [
+        block.register_forward_pre_hook(lambda _m, _i, n=number: ran.append(n))
+        for number, block in enumerate(tiny_model.backbone.blocks, start=1)
+    ]
+    tiny_model.features(*tiny_batch, ["block02/mean", "block01/last"])
+    for handle in handles:
+        handle.remove()
+    assert ran == [1, 2]
+    assert len(tiny_model.backbone.blocks) == 3
+
+
+def test_initial_weights_of_the_output():
+    """Orthogonal as the input layer is, or as torch's own linear layers start, which are the authors'."""
+    task = Task(name="t", form=Vectors(5), max_tokens=12, classes=10)
+    backbone = load_backbone("gpt2:n_layer=1,n_embd=256,n_head=2,n_positions=20")
+    orthogonal, linear, again, other = (
+        FPT(task, backbone, seed=seed, output_init=init).output
+        for seed, init in ((0, "orthogonal"), (0, "linear"), (0, "linear"), (1, "linear"))
+    )
+    torch.testing.assert_close(orthogonal.weight @ orthogonal.weight.T, 1.41**2 * torch.eye(10), atol=1e-5, rtol=1e-5)
+    assert not orthogonal.bias.any()
+    torch.manual_seed(0)
+    theirs = torch.nn.Linear(256, 10)
+    for parameter in ("weight", "bias"):
+        drawn = getattr(linear, parameter)
+        assert drawn.abs().max() <= 1 / 16 and drawn.std() > 0.2 / 16
+        assert torch.equal(drawn, getattr(again, parameter)) and not torch.equal(drawn, getattr(other, parameter))
+    norms = [layer.weight.norm(dim=1).mean().item() for layer in (linear, theirs)]
+    assert norms[0] == pytest.approx(3**-0.5, rel=0.02) and norms[1] == pytest.approx(norms[0], rel=0.05)
+    with pytest.raises(InputError, match="output init 'kaiming': choose among orthogonal, linear"):
+        FPT(task, backbone, output_init="kaiming")
+
+
+SMALL_TASK = Task(name="t", form=Vectors(3), max_tokens=9, classes=4, readout_tokens=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_upper_part_gives_the_logits_and_gradients_of_the_model(kind, tmp_path):
+    folder = save(kind, tmp_path / kind)
+    whole = FPT(SMALL_TASK, load_backbone(str(folder), "pretrained"))
+    x, lengths = torch.randn(3, 9, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([9, 4, 6])
+    expected = whole(x, lengths)
+    expected.square().sum().backward()
+    for layer in whole.backbone.layers:
+        model = FPT(SMALL_TASK, load_backbone(str(folder), "pretrained"))
+        if kind == "t5" and layer.startswith("block"):
+            with pytest.raises(InputError, match="blocks of this t5 share the positions of the first"):
+                UpperPart(model, layer)
+            continue
+        upper = UpperPart(model, layer)
+        column = f"{layer}/{upper.pooling}"
+        hidden = whole.features(x, lengths, [column])[column].clone()
+        logits = upper(hidden, lengths)
+        torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
+        logits.square().sum().backward()
+        torch.testing.assert_close(model.output.weight.grad, whole.output.weight.grad, atol=1e-3, rtol=1e-3)
+
+
+def test_losses_of_rows():
+    logits = torch.randn(5, 2, 3, 4)
+    y = torch.randint(0, 4, (5, 2, 3))
+    losses = row_losses(logits, y, 4)
+    for row in range(5):
+        each = [-logits[row, t, o].log_softmax(0)[y[row, t, o]] for t in range(2) for o in range(3)]
+        torch.testing.assert_close(losses[row], torch.stack(each).mean())
+    values = torch.randn(6, 1, 2)
+    torch.testing.assert_close(row_losses(values[..., None], values + 2, 0), torch.full((6,), 4.0))
+
+
+SHORTER = torch.tensor([9, 2, 6])
+
+
+def run(backbone, last, count):
+    """Return the last ``count`` tokens' final states, and the gradient of the embeddings through them."""
+    embeds = torch.randn(3, 9, backbone.width, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    read = pool(backbone(embeds, SHORTER, last), SHORTER, "last", count)
+    (gradient,) = torch.autograd.grad(read.square().sum(), embeds)
+    return read.detach(), gradient
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_last_tokens_equal_those_of_the_whole_model(kind, tmp_path):
+    backbone = load_backbone(str(save(kind, tmp_path / kind)), "pretrained")
+    seen = []
+    for path in backbone.family.feedforward:
+        module = backbone.blocks[-1].get_submodule(path)
+        module.register_forward_pre_hook(lambda _module, inputs: seen.append({x.shape[1] for x in inputs}))
+    for count in (1, 2):
+        for one, other in zip(run(backbone, count, count), run(backbone, None, count), strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    parts = len(backbone.family.feedforward)
+    assert bool(parts) == (kind not in RECURRENT)
+    tokens = -(-9 // backbone.shape.multiple) * backbone.shape.multiple
+    assert seen == [*[{1}] * parts, *[{tokens}] * parts, *[{2}] * parts, *[{tokens}] * parts]
+
+
+def test_recomputed_block_reads_the_same_tokens(tmp_path):
+    backbone = load_backbone(str(save("bert", tmp_path / "bert")), "pretrained")
+    expected = run(backbone, 2, 2)
+    forward = backbone.blocks[-1].forward
+    backbone.blocks[-1].forward = lambda *inputs, **more: checkpoint(forward, *inputs, use_reentrant=False, **more)
+    for one, other in zip(run(backbone, 2, 2), expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)

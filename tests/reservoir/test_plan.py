@@ -1,12 +1,17 @@
-"""The plan: what each kind of data gets by default, that options given win, and that each value has a reason."""
+"""Options and the plan: what is refused, what each kind of data gets by default, and why."""
 
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pytest
+import torch
 
-from reservoir.errors import InputError
-from reservoir.option_fields import as_group
-from reservoir.options import ExtractOptions, ReservoirOptions
+from reservoir import InputError, options, reservoir
+from reservoir.option_fields import KINDS, Options, as_group
+from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, resolve, resolve_model
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir, every_dilation
@@ -119,3 +124,80 @@ def test_dilations_grow_up_to_the_length(tokens, patch):
     assert found == tuple(2**i for i in range(len(found)))
     assert all((patch - 1) * d < tokens for d in found[1:])
     assert patch == 1 or (patch - 1) * 2 * found[-1] >= tokens
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**26])
+def test_seeds_that_torchs_generators_do_not_take_are_refused(seed):
+    with pytest.raises(InputError, match=rf"--seed {seed}: give a whole number from 0 to 9223372036854775807$"):
+        ReservoirOptions(seed=seed)
+    assert ReservoirOptions(seed=2**63 - 1).seed == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "words"),
+    [
+        (FitOptions, {"alphas": [1, 10]}, "--alphas [1, 10]: give a text. Penalties to try, LO:HI:N"),
+        (FitOptions, {"select": 5}, "--select 5: give a text. Choose by valid"),
+        (FitOptions, {"columns": ("final/mean", 3)}, "--columns ('final/mean', 3): give a text or a list of texts"),
+        (FitOptions, {"one_standard_error": "yes"}, "--one-standard-error 'yes': give True or False"),
+        (ExtractOptions, {"layers": 1}, "--layers 1: give a text or a list of texts. Layers"),
+        (ExtractOptions, {"limit": "60"}, "--limit '60': give a whole number. Maximum number of rows"),
+        (ExtractOptions, {"cache": 3}, "--cache 3: give a path. Root folder of the cache."),
+        (ExtractOptions, {"backbone": np.zeros((500, 3))}, "--backbone array("),
+        (ExtractOptions, {"backbone": np.zeros((2, 1))}, "--backbone array([[0.], [0.]]): give a text. Frozen model"),
+        (TrainOptions, {"learning_rate": "fast"}, "--learning-rate 'fast': give a number."),
+        (TaskOptions, {"parameters": ["rows", 3]}, "--param ['rows', 3]: give names with values."),
+    ],
+)
+def test_what_is_of_another_kind_is_one_line(kind, wrong, words):
+    with pytest.raises(InputError) as caught:
+        kind(**wrong)
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+def test_numbers_of_numpy_and_paths_are_those_of_python():
+    plain = {"seed": 3, "gain": 1.5, "limit": 60, "backbone": "folder", "parameters": {"rows": 3, "of": [0.5]}}
+    other = {
+        "seed": np.int32(3),
+        "gain": np.float32(1.5),
+        "limit": np.int64(60),
+        "backbone": Path("folder"),
+        "parameters": {"rows": np.uint8(3), "of": [np.float64(0.5)]},
+    }
+    assert ExtractOptions(**other) == ExtractOptions(**plain)
+    assert json.dumps(ExtractOptions(**other).to_dict()) == json.dumps(ExtractOptions(**plain).to_dict())
+    assert isinstance(ExtractOptions(cache=cast("Path", "here")).cache, Path)
+    assert ExtractOptions(standardise=True).standardise is True
+
+
+def test_every_option_has_a_type_that_is_checked():
+    groups = [kind for kind in vars(options).values() if isinstance(kind, type) and issubclass(kind, Options)]
+    types = {str(item.type) for kind in groups for item in fields(kind)}
+    assert {part for each in types for part in each.split(" | ")} <= KINDS.keys()
+    for kind in groups:
+        kind()
+
+
+@pytest.mark.parametrize(
+    ("used", "tiles", "products", "faster", "precision"),
+    [
+        (True, True, True, False, "bfloat16"),  # nothing is tried
+        (True, False, True, True, "bfloat16"),
+        (True, False, True, False, "float32"),
+        (True, False, False, True, "float32"),
+        (False, True, True, True, "float32"),  # the library is kept from what the processor has
+    ],
+)
+def test_bfloat16_trial_runs_only_if_instructions_do_not_decide(monkeypatch, used, tiles, products, faster, precision):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: products)
+    monkeypatch.setattr(reservoir, "bfloat16_is_faster", lambda: faster)
+    assert reservoir.choose_compute("auto", torch.device("cpu")) == precision
+    assert reservoir.choose_compute("float32", torch.device("cpu")) == "float32"
+
+
+def test_trials_agree():
+    assert len({reservoir.bfloat16_is_faster.__wrapped__() for _ in range(3)}) == 1

@@ -1,12 +1,19 @@
-"""What the columns of a table are for, found by rule or named by the user."""
+"""Tables of one's own: the rules by which columns get their roles, and tables that are refused in one line."""
 
+import importlib.util
 import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from reservoir_pipelines import ReservoirClassifier
+from scipy.io import wavfile
 
 from reservoir.errors import InputError
-from reservoir.tasks import Task, Tokens, Vectors, encode, read_new, task_named
+from reservoir.tasks import Task, Tokens, Vectors, check_split, encode, read_new, task_named
 from reservoir.tasks.own.texts import texts_of, to_symbols
 
 RNG = np.random.default_rng(0)
@@ -85,27 +92,6 @@ def test_tables_that_can_be_read_two_ways_are_refused(tmp_path, columns, message
     source = source_of(tmp_path / "t.csv", wide(columns))
     with pytest.raises(InputError, match=message):
         source.task  # noqa: B018
-
-
-@pytest.mark.parametrize("form", ["csv", "npz", "h5"])
-def test_a_group_is_in_one_split(tmp_path, form):
-    group, x, y = RNG.integers(0, 25, 200), RNG.normal(size=(200, 3)), np.arange(200) % 2
-    if form == "csv":
-        columns = {"patient": group, "y": y} | {f"c{n}": x[:, n] for n in range(3)}
-        source = source_of(tmp_path / "g.csv", wide(columns), group="patient")
-    elif form == "npz":
-        np.savez(tmp_path / "g.npz", x=x, y=y, groups=group)
-        source = task_named(str(tmp_path / "g.npz"))
-    else:
-        h5py = pytest.importorskip("h5py")
-        with h5py.File(tmp_path / "g.h5", "w") as file:
-            file["x"], file["y"], file["groups"] = x, y, group
-        source = task_named(str(tmp_path / "g.h5"))
-    splits = all_rows(source)
-    members = {name: set(split.groups.astype(int).tolist()) for name, split in splits.items()}
-    assert set(members) == {"train", "valid", "test"}
-    assert sum(map(len, members.values())) == len(set().union(*members.values())) == len(set(group.tolist()))
-    assert 0.4 < len(splits["train"]) / 200 < 0.8
 
 
 def test_a_split_that_divides_a_group_is_refused(tmp_path):
@@ -222,11 +208,6 @@ def test_bad_fasta(tmp_path, text, parameters, message):
         source_of(tmp_path / "t.fasta", text, **parameters).task  # noqa: B018
 
 
-def test_rows_that_each_have_a_label_of_their_own_are_refused(tmp_path):
-    with pytest.raises(InputError, match="each row has a label of its own"):
-        source_of(tmp_path / "t.csv", wide({"y": [f"n{n}" for n in range(20)], "a": range(20)})).task  # noqa: B018
-
-
 def test_new_rows_of_a_named_task_are_texts(tmp_path):
     (tmp_path / "p.fasta").write_text(">a\nACD\n>b\nMK\n")
     task = task_named("homology").task
@@ -243,3 +224,370 @@ def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
     assert source.task.max_tokens == 2 and sum(map(len, splits.values())) == 60
     assert {len(split) % 4 for split in splits.values()} == {0}
     assert source_of(tmp_path / "t.csv", text, drop="id").task.max_tokens == 2
+
+
+ROWS = 40
+LABEL = np.array(["a", "b"])[np.arange(ROWS) % 2]
+VALUES = RNG.normal(size=(ROWS, 3)).round(3)
+WIDE = {f"v{n}": VALUES[:, n] for n in range(3)}
+EVENTS = [RNG.integers(0, 9, n).tolist() for n in RNG.integers(2, 7, ROWS)]
+DAYS = [f"2024-01-{n % 28 + 1:02d}" for n in range(ROWS)]
+SERIES = np.repeat(np.arange(ROWS), 4)
+LONG = {"u": RNG.normal(size=ROWS * 4).round(3), "label": np.repeat(LABEL, 4)}
+
+
+def write(path, columns, between=","):
+    lines = [columns, *zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(between.join(map(str, line)) for line in lines) + "\n")
+    return path
+
+
+def in_any_order(values):
+    """Return values (rows, tokens) as `stored` returns them."""
+    return sorted(np.asarray(values, np.float32).astype(float).round(3)[:, :, None].tolist())
+
+
+def stored(path, **asked):
+    """Return the task of a file, its rows in any order with their ends cut, and its notes."""
+    source = task_named(str(path), **asked)
+    parts = [split for piece in source.pieces() for split in source.read(piece).values()]
+    rows = [row[:n].astype(np.float64) for part in parts for row, n in zip(part.x, part.lengths, strict=True)]
+    return source.task, sorted(row.round(3).tolist() for row in rows), " ".join(source.notes())
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ({"index": np.arange(ROWS)}, "'index' is left out, as it counts the rows"),
+        ({"timestamp": 1_700_000_000 + 60 * np.arange(ROWS)}, "'timestamp' is left out, as each row is"),
+        ({"Date": DAYS}, "'Date' is left out"),
+        ({"row_id": RNG.permutation(900)[:ROWS]}, "'row_id' names the rows"),
+        ({"ID": 1000 + np.arange(ROWS)}, "'ID' names the rows"),
+        ({"sampleId": [f"s{n}" for n in range(ROWS)]}, "'sampleId' names the rows"),
+        ({"__index_level_0__": RNG.permutation(ROWS)}, "'__index_level_0__' is left out, as it has no name"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first):
+    columns = {**column, **WIDE} if first else {**WIDE, **column}
+    task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}))
+    assert task.max_tokens == 3 and message in notes
+    assert rows == in_any_order(VALUES)
+    new = write(tmp_path / "new.csv", {name: np.asarray(cells)[[7, 2]] for name, cells in columns.items()})
+    assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
+
+
+def test_an_id_that_repeats_is_asked_for(tmp_path):
+    path = write(tmp_path / "t.csv", {"patient_id": np.arange(ROWS) // 4, **WIDE, "label": LABEL})
+    with pytest.raises(InputError, match="say --id patient_id if their rows make one sequence, --group patient_id"):
+        task_named(str(path)).task  # noqa: B018
+    assert stored(path, group="patient_id")[0].max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda row: " ".join(map(str, row)),
+        lambda row: f'"{",".join(map(str, row))}"',
+        lambda row: f'"{row}"',
+        lambda row: ";".join(map(str, row)),
+        lambda row: f"[{' '.join(map(str, row))}]",
+    ],
+)
+@pytest.mark.parametrize("name", ["x", "events"])
+def test_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name):
+    columns = {"date": DAYS, name: [form(row) for row in EVENTS], "label": LABEL}
+    task, rows, _ = stored(write(tmp_path / "t.csv", columns))
+    assert isinstance(task.form, Tokens) and task.form.vocabulary == 9 and not task.alphabet
+    assert rows == sorted([float(value) for value in row] for row in EVENTS)
+    new = write(tmp_path / "new.csv", {"other": [1, 2], name: [form([3]), form([1, 4, 8])]})
+    x, lengths, _, _ = read_new(new, task)
+    assert x.tolist() == [[3, 0, 0], [1, 4, 8]] and lengths.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_x_y_and_z_are_places(tmp_path, long):
+    ids = {"id": np.arange(ROWS) // 4, "Time": np.tile(range(4), ROWS // 4)} if long else {}
+    label = LABEL[np.arange(ROWS) // 4] if long else LABEL
+    columns = {**ids, **dict(zip("xyz", VALUES.T, strict=True))}
+    path = write(tmp_path / "t.csv", {**columns, "label": label})
+    task, _, notes = stored(path)
+    assert (task.form == Vectors(3) and task.max_tokens == 4) if long else task.max_tokens == 3
+    assert "x, y, z" in notes and task.labels == ("a", "b")
+    x, _, _, y = read_new(write(tmp_path / "new.csv", columns), task)
+    assert np.array_equal(x.reshape(ROWS, 3), VALUES) and y is None
+
+
+def test_zones_of_times_are_counted_in(tmp_path, recwarn):
+    times = np.tile(["2024-01-01T03:00:00+02:00", "2024-01-01T02:00:00Z"], ROWS)
+    series = np.repeat(np.arange(ROWS), 2)
+    columns = {"id": series, "time": times, "u": np.tile([1.5, 2.5], ROWS), "label": LABEL[series]}
+    assert stored(write(tmp_path / "t.csv", columns))[1] == [[[1.5], [2.5]]] * ROWS  # 1:00 and 2:00 of UTC
+    assert not recwarn.list
+
+
+def test_many_columns_are_known_by_their_order(tmp_path):
+    wide = {f"w{n}": RNG.normal(size=ROWS).round(3) for n in range(300)}
+    task = task_named(str(write(tmp_path / "t.csv", {**wide, "label": LABEL}))).task
+    assert read_new(write(tmp_path / "new.csv", wide), task)[0].shape == (ROWS, 300)
+    with pytest.raises(InputError, match="its columns are in another order"):
+        read_new(write(tmp_path / "new.csv", dict(reversed(wide.items()))), task)
+
+
+def test_a_last_column_that_is_not_there_is_missing(tmp_path):
+    task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
+    new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
+    with pytest.raises(InputError, match=r"no column 'v2', which the readout was fitted on") as error:
+        read_new(new, task)
+    assert "did you mean" not in str(error.value)
+    early = {**WIDE, "v2": np.where(np.arange(ROWS) == 3, "", VALUES[:, 2]), "label": LABEL}
+    assert read_new(new, task_named(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
+
+
+def fill_class_folder(folder: Path, kind: str, rows: int = 4):
+    """Write rows of two classes into a folder, and what programs leave there unseen."""
+    for name in ("Vögel", "große Hunde"):
+        for row in range(rows):
+            for place in (folder / name, folder / name / ".ipynb_checkpoints"):
+                place.mkdir(parents=True, exist_ok=True)
+                if kind == "PNG":
+                    Image.fromarray(RNG.integers(0, 255, (5 + row, 7, 3), np.uint8)).save(place / f"{row}.PNG")
+                else:
+                    wavfile.write(place / f"{row}.WAV", 16_000, RNG.integers(-99, 99, 900).astype(np.int16))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WAV"])
+def test_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
+    if kind == "WAV":
+        pytest.importorskip("soundfile")
+    fill_class_folder(tmp_path / "plain", kind, 8)
+    plain = task_named(str(tmp_path / "plain"))
+    assert plain.task.labels == ("Vögel", "große Hunde") and plain.pieces()[-1].hi == 16
+    for split in ("Training", "VAL", "Test"):
+        fill_class_folder(tmp_path / "split" / split, kind)
+    source = task_named(str(tmp_path / "split"))
+    assert source.task.labels == plain.task.labels
+    found = [source.read(piece) for piece in source.pieces()]
+    assert [sum(len(one[name].y) for one in found if name in one) for name in ("train", "valid", "test")] == [8] * 3
+    fill_class_folder(tmp_path / "split" / "unlabelled", kind)
+    with pytest.raises(InputError, match="'unlabelled' stands beside the splits"):
+        task_named(str(tmp_path / "split")).task  # noqa: B018
+
+
+@pytest.mark.parametrize(("offset", "fits"), [(1e9, False), (1e3, True)])
+def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fits):
+    x = np.stack([VALUES, offset + 0.01 * VALUES, np.full((ROWS, 3), 0.1)], axis=2)  # the last does not vary at all
+    np.savez(tmp_path / "t.npz", x=x, y=LABEL)
+    source = task_named(str(tmp_path / "t.npz"))
+    with nullcontext() if fits else pytest.raises(InputError, match=r"x varies too little for float32 in column 1"):
+        source.scaling()
+    model = ReservoirClassifier(layers="embed", pool="mean", cache=tmp_path)
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"X: x varies too little for float32 in column 1"):
+        model.fit(x, LABEL)
+
+
+def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_path):
+    label = np.where(np.arange(ROWS) == 5, "odd", np.where(np.arange(ROWS) % 7 == 0, "A", LABEL))
+    notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
+    assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
+    assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+
+
+@pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
+def test_other_separators_and_decimal_commas(tmp_path, name, between):
+    columns = {**WIDE, "y": RNG.normal(size=ROWS).round(3)}
+    if between == ";":
+        columns = {name: [str(value).replace(".", ",") for value in cells] for name, cells in columns.items()}
+    task, rows, _ = stored(write(tmp_path / name, columns, between))
+    assert task.classes == 0
+    assert rows == in_any_order(VALUES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {**WIDE, "label": np.where(np.arange(ROWS) == 7, "", LABEL)},
+            "line 9: no label in column 'label'; fix the row, or pass --skip-bad-rows",
+        ),
+        ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; say --label"),
+        ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
+        ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']"),
+        ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the line of names missing?"),
+        ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "each row is a sequence of its own, say --group id"),
+        ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "say --id NAME, or --drop date"),
+        (
+            {"comment": ["fine"] * ROWS, **WIDE, "label": LABEL},
+            "'fine' is not a number in column 'comment'; leave the column out with --drop comm",
+        ),
+        ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),
+        ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "tell no order; write dates"),
+        (
+            {**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL},
+            "line 5: column 'v1' is inf",
+        ),
+    ],
+)
+def test_ambiguous_tables_are_refused_in_one_line(tmp_path, columns, message):
+    with pytest.raises(InputError) as error:
+        stored(write(tmp_path / "t.csv", columns))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_hardly_any_rows_are_one_line(tmp_path, rows):
+    path = write(tmp_path / "t.csv", {name: cells[:rows] for name, cells in {**WIDE, "label": LABEL}.items()})
+    with pytest.raises(InputError, match=r"give a header|all labels are the same|give more rows"):
+        stored(path)
+
+
+def splits_of(source):
+    """Return a task's rows by split."""
+    (piece,) = source.pieces()
+    splits = source.read(piece)
+    for name, split in splits.items():
+        check_split(source.task, name, split)
+    return splits
+
+
+def in_order(splits, array):
+    """Return the rows as the file has them, which takes the splits in turns."""
+    parts = [getattr(splits[name], array) for name in ("train", "valid", "test")]
+    return np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+def test_csv_with_a_column_per_value(tmp_path):
+    x = np.random.default_rng(0).normal(size=(12, 5)).round(3)
+    lines = ["label,split,a,b,c,d,e"]
+    for row, (values, split) in enumerate(zip(x, SPLITS, strict=True)):
+        cells = [str(v) for v in values]
+        if row == 7:
+            cells[3:] = ["", ""]
+        lines.append(f"{'left' if row % 2 else 'right'},{split},{','.join(cells)}")
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n\n")
+    source = task_named(str(tmp_path / "mine.csv"))
+    splits = splits_of(source)
+    assert source.task.form == Vectors(1) and source.task.labels == ("left", "right")
+    x[7, 3:] = 0
+    assert np.array_equal(in_order(splits, "x")[:, :, 0], x.astype(np.float32))
+    assert in_order(splits, "lengths").tolist() == [5] * 7 + [3] + [5] * 4
+    assert in_order(splits, "y").ravel().tolist() == [1, 0] * 6
+
+
+@pytest.mark.parametrize(("labels", "classes"), [(["0.5", "1"], 0), (["1", "2"], 2), (["1", "b"], 2)])
+def test_csv_labels_are_numbers_where_they_can_be(tmp_path, labels, classes):
+    rows = [f"{labels[n % 2]},{n % 5}.5,{n}" for n in range(20)]
+    (tmp_path / "mine.csv").write_text("\n".join(["y,a,b", *rows]))
+    assert task_named(str(tmp_path / "mine.csv")).task.classes == classes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "no column of labels"),
+        ("y,a\n", "no rows"),
+        ("", "no rows"),
+        ("y,a,b\n1,2,3\n1,2,3,4\n", "line 3: 4 cells under 3"),
+        ("y,a,b\n1,2,x\n", "line 2: 'x' is not a number in column 'b'"),
+        ("y,a,b\n1,,3\n1,2,3\n", "line 2: an empty cell in column 'a'"),
+        ("y,x\n1,1 2\n2,1 q\n", "line 3: '1 q' is no sequence of numbers"),
+        ("y,x\n1,1 2\n2,\n", "line 3: no sequence"),
+        ("y\n1\n", "no columns of values"),
+        ('y,a\n1,"2\n', "not a readable table"),
+    ],
+)
+def test_csv_errors_name_the_place(tmp_path, text, message):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        task_named(str(tmp_path / "mine.csv")).task  # noqa: B018
+
+
+def test_parquet(tmp_path):
+    path = tmp_path / "mine.parquet"
+    if importlib.util.find_spec("pyarrow") is None:
+        path.write_bytes(b"PAR1")
+        with pytest.raises(InputError, match="needs pyarrow"):
+            task_named(str(path)).task  # noqa: B018
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    sequences = [[[float(n), 1.0]] * (n % 4 + 1) for n in range(12)]
+    table = pyarrow.table({"x": sequences, "y": [f"c{n % 2}" for n in range(12)], "split": SPLITS})
+    pyarrow.parquet.write_table(table, path)
+    source = task_named(str(path))
+    splits = splits_of(source)
+    assert source.task.form == Vectors(2) and source.task.labels == ("c0", "c1")
+    assert in_order(splits, "lengths").tolist() == [1, 2, 3, 4] * 3
+    assert in_order(splits, "x")[5].tolist() == [[5, 1], [5, 1], [0, 0], [0, 0]]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="not a readable Parquet"):
+        task_named(str(path)).task  # noqa: B018
+
+
+@pytest.mark.parametrize("bomb", ["one long row", "one long word"])
+def test_a_small_parquet_that_unpacks_to_gigabytes_is_refused(tmp_path, bomb):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    zeros = pyarrow.array(np.zeros(20_000_000, np.int64))
+    word = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(1000, np.int32)), pyarrow.array(["A" * 2**20]))
+    x = word if bomb == "one long word" else pyarrow.ListArray.from_arrays(pyarrow.array([0, len(zeros)]), zeros)
+    path = tmp_path / "mine.parquet"
+    parquet.write_table(pyarrow.table({"x": x, "y": [f"c{n % 2}" for n in range(len(x))]}), path, compression="zstd")
+    assert path.stat().st_size < 10_000
+    with pytest.raises(InputError, match="are stored"):
+        task_named(str(path)).task  # noqa: B018
+
+
+FUNCTION = """
+import numpy as np
+
+def rows():
+    for n in range(12):
+        yield np.full((n % 3 + 1, 2), n / 2), "even" if n % 2 == 0 else "odd", ["train", "valid", "test"][n % 3]
+
+def plain():
+    for n in range(30):
+        yield [n % 5, 3], n % 3
+
+def empty():
+    return iter(())
+
+number = 5
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "mysequences.py").write_text(FUNCTION)
+    monkeypatch.chdir(tmp_path)
+    yield "mysequences"
+    sys.modules.pop("mysequences", None)
+
+
+def test_a_function_yields_sequences(module):
+    source = task_named(f"{module}:rows")
+    splits = splits_of(source)
+    assert source.task.name == "mysequences.rows" and source.task.labels == ("even", "odd")
+    assert source.files()[0].name == "mysequences.py"
+    assert in_order(splits, "lengths").tolist() == [1, 2, 3] * 4
+    assert in_order(splits, "x")[4].tolist() == [[2, 2], [2, 2], [0, 0]]
+    assert task_named(f"{module}:plain").task.form == Tokens(5)
+    assert str(task_named(f"{module}:plain").files()[0]) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mysequences:none", "no attribute"), ("absent:rows", "No module"), ("mysequences:number", "is no function"),
+     ("mysequences:empty", "must yield pairs")],
+)  # fmt: skip
+def test_other_objects_than_functions_are_refused(module, name, message):
+    with pytest.raises(InputError, match=message):
+        task_named(name).task  # noqa: B018
+
+
+def test_without_standardisation_values_stay(tmp_path):
+    x = np.random.default_rng(0).normal(3, 2, size=(12, 6, 2)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 2, split=SPLITS)
+    source = task_named(str(tmp_path / "a.npz"), standardise=False)
+    assert np.array_equal(source.scaling()(x), x) and source.task.parameters == {"standardise": False}

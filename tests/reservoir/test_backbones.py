@@ -1,0 +1,311 @@
+"""Backbones: attention maps, numbers of parameters, pretrained weights, and models of the hub."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reservoir.backbone_names import SHORT
+from reservoir.backbones import Backbone, attention_maps, load_backbone, names, weights_digest
+from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
+from reservoir.backbones.names import find
+from reservoir.errors import InputError
+from reservoir.reservoir import full_name
+from reservoir.tasks.task import Task, Tokens, Vectors
+from tests.conftest import SHARED
+from tests.reservoir.models import KINDS, MODELS, PIXELS, SOUNDS, WIDTH, save
+
+LENGTHS = torch.tensor([7, 4])
+EMBEDS = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "longformer"])
+def test_attention_maps_equal_those_of_transformers(kind, tmp_path):
+    from transformers import AutoModel, T5EncoderModel
+
+    folder = save(kind, tmp_path / kind)
+    backbone = load_backbone(str(folder), "pretrained")
+    maps = attention_maps(backbone, EMBEDS, LENGTHS, layer=2)
+    if kind in SOUNDS:  # transformers' own takes samples alone
+        theirs, name = partial(_of_encoder, backbone.model.encoder), "hidden_states"
+        backbone.model.set_attn_implementation("eager")
+    elif kind in PIXELS:  # transformers' own takes images alone: its layers are walked with what enters them here
+        theirs, name = backbone.model, "pixel_values"
+        theirs.set_attn_implementation("eager")
+    else:
+        made = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder, attn_implementation="eager")
+        theirs, name = made.eval(), "inputs_embeds"
+    for row, n in enumerate(LENGTHS.tolist()):
+        alone = theirs(**{name: EMBEDS[row : row + 1, :n]}, output_attentions=True).attentions[1][0]
+        torch.testing.assert_close(maps[row, :, :n, :n], alone, atol=1e-6, rtol=1e-5)
+    for row, n in enumerate(LENGTHS.tolist()):
+        torch.testing.assert_close(maps[row, :, :n].sum(-1), torch.ones(maps.shape[1], n))
+        assert not maps[row, :, n:].any() and not maps[row, :, :, n:].any()
+
+
+def _of_encoder(encoder, hidden_states, output_attentions):
+    maps = []
+    handles = [each.attention.register_forward_hook(lambda _m, _i, out: maps.append(out[1])) for each in encoder.layers]
+    encoder(hidden_states.clone())
+    for handle in handles:
+        handle.remove()
+    return SimpleNamespace(attentions=maps)
+
+
+def test_attention_maps_leave_the_model_unchanged(tmp_path):
+    backbone = load_backbone(str(save("llama", tmp_path / "llama")), "pretrained")
+    before = backbone(EMBEDS, LENGTHS)
+    attention_maps(backbone, EMBEDS, LENGTHS, layer=1)
+    assert backbone.model.config._attn_implementation == "sdpa"
+    assert torch.equal(backbone(EMBEDS, LENGTHS), before)
+
+
+def test_models_without_attention_maps_are_refused(tmp_path):
+    with pytest.raises(InputError, match="esn has no attention map"):
+        attention_maps(load_backbone(f"esn:units={WIDTH}"), EMBEDS, LENGTHS)
+    backbone = load_backbone(str(save("gpt2", tmp_path / "gpt2")))
+    for layer in (0, 4):
+        with pytest.raises(InputError, match="blocks 1 to 3"):
+            attention_maps(backbone, EMBEDS, LENGTHS, layer=layer)
+
+
+CIFAR10 = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10)
+
+# Lu et al. 2021, Table 8 and its appendix: depth, width, and the parameters that they train on cifar10, in thousands.
+PAPER = {
+    "gpt2": (12, 768, 106),
+    "gpt2-medium": (24, 1024, 190),
+    "gpt2-large": (36, 1280, 300),
+    "gpt2-xl": (48, 1600, 0),
+}
+
+
+def without_weights(name):
+    family, config = find(name)
+    with torch.device("meta"):
+        return Backbone(family.loader.build(config), family, config)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_paper_counts_for_every_size_of_gpt2(name):
+    depth, width, thousands = PAPER[name]
+    backbone = without_weights(name)
+    counts = paper_counts(backbone, CIFAR10)
+    assert counts == {
+        "output": 10 * width,
+        "input": 16 * width + width,
+        "layernorm": 4 * width * depth,
+        "positions": 64 * width,
+    }
+    if thousands:
+        assert sum(counts.values()) // 1000 in (thousands, thousands + 1)
+
+
+def test_gpt2_small_trains_as_many_parameters_as_in_the_paper():
+    backbone = without_weights("gpt2")
+    counts = paper_counts(backbone, CIFAR10)
+    assert counts == {"output": 7680, "input": 13056, "layernorm": 36864, "positions": 49152}
+    assert f"{sum(counts.values()) / whole_count(backbone):.3%}" == "0.086%"
+    ours = trained_counts(backbone, CIFAR10)
+    assert ours == {"output": 7690, "input": 49 * 768, "layernorm": 36864 + 2 * 768, "positions": 49152}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_group_counts_add_up_and_shrink_with_depth(kind, tmp_path):
+    folder = save(kind, tmp_path / kind)
+    backbone = load_backbone(str(folder), "random")
+    assert sum(group_counts(backbone).values()) == sum(p.numel() for p in backbone.parameters())
+    assert whole_count(backbone) >= sum(group_counts(backbone).values()) - (kind in PIXELS) * 1024 * backbone.width
+    if kind != "esn":
+        cut = load_backbone(str(folder), "random", depth=2)
+        lost = sum(p.numel() for p in backbone.parameters()) - sum(p.numel() for p in cut.parameters())
+        assert lost > 0 and whole_count(backbone) - whole_count(cut) == lost
+
+
+def test_trained_counts_equal_parameters_with_a_gradient():
+    from reservoir.fpt import FPT
+
+    task = Task(name="t", form=Tokens(7), max_tokens=9, classes=3, outputs=2)
+    backbone = load_backbone("gpt2:n_layer=2,n_embd=8,n_head=2,n_positions=20")
+    model = FPT(task, backbone)
+    names = [n for group in ("layernorm", "positions") for n in backbone.groups[group]]
+    for name in names:
+        backbone.get_parameter(name).requires_grad_(True)
+    x = torch.arange(18).reshape(2, 9) % 7
+    model(x, torch.tensor([9, 9]))[..., 0].square().sum().backward()
+    counts = trained_counts(backbone, task)
+    reached = (backbone.get_parameter("model.wpe.weight").grad.abs().sum(dim=1) > 0).sum() * backbone.width
+    assert counts["positions"] == reached
+    assert counts["layernorm"] == sum(backbone.get_parameter(n).numel() for n in backbone.groups["layernorm"])
+    assert counts["input"] == sum(p.numel() for p in model.inputs.parameters())
+    assert counts["output"] == sum(p.numel() for p in model.output.parameters())
+    assert paper_counts(load_backbone("esn:units=8"), task) is None
+
+
+def test_deviations_of_each_block():
+    backbone = load_backbone("t5-small:num_layers=2,d_model=16,d_kv=4,num_heads=2,d_ff=20")
+    spread = deviations(backbone)
+    weight = backbone.blocks[1].layer[0].SelfAttention.k.weight.numpy()
+    np.testing.assert_allclose(spread["layer.0.SelfAttention.k.weight"][1], weight.std(), rtol=1e-6)
+    bias = spread["layer.0.SelfAttention.relative_attention_bias.weight"]
+    assert bias[0] > 0 and np.isnan(bias[1])
+
+
+STORIES = SHARED / "weights" / "stories15M"
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog, Max. "
+    "One day, Max saw a big red ball and ran after it. The ball rolled into a pond. Lily was sad because she could not "
+    "reach the ball. A kind man saw her and helped. He used a long stick to get the ball out of the water. Lily said "
+    "thank you and gave the man a big smile. Then she and Max went home and played with the ball all day."
+)
+
+
+def tokenize(folder, text):
+    from tokenizers import Tokenizer
+
+    return torch.tensor(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="stories15M is not here")
+def test_stories15m_predicts_stories_better_than_shuffled_words():
+    """The backbone's final states, through the model's own word table, predict a story and no word salad."""
+    from safetensors.torch import load_file
+
+    backbone = load_backbone(str(STORIES), "pretrained")
+    tensors = load_file(STORIES / "model.safetensors")
+    words = next(tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight")).float()
+
+    def perplexity(text):
+        ids = tokenize(STORIES, text)
+        with torch.inference_mode():
+            logits = backbone(words[ids][None])[0] @ words.T
+        return float(torch.nn.functional.cross_entropy(logits[:-1], ids[1:]).exp())
+
+    shuffled = " ".join(np.random.default_rng(0).permutation(STORY.split()))
+    assert perplexity(STORY) < 20
+    assert perplexity(shuffled) > 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "unread"), [("gpt2", "wte."), ("bert", "word_embeddings."), ("llama", "embed_tokens.")]
+)
+def test_checkpoints_without_token_embeddings_load(tmp_path, kind, unread):
+    folder = save(kind, tmp_path / kind)
+    whole = load_backbone(str(folder), "pretrained")
+    tensors = load_file(folder / "model.safetensors")
+    few = {name: tensor for name, tensor in tensors.items() if unread not in name}
+    assert len(few) < len(tensors)
+    save_file(few, folder / "model.safetensors", {"format": "pt"})
+    found = load_backbone(str(folder), "pretrained")
+    assert weights_digest(found) == weights_digest(whole)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+# Prints a line for each NAME=INIT: the digest of the weights or the error.
+SCRIPT = """
+import json, sys
+from reservoir.backbones import load_backbone, weights_digest
+from reservoir.errors import InputError
+for asked in sys.argv[1:]:
+    try:
+        answer = weights_digest(load_backbone(*asked.split("=")))
+    except InputError as error:
+        answer = str(error)
+    print(json.dumps([asked, answer]))
+"""
+NOWHERE = "http://127.0.0.1:9"  # nothing listens there
+
+
+def ask(endpoint, home, *asked):
+    """Load backbones in another process; return what came of each, and stderr."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *asked], capture_output=True, text=True, env=environment, check=True
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return dict(lines), done.stderr
+
+
+@pytest.fixture
+def hub(tiny_gpt2):
+    """Serve the files of a model folder as tiny/gpt2, as the hub does; return the address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.reply(body=False)
+
+        def do_GET(self):
+            self.reply(body=True)
+
+        def reply(self, body):
+            path = self.path.split("?")[0]
+            file = tiny_gpt2 / path.rpartition("/")[2]
+            data, code = b"", 404
+            if path.startswith("/api/models/tiny/gpt2"):
+                names = [{"rfilename": p.name} for p in tiny_gpt2.iterdir()]
+                data, code = json.dumps({"id": "tiny/gpt2", "sha": COMMIT, "siblings": names}).encode(), 200
+            elif path.startswith("/tiny/gpt2/resolve/") and file.is_file():
+                data, code = file.read_bytes(), 200
+            self.send_response(code)
+            if code == 200:
+                self.send_header("ETag", f'"{file.name}"')
+                self.send_header("X-Repo-Commit", COMMIT)
+            elif path.startswith("/tiny/gpt2/"):
+                self.send_header("X-Error-Code", "EntryNotFound")
+            else:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2, hub):
+    name, folder = "tiny/gpt2=pretrained", f"{tiny_gpt2}=pretrained"
+    answers, err = ask(hub, tmp_path, name, "tiny/other=pretrained")
+    digest = answers[name]
+    assert len(digest) == 64, (digest, err)
+    assert "not found on the hub" in answers["tiny/other=pretrained"]
+    assert err == ""
+    absent = ("nosuch/one=random", "gpt2=pretrained")
+    answers, err = ask(NOWHERE, tmp_path, name, folder, *absent)
+    assert answers[name] == answers[folder] == digest
+    assert err == "", "the one line is the error's"
+    for asked in absent:
+        assert f"backbone {asked.partition('=')[0]!r}" in answers[asked]
+        assert "couldn't connect" in answers[asked]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "no known name, and no such")],
+)
+def test_unknown_names_are_refused_without_a_network(name, message, monkeypatch):
+    monkeypatch.setattr(names, "local_files_only", lambda _source: pytest.fail("the network was asked"))
+    with pytest.raises(InputError, match=message):
+        names.find(name)
+
+
+def test_family_names_mean_the_base_size():
+    assert {name: full_name(name) for name in SHORT} == SHORT
+    assert all(known in names.KNOWN for known in SHORT.values())

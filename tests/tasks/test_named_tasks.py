@@ -1,0 +1,451 @@
+"""The named tasks: bits, ListOps and proteins, as published and in our own protocol."""
+
+import json
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reservoir.errors import InputError
+from reservoir.tasks import Tokens, check_split, encode, listops, task_named
+from reservoir.tasks.bits import BitMemory, BitXor
+from reservoir.tasks.expressions import (
+    CLOSE,
+    DIGIT,
+    OPERATOR,
+    SYMBOLS,
+    encode_texts,
+    evaluate,
+    random_expressions,
+)
+from reservoir.tasks.images import Cifar10, Cifar10Lra
+from reservoir.tasks.images.patches import augmented
+from reservoir.tasks.listops import ListOps
+from reservoir.tasks.proteins import LETTERS, PARTS, batch_lengths
+from reservoir.tasks.rows import HELD_OUT, SHARES, held_out, row_hash, stratified
+from reservoir.tasks.source import FRESH_ROWS, FreshRows
+from tests.tasks.samples import decode_text
+
+GENERATED = [
+    BitXor(n=4, train_rows=30),
+    BitMemory(n=20, patterns=2, token_bits=5, train_rows=30),
+    ListOps(min_length=64, max_length=80, source="generated"),
+]
+
+
+def rows_of(name, split="train", **parameters):
+    source = task_named(name, **parameters)
+    parts = [source.read(piece)[split] for piece in source.pieces() if piece.part == split]
+    for part in parts:
+        check_split(source.task, split, part)
+    return np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
+
+
+def test_memory_has_the_shape_of_the_paper():
+    task = task_named("bit-memory").task
+    assert (task.max_tokens, task.form.dim, task.readout_tokens, task.outputs, task.classes) == (120, 50, 20, 50, 2)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"n": 60, "patterns": 3, "token_bits": 12, "mask": 0.2}])
+def test_memory_asks_for_one_of_the_strings(parameters):
+    x, y = rows_of("bit-memory", train_rows=200, **parameters)
+    n = parameters.get("n", 1000)
+    strings, shown = x.reshape(200, -1, n)[:, :-1], x.reshape(200, -1, n)[:, -1]
+    asked = 2 * y.reshape(200, 1, n) - 1
+    assert (strings == asked).all(axis=2).any(axis=1).all()
+    assert set(np.unique(strings)) == {-1, 1}
+    assert np.array_equal(shown, np.where(shown == 0, 0, asked[:, 0]))
+    assert abs((shown == 0).mean() - parameters.get("mask", 0.5)) < 0.02
+    places = (strings == asked).all(axis=2).argmax(axis=1)
+    assert set(places) == set(range(parameters.get("patterns", 5)))
+
+
+def test_xor_has_the_shape_of_the_paper_and_its_sums():
+    task = task_named("bit-xor").task
+    assert (task.max_tokens, task.form.dim, task.readout_tokens, task.outputs, task.classes) == (10, 1, 5, 1, 2)
+    x, y = rows_of("bit-xor", train_rows=3000)
+    assert np.array_equal(x[:, :5] ^ x[:, 5:], y)
+    assert abs(x.mean() - 0.5) < 0.02
+    assert len(np.unique(x.reshape(3000, 10), axis=0)) > 900
+
+
+@pytest.mark.parametrize("name", ["bit-memory", "bit-xor"])
+def test_fewer_rows_are_the_first_of_more(name):
+    small, _ = rows_of(name, train_rows=1500)
+    large, _ = rows_of(name, train_rows=2600)
+    assert np.array_equal(small, large[:1500])
+    assert not np.array_equal(small, rows_of(name, train_rows=1500, seed=1)[0])
+    assert not np.array_equal(small[:1000], rows_of(name, "valid")[0])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [({"n": 7, "token_bits": 2}, "whole number of tokens"), ({"mask": 1.5}, "probability"), ({"n": 0}, "above 0")],
+)
+def test_impossible_settings(parameters, message):
+    with pytest.raises(InputError, match=message):
+        task_named("bit-memory", **parameters)
+
+
+def test_held_out_inputs_are_in_one_split_only():
+    settings = {"held_out": True, "train_rows": 3000, "valid_rows": 300, "test_rows": 300}
+    seen = {}
+    for split in ("train", "valid", "test"):
+        x, y = rows_of("bit-xor", split, **settings)
+        bits = x.reshape(len(x), 2, 5)
+        assert np.array_equal(y[:, :, 0], bits[:, 0] ^ bits[:, 1])
+        seen[split] = {row.tobytes() for row in x}
+    assert not seen["train"] & (seen["valid"] | seen["test"])
+    assert not seen["valid"] & seen["test"]
+    assert sum(map(len, seen.values())) > 900
+    with pytest.raises(InputError, match="held_out"):
+        rows_of("bit-xor", held_out=True, n=50)
+
+
+def test_the_papers_bit_xor_keeps_its_key():
+    assert "held_out" not in task_named("bit-xor").task.parameters
+
+
+@pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.task.name)
+def test_a_row_is_the_same_whenever_it_is_asked_for(source):
+    assert source.endless
+    numbers = np.array([FRESH_ROWS + 3, 0, 5, 5, FRESH_ROWS - 1])
+    rows, again = FreshRows(source, 7)(numbers), FreshRows(source, 7)
+    for place, number in enumerate(numbers):
+        one = again(np.array([number]))
+        np.testing.assert_array_equal(one.x[0], rows.x[place])
+        np.testing.assert_array_equal(one.y[0], rows.y[place])
+        assert one.lengths[0] == rows.lengths[place]
+    assert not np.array_equal(FreshRows(source, 8)(numbers).x, rows.x)
+
+
+def test_fresh_rows_are_not_those_that_are_scored():
+    source = GENERATED[1]
+    fresh = {row.tobytes() for row in FreshRows(source, 0)(np.arange(3 * FRESH_ROWS)).x}
+    for piece in source.pieces():
+        for rows in source.read(piece).values():
+            assert not fresh & {row.tobytes() for row in rows.x}
+
+
+@pytest.mark.parametrize("source", [Cifar10(), Cifar10Lra()])
+def test_augmented_sequences_are_the_sequences_of_augmented_images(source):
+    assert source.augments
+    images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
+    rows = np.arange(100, 120)
+    stored, _ = source.encode(images)
+    expected, _ = source.encode(augmented(images, rows, 3))
+    found = source.augmented(stored, rows, 3)
+    np.testing.assert_array_equal(found, expected)
+    assert (found != stored).mean() > 0.5
+
+
+def test_hash_follows_the_published_sequence():
+    # The first outputs of SplitMix64 with state 0, as java.util.SplittableRandom(0) gives them.
+    assert row_hash(np.arange(3)).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_a_stretch_of_rows_is_held_out_as_in_the_whole():
+    whole = held_out(np.arange(10_000))
+    assert np.array_equal(held_out(np.arange(300, 700)), whole[300:700])
+    assert abs(whole.mean() - HELD_OUT) < 0.01
+
+
+@pytest.mark.parametrize("labels", [np.arange(1797) % 10, np.repeat(list("ab"), [20, 100])])
+def test_stratified_divides_every_class_alike(labels):
+    split = stratified(labels, SHARES)
+    for label in np.unique(labels):
+        members = split[labels == label]
+        for name, share in SHARES.items():
+            assert abs((members == name).sum() - share * len(members)) <= 1
+
+
+OPERATIONS = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(np.median(v)), "[SM": lambda v: sum(v) % 10}
+
+
+def value_of(words):
+    """Return the value of an expression, by recursion over its words."""
+    word = next(words)
+    if word not in OPERATIONS:
+        return int(word)
+    arguments = []
+    while words.peek() != "]":
+        arguments.append(value_of(words))
+    next(words)
+    return OPERATIONS[word](arguments)
+
+
+class Words:
+    """An iterator over words that can look one ahead."""
+
+    def __init__(self, text):
+        self.words = [w for w in text.split() if w not in "()"]
+
+    def __next__(self):
+        return self.words.pop(0)
+
+    def peek(self):
+        return self.words[0]
+
+
+def each(symbols, lengths):
+    return np.split(symbols, np.cumsum(lengths)[:-1])
+
+
+EXPRESSIONS = st.recursive(
+    st.sampled_from("0123456789"),
+    lambda inner: st.tuples(st.sampled_from(sorted(OPERATIONS)), st.lists(inner, min_size=1, max_size=5)).map(
+        lambda t: f"{t[0]} {' '.join(t[1])} ]"
+    ),
+    max_leaves=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(EXPRESSIONS, min_size=1, max_size=4))
+def test_text_and_symbols_are_one_to_one_and_values_are_right(texts):
+    symbols, lengths = encode_texts(texts)
+    assert [decode_text(e) for e in each(symbols, lengths)] == texts
+    nested = [decode_text(e, nested=True) for e in each(symbols, lengths)]
+    again, _ = encode_texts(nested)
+    assert np.array_equal(again, symbols)
+    assert evaluate(symbols).tolist() == [value_of(Words(text)) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[MAX 2 3", "brackets"),
+        ("[MAX 2 3 ] ]", "brackets"),
+        ("[MAX ]", "brackets"),
+        ("", "brackets"),
+        ("1 2", "brackets"),
+        ("[MAX 2 ] 3", "brackets"),
+        ("( [MAX 2 3 ]", "parentheses"),
+        ("( ( [MAX 2 ) 3 ] )", "parentheses"),
+        ("[AVG 2 3 ]", "'\\[AVG' is no word"),
+    ],
+)
+def test_malformed_expressions_are_refused_with_their_row(text, message):
+    with pytest.raises(InputError, match=f"row 1: .*{message}"):
+        encode_texts(["[SM 1 2 ]", text, "3"])
+
+
+def test_trees_follow_the_grammar_of_long_range_arena():
+    symbols, lengths = random_expressions(np.random.default_rng(0), 4000, 10, 10, 1, 10**6)
+    assert len(lengths) == 4000, "no length was excluded"
+    operator = (symbols >= OPERATOR) & (symbols < CLOSE)
+    depth = np.cumsum(operator.astype(int) - (symbols == CLOSE))
+    assert depth.max() == 9, "operators on levels 1 to 9, digits alone on level 10"
+    roots = np.cumsum(lengths) - lengths
+    counted = (symbols != CLOSE) & (depth - operator < 9)
+    counted[roots] = False
+    assert abs(operator[counted].mean() - 0.25) < 0.01
+    for kinds, values in ((operator, range(OPERATOR, CLOSE)), (symbols < OPERATOR, range(DIGIT, OPERATOR))):
+        shares = np.bincount(symbols[kinds])[list(values)] / kinds.sum()
+        assert np.abs(shares * len(values) - 1).max() < 0.05
+    first, _ = np.split(symbols, [lengths[0]])
+    assert first.tolist() == encode_texts([decode_text(first)])[0].tolist()
+
+
+def test_a_generated_piece_is_a_split_of_different_expressions():
+    source = task_named("listops", train_rows=300, valid_rows=200, test_rows=100)
+    splits = {}
+    for piece in source.pieces():
+        splits |= source.read(piece)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 300, "valid": 200, "test": 100}
+    rows = set()
+    for name, split in splits.items():
+        check_split(source.task, name, split)
+        real = [decode_text(x[:n]) for x, n in zip(split.x, split.lengths, strict=True)]
+        assert [value_of(Words(text)) for text in real] == split.y.ravel().tolist()
+        rows |= set(real)
+    assert len(rows) == 600
+    assert source.task.form.vocabulary == len(SYMBOLS) == 16
+
+
+def test_pieces_do_not_depend_on_the_number_of_rows(monkeypatch):
+    monkeypatch.setattr(listops, "PIECE_ROWS", 64)
+    small, large = (task_named("listops", train_rows=n) for n in (100, 150))
+    for a, b in zip(small.pieces()[:2], large.pieces()[:2], strict=True):
+        rows = a.hi - a.lo
+        assert np.array_equal(small.read(a)["train"].x, large.read(b)["train"].x[:rows])
+
+
+def lra_files(folder, rows=(40, 12, 9), shortest=100, longest=900):
+    """Write files as Long Range Arena has them; return texts and values by split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for seed, (name, number) in enumerate(zip(("train", "val", "test"), rows, strict=True)):
+        symbols, lengths = random_expressions(np.random.default_rng(seed), 2048, 10, 10, shortest, longest)
+        texts = [decode_text(e, nested=True) for e in each(symbols, lengths)[:number]]
+        values = [value_of(Words(text)) for text in texts]
+        lines = ["Source\tTarget", *(f"{t}\t{v}" for t, v in zip(texts, values, strict=True))]
+        (folder / f"basic_{name}.tsv").write_text("\n".join(lines) + "\n")
+        written[name.replace("val", "valid")] = (texts, values)
+    return written
+
+
+@pytest.mark.parametrize("step", [2**24, 5000])
+def test_files_are_read_whole_whatever_the_pieces(tmp_path, monkeypatch, step):
+    monkeypatch.setattr(listops, "PIECE_BYTES", step)
+    written = lra_files(tmp_path / "listops")
+    source = task_named("listops", data=tmp_path)
+    assert source.task.parameters == {"source": "files", "max_tokens": 512}
+    parts = [source.read(piece) for piece in source.pieces()]
+    for name, (texts, values) in written.items():
+        mine = [part[name] for part in parts if name in part and len(part[name])]
+        assert np.concatenate([m.y for m in mine]).ravel().tolist() == values
+        x, lengths = np.concatenate([m.x for m in mine]), np.concatenate([m.lengths for m in mine])
+        symbols, whole = encode_texts(texts)
+        for row, expression in enumerate(each(symbols, whole)):
+            assert np.array_equal(x[row, : lengths[row]], expression[:512])
+        assert sum(m.cut for m in mine) == (whole > 512).sum()
+
+
+def test_the_protocol_of_the_paper(tmp_path):
+    texts, values = lra_files(tmp_path)["valid"]
+    source = task_named("listops", data=tmp_path, protocol="paper")
+    splits = {}
+    for piece in source.pieces():
+        splits |= source.read(piece)
+    assert np.array_equal(splits["test"].x, splits["valid"].x) and splits["test"].y.ravel().tolist() == values
+    for x, text in zip(splits["test"].x, texts, strict=True):
+        words = [w for w in text.split() if w not in "()]"][:512]
+        assert decode_text(x[: len(words)]) == " ".join(words) and not x[len(words) :].any()
+    assert set(splits["train"].lengths) == {512}
+    assert source.task.form.vocabulary == 15
+    generated = task_named("listops", protocol="paper", train_rows=20, valid_rows=20)
+    assert generated.task.max_tokens == 512
+    (train, valid) = (generated.read(piece) for piece in generated.pieces())
+    assert set(valid) == {"valid", "test"} and (train["train"].x == CLOSE).sum() == 0
+
+
+def test_new_texts_become_sequences():
+    task = task_named("listops", train_rows=10).task
+    x, lengths = encode(task, np.array(["[MAX 2 3 ]", "7"]))
+    assert lengths.tolist() == [4, 1] and decode_text(x[0, :4]) == "[MAX 2 3 ]"
+    assert np.array_equal(encode(task, x)[1], lengths)
+    with pytest.raises(InputError, match="at most 512"):
+        encode(task, np.array(["[MAX " + "1 " * 600 + "]"]))
+
+
+@pytest.mark.parametrize(("protocol", "symbols"), [("ours", 16), ("paper", 15)])
+def test_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
+    task = task_named("listops", protocol=protocol).task
+    assert encode(task, np.array([[11, 2, symbols - 1]]))[1].tolist() == [3]
+    for wrong in (symbols, -1):
+        with pytest.raises(InputError, match=f"row 1, token 0: {wrong} is no symbol from 0 to {symbols - 1}"):
+            encode(task, np.array([[1, 2], [wrong, 2]]))
+    with pytest.raises(InputError, match="at most 512"):
+        encode(task, np.empty((2, 0), np.int64))
+
+
+def proteins(rows=12, seed=0, longest=40):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "id": f"d{seed}{row}",
+            "primary": "".join(rng.choice(list(LETTERS), rng.integers(1, longest))),
+            "fold_label": int(rng.integers(0, 1195)),
+        }
+        for row in range(rows)
+    ]
+
+
+def write_tape(folder, **changed):
+    """Write the five parts and return them by split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {split: proteins(seed=i) for i, split in enumerate(PARTS)} | changed
+    for split, records in parts.items():
+        (folder / f"remote_homology_{PARTS[split]}.json").write_text(json.dumps(records))
+    return parts
+
+
+def read_splits(source):
+    splits = {}
+    for piece in source.pieces():
+        splits |= source.read(piece)
+    for name, split in splits.items():
+        check_split(source.task, name, split)
+    return splits
+
+
+def letters_of(split):
+    return ["".join(LETTERS[s - 1] for s in x[:n]) for x, n in zip(split.x, split.lengths, strict=True)]
+
+
+def test_the_files_of_tape_give_the_proteins(tmp_path):
+    parts = write_tape(tmp_path / "remote_homology")
+    source = task_named("homology", data=tmp_path)
+    assert len(source.files()) == 5 and all(file.is_file() for file in source.files())
+    for split, rows in read_splits(source).items():
+        assert letters_of(rows) == [record["primary"] for record in parts[split]]
+        assert rows.y.ravel().tolist() == [record["fold_label"] for record in parts[split]]
+
+
+def test_proteins_that_are_too_long_are_dropped_and_counted(tmp_path):
+    parts = write_tape(tmp_path)
+    lengths = [len(record["primary"]) for record in parts["train"]]
+    edge = sorted(lengths)[6]
+    ours = read_splits(task_named("homology", data=tmp_path, max_tokens=edge))
+    assert ours["train"].dropped == sum(n > edge for n in lengths) > 0
+    assert len(ours["train"]) + ours["train"].dropped == 12
+    paper = read_splits(task_named("homology", data=tmp_path, max_tokens=edge, protocol="paper", batch=1))
+    assert paper["train"].dropped == sum(n + 2 > edge for n in lengths) > ours["train"].dropped
+    assert set(paper) == {"train", "valid", "test"} and np.array_equal(paper["test"].x, paper["valid"].x)
+
+
+def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
+    parts = write_tape(tmp_path)
+    source = task_named("homology", data=tmp_path, max_tokens=30, protocol="paper", batch=1)
+    assert source.task.form == Tokens(30)
+    valid = read_splits(source)["valid"]
+    # TAPE's vocabulary: padding, mask, class, separator, unknown, then the letters from A (5) to Z (29), without J.
+    alphabet = [letter for letter in string.ascii_uppercase if letter != "J"]
+    letters_of = [record["primary"] for record in parts["valid"]]
+    # Four rows a batch, of like length; each is read up to the longest of its batch, and all go where that is too long.
+    order = sorted(range(len(letters_of)), key=lambda row: len(letters_of[row]))
+    longest = {row: len(letters_of[order[at // 4 * 4 + 3]]) + 2 for at, row in enumerate(order)}
+    kept = [row for row in range(len(letters_of)) if longest[row] <= 30]
+    assert 0 < len(kept) < len(letters_of) and valid.lengths.tolist() == [longest[row] for row in kept]
+    letters_of = [letters_of[row] for row in kept]
+    for row, text in zip(valid.x.tolist(), letters_of, strict=True):
+        assert row == [2, *(5 + alphabet.index(letter) for letter in text), 3, *[0] * (28 - len(text))]
+    x, lengths = encode(source.task, np.array(letters_of))
+    assert np.array_equal(x, valid.x) and np.array_equal(lengths, valid.lengths)
+    again = encode(source.task, x)
+    assert np.array_equal(again[0], x) and np.array_equal(again[1], lengths)
+    with pytest.raises(InputError, match="29 amino acids; the task has at most 28"):
+        encode(source.task, np.array(["A" * 29]))
+
+
+def test_batches_of_like_length_are_dealt_among_a_hundred():
+    lengths = np.random.default_rng(0).integers(5, 900, 523)
+    expected = np.zeros_like(lengths)
+    for bucket in (range(200), range(200, 400), range(400, 523)):
+        rows = sorted(bucket, key=lambda row: lengths[row])
+        for pair in zip(rows[::2], [*rows[1::2], rows[-1]], strict=False):
+            expected[list(pair)] = max(lengths[row] for row in pair)
+    assert np.array_equal(batch_lengths(lengths, 2), expected)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"primary": "ACJD", "fold_label": 3}, r"row 2, letter 2: 'J' is no amino acid"),
+        ({"primary": "ACd", "fold_label": 3}, r"letter 2: 'd'"),
+        ({"primary": "ACé", "fold_label": 3}, r"letter 2: 'é'"),
+        ({"primary": "", "fold_label": 3}, "an empty sequence"),
+        ({"primary": "ACD", "fold_label": 1195}, "fold_label is '1195'"),
+        ({"primary": "ACD"}, "fold_label is 'None'"),
+        ({"primary": 5, "fold_label": 1}, "primary is int"),
+        ("ACD", "no record"),
+    ],
+)
+def test_a_bad_record_is_named(tmp_path, record, message):
+    write_tape(tmp_path, valid=[*proteins(2), record])
+    source = task_named("homology", data=tmp_path)
+    with pytest.raises(InputError, match=message):
+        read_splits(source)
