@@ -3,12 +3,10 @@
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -62,40 +60,6 @@ def after_shards(root, act):
     return thread
 
 
-class Relay:
-    """A port that passes everything on to another, until its connections are cut."""
-
-    def __init__(self, address):
-        self.target = ("127.0.0.1", int(address.rpartition(":")[2]))
-        self.server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self.server.getsockname()[1]}"
-        self.open = []
-        self.cuts = 0
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        with suppress(OSError):
-            while True:
-                ends = self.server.accept()[0], socket.create_connection(self.target)
-                self.open += ends
-                for a, b in (ends, ends[::-1]):
-                    threading.Thread(target=self.pump, args=(a, b), daemon=True).start()
-
-    def pump(self, a, b):
-        with suppress(OSError):
-            while data := a.recv(65536):
-                b.sendall(data)
-        for end in (a, b):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self):
-        self.cuts += 1
-        for end in self.open:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.fixture(scope="module")
 def cluster():
     """Start a scheduler and one worker, both in this process, where torch is loaded already."""
@@ -107,21 +71,21 @@ def cluster():
 
 def test_a_broken_connection_is_opened_again(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
     import distributed
+    from distributed.comm.core import CommClosedError
 
-    relay, as_completed = Relay(cluster.scheduler_address), distributed.as_completed
+    as_completed, lost = distributed.as_completed, []
 
-    def cut_after_ten(futures, **settings):  # of the 39 blocks, however late this process hears of them
+    def lose_the_connection(futures, **settings):
         for number, future in enumerate(as_completed(futures, **settings)):
             yield future
-            if number == 9 and not relay.cuts:
-                relay.cut()
+            if number == 9 and not lost:  # of 39 blocks
+                lost.append(number)
+                raise CommClosedError
 
-    monkeypatch.setattr(distributed, "as_completed", cut_after_ten)
-    done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, scheduler=relay.address, **SETTINGS)
-    relay.server.close()
-    assert files_of(done) == expected
-    assert relay.cuts == 1
-    assert "the connection was lost" in capsys.readouterr().err
+    monkeypatch.setattr(distributed, "as_completed", lose_the_connection)
+    settings = SETTINGS | {"scheduler": cluster.scheduler_address}
+    assert files_of(extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)) == expected
+    assert lost and "the connection was lost" in capsys.readouterr().err
 
 
 def test_blocks_of_a_killed_worker_go_to_another(cluster, expected, tiny_gpt2, tmp_path):
