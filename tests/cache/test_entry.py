@@ -113,21 +113,6 @@ def test_what_cannot_be_a_column_is_refused(entry, toy, name, array, message):
     assert toy.digest(entry.path) == before
 
 
-def test_a_value_that_is_not_finite_leaves_nothing_on_disk(entry, toy):
-    arrays = toy.features(entry, "train", 2)
-    arrays["final/last"][1, 0, 2] = np.nan
-    with pytest.raises(CacheError, match="final/last, row 9, token 0, channel 2"):
-        write_block(entry, "train", 2, arrays)
-    assert not (entry.path / "train").exists()
-
-
-def test_there_is_no_such_block_or_split(entry, toy):
-    with pytest.raises(CacheError, match="blocks 0 to 2"):
-        write_block(entry, "train", 3, {})
-    with pytest.raises(CacheError, match="no split 'valid'; it has test, train"):
-        entry.missing("valid", ["a/b"])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -182,14 +167,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(entry, toy, monkeypatch):
     assert list((entry.path / "train").iterdir()) == []
 
 
-def test_moments_that_do_not_fit_on_the_disk_are_not_saved(entry, monkeypatch):
-    assert save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
-    with monkeypatch.context() as patch:
-        patch.setattr("reservoir_cache.publish.sync", full_disk)
-        assert save_arrays(entry, "ridge", {"n": np.arange(4)}, {}) is False
-    assert len(load_arrays(entry, "ridge")[0]["n"]) == 3
-
-
 def test_times_that_the_system_refuses_to_set_cost_nothing_else(entry, toy, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise PermissionError(1, "Operation not permitted")
@@ -227,15 +204,6 @@ def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
     with entry.claim("train", 0) as free:
         assert free
     assert 0 not in entry.missing("train", toy.shapes)
-
-
-def test_an_error_surfaces_on_leaving(entry, toy):
-    bad = toy.features(entry, "train", 0)
-    bad["final/last"][0, 0, 0] = np.inf
-    with pytest.raises(CacheError, match="not finite"), ShardWriter(entry) as writer:
-        writer.put("train", 0, bad)
-    with entry.claim("train", 0) as free:
-        assert free
 
 
 def test_an_error_surfaces_at_a_later_put_which_never_hangs(entry, toy):

@@ -198,13 +198,6 @@ def test_layout_refuses(value):
         Layout(batch_rows=value)
 
 
-def test_every_name_that_is_imported_late_exists():
-    for name in reservoir_cache._LATER:
-        assert getattr(reservoir_cache, name) is not None
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = reservoir_cache.nothing
-
-
 def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
     code = (
         "import sys; from reservoir_cache import CacheError, Entry, Spec, list_entries\n"

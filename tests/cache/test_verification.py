@@ -52,28 +52,6 @@ def test_repair_then_a_rerun_gives_the_same_bytes(full, toy, file, damage):
     assert toy.digest(full.path) == before
 
 
-def test_everything_is_reported_at_once(full):
-    flip(full.path / SHARDS[0], 100)
-    (full.path / SHARDS[2]).unlink()
-    flip(full.path / "test" / "manifest.json", 5)
-    found = verify(full)
-    assert [problem.path for problem in found] == [full.path / name for name in ("test/manifest.json", *SHARDS[0:3:2])]
-    assert repair(full) == found
-    assert [problem.what.partition(",")[0] for problem in verify(full)] == ["not finished"] * 2
-
-
-def test_a_damaged_part_takes_only_its_own_columns(tmp_path, toy):
-    entry = toy.entry(tmp_path)
-    toy.fill(entry, ["final/last"])
-    toy.fill(entry)
-    before = toy.digest(entry.path)
-    flip(entry.path / "train" / "00001-0.h5", 3000)
-    repair(entry)
-    assert entry.missing("train", toy.shapes) == {1: ("final/last",)}
-    toy.fill(entry)
-    assert toy.digest(entry.path) == before
-
-
 def test_what_was_repaired_since_is_left_alone(full, toy):
     flip(full.path / SHARDS[0], 100)
     problems = verify(full)

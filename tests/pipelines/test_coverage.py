@@ -98,13 +98,6 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(readout, t
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
 
 
-def test_intervals_are_columns(regression, tmp_path, call):
-    new = write(tmp_path / "new.npz", 5, classes=False, seed=1)
-    assert call("predict", regression[0], new, "--coverage", "0.9", "--out", tmp_path / "out.csv")[0] == 0
-    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
-    assert all(float(row["low"]) < float(row["label"]) < float(row["high"]) for row in rows)
-
-
 def test_what_cannot_be_covered_is_refused_in_one_line(readout, regression, tmp_path, call):
     new = write(tmp_path / "new.npz", 3, classes=True, seed=1)
     for flags, message in (

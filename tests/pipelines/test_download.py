@@ -114,17 +114,6 @@ def test_mirrors_are_tried_before_the_publisher(server, cache):
     assert len(handler.log) == 4, "two from the mirror, two missing there"
 
 
-def test_a_partial_file_of_something_else_is_downloaded_anew(server, cache):
-    _, folder, _ = server
-    name = FILES["mnist"][0].name
-    where = cache / "downloads" / "mnist"
-    where.mkdir(parents=True)
-    (where / f"{name}.part").write_bytes(bytes(10**6))
-    with pytest.raises(InputError, match="checksum mismatch"):
-        download("mnist")
-    assert (download("mnist") / name).read_bytes() == (folder / name).read_bytes()
-
-
 def test_a_failed_download_says_what_to_do(server, cache):
     with pytest.raises(InputError, match=r"'homology' cannot be downloaded.*--data DIR"):
         download("homology")

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.files import temporary_path
-from reservoir_pipelines.preparation import prepare as stage
 from reservoir_pipelines.preparation.prepare import task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
 from reservoir.tasks import TASKS, task_named
-from tests.processes import Child
 from tests.tasks import samples
 
 
@@ -203,20 +201,6 @@ def test_counts_and_warnings_are_stored(tmp_path, cache):
         assert prepared.warnings == ("classes of the split 'test' that no row of 'train' has (1): 2",)
 
 
-def test_workers_of_a_cluster_get_absolute_paths(tmp_path, monkeypatch):
-    (tmp_path / "mine.csv").write_text("sequence,label\n" + "".join(f"{'AC' * (n + 1)},{n % 2}\n" for n in range(20)))
-    monkeypatch.chdir(tmp_path)
-    sent = []
-
-    def elsewhere(work, tasks, **_):
-        sent.extend(source.origin for source, *_ in tasks)
-        return [work(*task) for task in tasks]
-
-    monkeypatch.setattr(stage, "map_pieces", elsewhere)
-    prepare("mine.csv", cache=tmp_path / "cache", scheduler="tcp://somewhere:1")
-    assert set(sent) == {str(tmp_path / "mine.csv")}
-
-
 def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     table = {row["task"]: row for row in task_table()}
@@ -291,27 +275,6 @@ def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
     for _ in range(3):
         assert files.source_contents([table], table, tmp_path) == first
     assert len(read) == 3
-
-
-KEEP = """
-import sys
-from pathlib import Path
-from reservoir_pipelines import files
-files.UNSETTLED = -(10**18)
-files.source_contents([Path(sys.argv[1])], Path(sys.argv[1]), Path(sys.argv[2]))
-"""
-
-
-@pytest.mark.parametrize("fault", ["written", "synced"])
-def test_a_killed_process_leaves_no_notes_of_files_behind(table, tmp_path, monkeypatch, fault):
-    kept = tmp_path / "kept"
-    assert Child(KEEP, table, kept, RESERVOIR_FAULT=fault).ended()[0] == -signal.SIGKILL
-    (left,) = kept.iterdir()
-    (mine := temporary_path(kept / files.MEMO)).touch()  # of a process that lives: this one
-    (other := kept / left.name.replace("files.json", "file.json")).touch()
-    monkeypatch.setattr(files, "UNSETTLED", -(10**18))
-    files.source_contents([table], table, kept)
-    assert set(kept.iterdir()) == {kept / files.MEMO, mine, other}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "locked"])

@@ -394,12 +394,6 @@ def letters(tmp_path):
     return path
 
 
-def assert_refused(call, words, *arguments):
-    code, out, err = call("pretrain", *arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    assert err.startswith("reservoir: ") and words in err
-
-
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_finished_one_that_lost_a_file_is_written_again(lost, letters, tmp_path, monkeypatch):
     done = pretrain(str(letters), out=tmp_path / "model", **QUICK)
@@ -414,19 +408,3 @@ def test_a_finished_one_that_lost_a_file_is_written_again(lost, letters, tmp_pat
     after = load_file(Path(done.folder) / "model.safetensors")
     assert (Path(done.folder) / lost).is_file()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-
-
-BITS = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
-
-
-def test_bit_memory_with_another_vocabulary_leaves_the_model(call, tmp_path):
-    flags = ["bit-memory", "--backbone", BITS, "--device", "cpu", "--steps", 1, "--batch-tokens", 240]
-    flags += ["--out", tmp_path / "bits", "--cache", tmp_path / "cache"]
-    assert call("pretrain", *flags, "--vocabulary", 40)[0] == 0
-    before = (tmp_path / "bits" / "model.safetensors").read_bytes()
-    words = "bits: it has a model with vocabulary = 40, not 41; name another folder"
-    assert_refused(call, words, *flags, "--vocabulary", 41)
-    assert (tmp_path / "bits" / "model.safetensors").read_bytes() == before
-    (tmp_path / "bits" / "model.safetensors").unlink()
-    assert call("pretrain", *flags, "--vocabulary", 40)[0] == 0
-    assert (tmp_path / "bits" / "model.safetensors").read_bytes() == before

@@ -3,7 +3,6 @@
 import json
 import shlex
 import signal
-import threading
 
 import pytest
 from reservoir_cache import last_entry
@@ -163,28 +162,6 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert len(runs) == 2
     call("reproduce", mine)
     assert len(runs) == 3  # what failed is tried again
-
-
-def test_a_cell_waits_for_one_that_another_process_is_running(cache, tmp_path):
-    """Two shells run the same command: what the second one needs is being made by the first."""
-    mine = recipe(tmp_path, 'rows = [{ name = "maps", cell = "attention", measure = "diagonals" }]')
-    (need, cell), folder, places = planned(mine)
-    assert cell.needs == [need]
-    folder.create()
-    release = threading.Event()
-
-    def first_shell():
-        with folder.lock(need.key, wait=False):
-            release.wait()
-            module._run_one(need, folder, places, "1 of 2")
-
-    other = threading.Thread(target=first_shell)
-    other.start()
-    threading.Timer(0.5, release.set).start()
-    module.run_cells([need, cell], folder, places)
-    other.join()
-    assert folder.failure(cell.key) == ""
-    assert folder.result(cell.key)
 
 
 def test_an_override_runs_a_recipe_with_another_model(cache, tmp_path, call):

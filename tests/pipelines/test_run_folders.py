@@ -176,13 +176,6 @@ def test_a_run_that_diverged_before_any_checkpoint_leaves_the_folder_free(go, ca
     assert [line["step"] for line in done.history] == [1, 2, 3, 4, 4]
 
 
-def test_every_file_of_a_run_may_be_read_by_whom_new_files_may(go, cache):
-    done = go(steps=1)
-    (cache / "new").touch()
-    allowed = (cache / "new").stat().st_mode & 0o777
-    assert {path.stat().st_mode & 0o777 for path in done.path.rglob("*") if path.is_file()} == {allowed}
-
-
 @pytest.mark.parametrize("folder", ["file", "file/sub"])
 def test_a_folder_that_cannot_be_one_is_refused(folder, go, cache):
     cache.mkdir()

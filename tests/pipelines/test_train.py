@@ -63,19 +63,6 @@ def test_bit_xor_is_learnt_by_an_fpt_and_not_by_its_output_alone(cache):
     assert alone.trained == 2 * 33 and 0.5 < alone.test_score < linear_accuracy(alone.path) + 0.02 < 0.75
 
 
-def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
-    from reservoir.tasks.bits import BitMemory
-    from reservoir.tasks.source import FreshRows
-
-    source = BitMemory(n=20, patterns=2, token_bits=10, train_rows=50, valid_rows=10, test_rows=10)
-    fresh = FreshRows(source, seed=0)
-    first, again = fresh(np.arange(4000)), FreshRows(source, seed=0)(np.array([3999, 7, 1500]))
-    assert len(np.unique(first.x.reshape(4000, -1), axis=0)) == 4000
-    np.testing.assert_array_equal(again.x, first.x[[3999, 7, 1500]])
-    np.testing.assert_array_equal(again.y, first.y[[3999, 7, 1500]])
-    assert not np.array_equal(FreshRows(source, seed=1)(np.arange(10)).x, first.x[:10])
-
-
 # ---- the loop
 
 

@@ -271,10 +271,3 @@ def test_columns_are_added_while_they_help(rows):
         assert all(accuracy((*chosen, name)) <= accuracy(chosen) for name in columns if name not in chosen)
     if rows == 300:
         assert set(steps[2][0]) == set("abd")
-
-
-def test_a_selection_needs_a_column_and_a_limit():
-    x, y = data(100, 20, 2)
-    for columns, limit in (({}, 1), ({"left": slice(0, 10)}, 0)):
-        with pytest.raises(InputError, match="at least one"):
-            forward_selection([(x, y)], [(x, y)], columns, Targets(1, 2), limit=limit)

@@ -19,7 +19,6 @@ from reservoir.readouts.moments import accumulate, fold_moments, training_moment
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
-    balance_raw,
     extended_alphas,
     parse_alphas,
     ridge_path,
@@ -210,13 +209,6 @@ def test_balanced_weights_equal_scikit_learn():
 def test_class_weights_need_one_output_and_one_weight_per_class(outputs, classes, weights):
     with pytest.raises(InputError, match="leave the weights out" if outputs > 1 else "one weight per class"):
         Targets(outputs, classes, weights)
-
-
-def test_raw_input_and_other_columns_get_half_of_the_variance_each():
-    emphasis = balance_raw(np.arange(13) < 3)
-    assert np.square(emphasis[:3]).sum() == pytest.approx(13 / 2)
-    assert np.square(emphasis).sum() == pytest.approx(13)
-    assert len(set(emphasis)) == 2
 
 
 @pytest.mark.parametrize(("rows", "width"), [(80, 12), (20, 30)])

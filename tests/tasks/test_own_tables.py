@@ -434,13 +434,6 @@ def test_ambiguous_tables_are_refused_in_one_line(tmp_path, columns, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2])
-def test_hardly_any_rows_are_one_line(tmp_path, rows):
-    path = write(tmp_path / "t.csv", {name: cells[:rows] for name, cells in {**WIDE, "label": LABEL}.items()})
-    with pytest.raises(InputError, match=r"give a header|all labels are the same|give more rows"):
-        stored(path)
-
-
 def splits_of(source):
     """Return a task's rows by split."""
     (piece,) = source.pieces()
