@@ -26,16 +26,12 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import reservoir_pipelines.extraction.extract
-import reservoir_pipelines.fitting.fit
-import reservoir_pipelines.pretraining.pretrain
-import reservoir_pipelines.training.train  # noqa: F401
 import torch
 
+from reservoir import plan
 from tests.faults import bits, fuzz, kills, power_loss
-from tests.faults.kills import make_stages
-from tests.faults.power_stages import CACHE, PIPELINES
-from tests.faults.rounds import Count, command
+from tests.faults.power_stages import CACHE, EXTRACT, PIPELINES, fitted, run_train
+from tests.faults.rounds import Count
 
 SIZES = {
     "kills": 28,
@@ -47,33 +43,37 @@ SIZES = {
 }
 """How often each part is tried."""
 
+DISTURBED = ("prepare", "fit", "train", "pretrain", "cache remove", "cache repair")
+"""The stages that are killed and whose disk fails, besides extract."""
+
 PARTS = ("power", "bits", "inputs", "kills", "together", "machine")
 
 
 def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iterator[Count]:
     """Run the chosen parts in a folder."""
-    root, log = folder / "root", folder / "log"
-    stages = {stage.name: stage for stage in make_stages(folder, root, warm=bool({"kills", "machine"} & {*parts}))}
     if "bits" in parts:
-        stages["fit"].fresh(root)
-        for name in ("train", "fit"):
-            if not (done := command(stages[name].command, log)).whole:
-                raise RuntimeError(done.output)
+        root = folder / "bits"
+        root.mkdir()
+        fitted(root)
+        run_train(root, 2)
         yield from bits.flip(root, size["bits"], 9)
     if "power" in parts:
         yield from power_loss.replay([*CACHE, *PIPELINES], folder / "power", size["crashes"])
     if "inputs" in parts:
         yield from fuzz.fuzz(fuzz.readers(folder), size["inputs"], 11)
-    if "kills" in parts:
-        for seed, stage in enumerate(stages.values()):
-            yield from kills.kill(stage, root, log, size["kills"], seed)
-    if "together" in parts:
-        for name in ("prepare", "extract", "adding columns", "fit"):
-            yield kills.together(stages[name], root, log, size["rounds"])
-    if "machine" in parts:
-        for seed, name in enumerate(("prepare", "extract", "fit", "train", "pretrain")):
+    if not {"kills", "together", "machine"} & {*parts}:
+        return
+    plan.BLOCK_ROWS["cpu"] = 16  # many blocks are many moments
+    every = (EXTRACT, *(stage for stage in (*CACHE, *PIPELINES) if stage.name.split(":")[0] in DISTURBED))
+    stages = [kills.Disturbed(stage, folder / f"stage{number}") for number, stage in enumerate(every)]
+    for seed, stage in enumerate(stages):
+        if "kills" in parts:
+            yield from kills.kill(stage, size["kills"], seed)
+        if "together" in parts and stage.name in ("prepare", "extract", "fit: a readout"):
+            yield kills.together(stage, size["rounds"])
+        if "machine" in parts and not stage.name.startswith("cache"):
             for error in ("ENOSPC", "EIO"):
-                yield kills.failing(stages[name], root, log, error, size["failures"], seed)
+                yield kills.failing(stage, error, size["failures"], seed)
 
 
 def main() -> int:

@@ -24,8 +24,8 @@ def flip(root: Path, number: int, seed: int) -> Iterator[Count]:
     """Flip ``number`` bits below a root that has an entry with moments, prepared data, a readout and a run."""
     entry = next(root.glob("features/*/*"))
     prepared = next(root.glob("prepared/*/*/prepared.json")).parent
-    run, readout = root / "run", root / "readout"
-    save_arrays(Entry.open(entry), "ridge", {"xx": np.eye(8), "count": np.array(60)}, {"columns": ["embed/mean"]})
+    run, readout = root / "run", root / "readouts" / "waves" / "one"
+    save_arrays(Entry.open(entry), "ridge", {"xx": np.eye(8), "count": np.array(60)}, {"columns": ["final/mean"]})
     kinds: dict[str, tuple[list[Path], Callable[[], Any]]] = {
         "shards and labels": (sorted(entry.glob("t*/*.h5")), lambda: _features(entry)),
         "manifests": (sorted(entry.glob("*/manifest.json")), lambda: _features(entry)),

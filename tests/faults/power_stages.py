@@ -24,6 +24,7 @@ from reservoir_cache import (
 
 from tests.cache.conftest import fill, make_entry
 from tests.faults.power_loss import Stage, Step
+from tests.faults.rounds import RefusedError
 
 
 def short(*values: Any) -> str:
@@ -128,7 +129,7 @@ def command(*arguments: object) -> None:
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
         code = run([str(argument) for argument in arguments])
     if code:
-        raise RuntimeError(errors.getvalue())
+        raise RefusedError(errors.getvalue())
 
 
 def visible(folder: Path) -> Any:
@@ -320,3 +321,12 @@ PIPELINES = (
     Stage("pretrain: a model", (Step(run_pretrain),), model),
     Stage("backbone --import", (Step(run_import),), imported),
 )
+
+
+def shards(root: Path) -> Any:
+    """Return digests of the files of all features."""
+    return {str(path.relative_to(root)): short(path.read_bytes()) for path in sorted(root.glob("features/*/*/*/*.h5"))}
+
+
+EXTRACT = Stage("extract", (Step(extracted),), shards, prepare=run_prepare)
+"""For kills; a replay of its power losses is that of the entry in `CACHE`."""

@@ -1,19 +1,19 @@
 """The campaign of faults, a few rounds of it: kills, power losses, flipped bits; ``make faults`` runs the whole."""
 
-import hashlib
-import json
 import os
 import random
 import signal
 import sys
-from pathlib import Path
 
 import pytest
-from reservoir_cache import Entry, FeatureStore, repair, verify, write_block, write_targets
+from reservoir_cache import repair, write_block, write_targets
 
+from reservoir import plan
 from tests.cache.conftest import SHAPES, digest, features, make_entry, targets
+from tests.faults import kills
 from tests.faults.power_loss import Replayer, Stage, Step, record, replay
-from tests.faults.power_stages import CACHE, PIPELINES
+from tests.faults.power_stages import CACHE, EXTRACT, PIPELINES
+from tests.faults.rounds import Count
 from tests.processes import Child
 
 CAMPAIGN = "import sys; from tests.faults.__main__ import main; sys.exit(main())"
@@ -74,58 +74,23 @@ def test_killed_at_any_line_and_rerun_the_bytes_are_those_of_an_undisturbed_run(
         assert digest(root) == whole, number
 
 
-# Blocks of 16 rows make many moments at which a kill can fall; nothing else differs from the command line.
-RUN = """
-import sys
-from reservoir import plan
-from reservoir_pipelines.cli import run
-plan.BLOCK_ROWS["cpu"] = 16
-sys.exit(run(sys.argv[1:]))
-"""
-
-
-def start(cache, backbone, fault=""):
-    settings = ["--backbone", backbone, "--cache", cache, "--limit", 160, "--layers", "embed,final"]
-    return Child(RUN, "extract", "digits", *settings, "--compute", "float32", "--json", RESERVOIR_FAULT=fault)
-
-
-def feature_files(cache):
-    """Digest of every shard and label file, by its place below the features."""
-    features = Path(cache) / "features"
-    return {str(p.relative_to(features)): hashlib.sha256(p.read_bytes()).hexdigest() for p in features.rglob("*.h5")}
-
-
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, tiny_gpt2):
-    cache = tmp_path_factory.mktemp("whole")
-    code, out, err = start(cache, tiny_gpt2).ended()
-    assert code == 0, err
-    return cache, json.loads(out)
+def extraction(tmp_path_factory):
+    """Return an extraction that can be disturbed, in blocks of 16 rows: many moments at which a kill can fall."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+        yield kills.Disturbed(EXTRACT, tmp_path_factory.mktemp("extraction"))
 
 
-def test_killed_and_rerun_gives_the_same_bytes(uninterrupted, tiny_gpt2, tmp_path):
-    whole, _ = uninterrupted
+def test_an_extraction_that_is_killed_and_run_again_gives_the_same_bytes(extraction):
+    count = Count("kill -9 of extract")
     for fault in ("written:5", "synced:8", "replaced:11", "listed:7"):
-        assert start(tmp_path, tiny_gpt2, fault).ended()[0] == -signal.SIGKILL
-    code, out, err = start(tmp_path, tiny_gpt2).ended()
-    assert code == 0, err
-    done = json.loads(out)
-    assert feature_files(tmp_path) == feature_files(whole)
-    assert not [p for p in Path(done["entry"]).rglob("*") if "tmp" in p.name]
-    assert verify(Entry.open(Path(done["entry"]))) == []
+        kills.disturb(extraction, count, fault)
+    assert (count.tried, count.lost) == (4, [])
 
 
-def test_two_runs_at_once_share_the_work_and_give_the_same_bytes(uninterrupted, tiny_gpt2, tmp_path):
-    whole, alone = uninterrupted
-    first, second = start(tmp_path, tiny_gpt2), start(tmp_path, tiny_gpt2)
-    results = []
-    for process in (first, second):
-        code, out, err = process.ended()
-        assert code == 0, err
-        results.append(json.loads(out))
-    assert sum(r["computed_rows"] for r in results) == sum(alone["rows"].values())
-    assert feature_files(tmp_path) == feature_files(whole)
-    assert FeatureStore(Path(results[0]["entry"]))["train"].rows == alone["rows"]["train"]
+def test_two_extractions_at_once_give_the_same_bytes(extraction):
+    assert kills.together(extraction, 1).lost == []
 
 
 SHORT = [stage for stage in (*CACHE, *PIPELINES) if stage.name in ("prepare", "reproduce: cells and tables")]
