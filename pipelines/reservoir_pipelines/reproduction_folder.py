@@ -97,7 +97,8 @@ class ReproductionFolder:
     def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return a table with the numbers of the cells that have finished by now, and whether its claims hold.
 
-        Each number is the mean over the seeds, with its standard error where there are at least two.
+        Each number is the mean over the seeds, with its standard error where there are at least two. Test scores have
+        the number of test rows and the 95% interval over these rows; its ends are means over the seeds.
         """
         filled = ([s and {**s, **self._numbers(s)} for s in row["spots"]] for row in table["rows"])
         rows = [{**row, "spots": spots} for row, spots in zip(table["rows"], filled, strict=True)]
@@ -132,33 +133,37 @@ class ReproductionFolder:
             yield True
 
     def _numbers(self, spot: Mapping[str, Any]) -> dict[str, Any]:
-        """Return mean, standard error and number of seeds of one place in a table, or why they are missing."""
+        """Return mean, standard error, interval and seeds of one place in a table, or why they are missing."""
         found = [self._number(spot, keys) for keys in spot["cells"]]
-        values = [value for value, _ in found if value is not None]
-        reasons = dict.fromkeys(filter(None, (spot["reason"], *(why for _, why in found))))
+        values = [value for value, _, _ in found if value is not None]
+        reasons = dict.fromkeys(filter(None, (spot["reason"], *(why for _, why, _ in found))))
+        tested = [cell for _, _, cell in found if spot["measure"] == "test_score" and cell.get("test_rows")]
+        ends = zip(*(cell["test_interval"] for cell in tested), strict=True)
         return {
             "mean": fmean(values) if values else None,
             "error": stdev(values) / sqrt(len(values)) if len(values) > 1 else None,
             "seeds": len(values),
+            "interval": [100 * fmean(end) for end in ends] or None,
+            "rows": max((cell["test_rows"] for cell in tested), default=None),
             "reason": "; ".join(reasons),
         }
 
-    def _number(self, spot: Mapping[str, Any], keys: list[str]) -> tuple[float | None, str]:
-        """Return the number of one seed, or why it is missing."""
+    def _number(self, spot: Mapping[str, Any], keys: list[str]) -> tuple[float | None, str, Mapping[str, Any]]:
+        """Return the number of one seed, or why it is missing, and the values of the cell that it comes from."""
         results = []
         for key in keys:
             if (result := self.result(key)) is None:
-                return None, self.failure(key) or "not run yet"
+                return None, self.failure(key) or "not run yet", {}
             results.append(result["values"])
         if spot.get("combine") == "best":
             results = [max(results, key=lambda values: values["valid_score"])]
         name = spot["measure"]
         first, *others = [_measure(name, values) for values in results]
         if first is None or None in others:
-            return None, f"no {MEASURES.get(name) or name}"
+            return None, f"no {MEASURES.get(name) or name}", {}
         if not others:
-            return float(first), ""
-        return (first / others[0], "") if others[0] else (None, "the second number of the ratio is zero")
+            return float(first), "", results[0]
+        return (first / others[0], "", {}) if others[0] else (None, "the second number of the ratio is zero", {})
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:

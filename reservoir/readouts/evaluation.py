@@ -42,8 +42,8 @@ class Evaluation:
 
     Parameters
     ----------
-    samples : int
-        Labels that were compared.
+    samples, rows : int
+        Labels that were compared, and the rows that they belong to.
     scores : dict of str to float
         By name. For classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
         (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; for real targets ``R²``,
@@ -74,6 +74,7 @@ class Evaluation:
     classes: tuple[str, ...]
     confusion: np.ndarray
     merits: np.ndarray
+    rows: int = 0
     reliability: tuple[tuple[int, float, float], ...] = ()
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
@@ -90,16 +91,17 @@ class Evaluation:
         """Return the fields as JSON values, without the confusion matrix if there are more than 100 classes."""
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
         interval = list(self.interval) if self.interval else None
-        known = {"samples": self.samples, **self.scores, "interval": interval, "recall": self.recall}
+        known = {"samples": self.samples, "rows": self.rows, **self.scores, "interval": interval, "recall": self.recall}
         bins = [list(one) for one in self.reliability]
         return known | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
         """Build what `to_dict` returned, without the merits, and without the confusion of more than 100 classes."""
-        own = {"samples", "interval", "recall", "classes", "confusion", "reliability"}
+        own = {"samples", "rows", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(
             samples=values["samples"],
+            rows=values.get("rows", 0),
             scores={name: value for name, value in values.items() if name not in own},
             interval=tuple(values["interval"]) if values["interval"] else None,
             recall=values["recall"],
@@ -149,6 +151,7 @@ def evaluate_classes(
         classes=tuple(classes),
         confusion=confusion,
         merits=merits,
+        rows=len(merits),
     )
 
 
@@ -182,6 +185,7 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
             found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
     none = np.zeros((0, 0), int)
     merits = -((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
+    merits = merits if counts is None else _by_row(merits, counts)
     return Evaluation(
         samples=len(y),
         scores=found,
@@ -189,7 +193,8 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
         recall={},
         classes=(),
         confusion=none,
-        merits=merits if counts is None else _by_row(merits, counts),
+        merits=merits,
+        rows=len(merits),
         values=np.stack([y.ravel()[:MOST_VALUES], predicted.ravel()[:MOST_VALUES]]).astype(np.float64),
     )
 

@@ -3,6 +3,7 @@
 - bits: ``bit-memory``, ``bit-xor``
 - listops: ``listops``
 - images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
+- modular: ``modular-addition``
 - proteins: ``homology``
 - your own data: the path of a file or ``module:function``, see `reservoir.tasks.own.data.OwnData`
 """
@@ -21,6 +22,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
+from reservoir.tasks.modular import ModularAddition
 from reservoir.tasks.own.data import OwnData, own_name, read_new
 from reservoir.tasks.own.hub import PREFIX
 from reservoir.tasks.own.labels import read_integers, read_labels
@@ -40,6 +42,7 @@ __all__ += ["task_named"]
 TASKS: dict[str, Callable[..., Source]] = {
     "bit-memory": BitMemory,
     "bit-xor": BitXor,
+    "modular-addition": ModularAddition,
     "listops": ListOps,
     "digits": Digits,
     "mnist": Mnist,

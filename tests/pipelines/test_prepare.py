@@ -205,7 +205,7 @@ def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     table = {row["task"]: row for row in task_table()}
     assert list(table) == list(TASKS)
-    for name in ("bit-memory", "bit-xor", "listops", "digits"):
+    for name in ("bit-memory", "bit-xor", "modular-addition", "listops", "digits"):
         assert table[name]["data"] == "generated" and table[name]["remedy"] == ""
     for name in ("mnist", "fashion-mnist", "cifar10", "cifar10-lra", "homology"):
         assert table[name]["data"] == "missing" and "--data DIR" in table[name]["remedy"]

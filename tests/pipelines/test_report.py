@@ -111,6 +111,9 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     assert f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
     assert "calibration error" in text
+    listed = ", ".join(f"{name} {100 * score:.1f}%" for name, score in done.layers.items())
+    assert list(done.layers) == ["embed", "block01", "final", "raw"] and listed in text
+    assert max(done.layers.values()) <= max(result.valid_score for result in (*done.table, done.raw))
     assert f"60 rows {100 * done.curve[-1].test_score:.1f}%" in text
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text

@@ -119,6 +119,9 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
     mean = sum(scores) / 3
     assert spot["mean"] == pytest.approx(mean)
     assert spot["error"] == pytest.approx((sum((s - mean) ** 2 for s in scores) / 2 / 3) ** 0.5)
+    low, high = spot["interval"]
+    assert low < mean < high and spot["rows"] == kept.result(spot["cells"][0][0])["values"]["test_rows"] > 10
+    assert f"{low:.1f} to {high:.1f}, {spot['rows']:,} rows" in report([done.folder]).page.read_text()
 
 
 KILLED = """
@@ -158,6 +161,8 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert "Traceback" not in out + err
     found = ReproductionFolder(cache / "reproductions" / "smoke").tables()[0]
     assert spots(found)["a"]["mean"] is not None
+    assert "1 run in" in out and "1 failed" in out
+    assert "1 finished, 1 failed, 0 not run yet" in report([]).page.read_text()
     assert "--data" in spots(found)["b"]["reason"]
     assert len(runs) == 2
     call("reproduce", mine)
@@ -212,10 +217,10 @@ rows = [
 
 
 KEPT = {
-    "fit": "classes confusion cost curve extract_seconds fit_seconds metric passes raw_score readout recall "
-    "reliability reused sweep test_interval test_score tried valid_score",
-    "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_score "
-    "train_score train_seconds trained valid_score validations",
+    "fit": "classes confusion cost curve extract_seconds fit_seconds layers metric passes raw_score readout recall "
+    "reliability reused sweep test_interval test_rows test_score tried valid_score",
+    "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_interval "
+    "test_rows test_score train_score train_seconds trained valid_score validations",
     "attention": "diagonals layer lines map passes rows",
     "pretrain": "cost steps test_bits test_score train_seconds",
     "backbone": "bias_deviation blocks deviations heads parameters weight_deviation width",

@@ -79,6 +79,9 @@ def fit_tables(done: Fit) -> list[Table]:
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
         tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")]))
+    if done.layers:
+        each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
+        tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
     tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
         metric = done.best.metric

@@ -164,12 +164,30 @@ class Fit:
     saved: Path
     seconds: float
 
+    @property
+    def layers(self) -> dict[str, float]:
+        """Best validation score of each layer alone, and of the raw input; empty for a single layer."""
+        found: dict[str, float] = {}
+        for result in [*self.table, *([self.raw] if self.raw else [])]:
+            names = {column.partition("/")[0] for column in result.columns}
+            if len(names) == 1:
+                (name,) = names
+                found[name] = max(result.valid_score, found.get(name, result.valid_score))
+        order = sorted(found, key=lambda name: (name != "embed", name == "raw", name))
+        return {name: found[name] for name in order} if len(found) > 2 else {}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
         plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
         curve = [point._asdict() for point in self.curve]
         baselines = [{"name": one.name, **one.to_dict()} for one in self.baselines]
-        found = {"baselines": baselines, "curve": curve, "tried": len(self.table), "readout": self.saved}
+        found = {
+            "layers": self.layers,
+            "baselines": baselines,
+            "curve": curve,
+            "tried": len(self.table),
+            "readout": self.saved,
+        }
         return as_json(plain | found)
 
 

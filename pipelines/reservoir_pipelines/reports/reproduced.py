@@ -37,19 +37,16 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     if not tables:
         what = "made by another version of reservoir" if any(folder.path.glob("tables/*.json")) else "it has no table"
         raise InputError(f"{folder.path}: {what}; run the same reproduce again")
-    keys = dict.fromkeys(k for table in tables for spot in _spots(table) for cells in spot["cells"] for k in cells)
-    results: dict[str, Any] = {}
-    for key in keys:
-        if found := folder.result(key):
-            made = {need: folder.result(need) for need in _needs(found)}
-            results |= {need: result for need, result in made.items() if result} | {key: found}
-    finished = sum(key in results for key in keys)
+    keys = dict.fromkeys(key for table in tables for key in table["keys"])
+    results = {key: found for key in keys if (found := folder.result(key))}
+    failed = sum(bool(folder.failure(key)) for key in keys if key not in results)
+    waiting = len(keys) - len(results) - failed
     prefix = f"p{number}-"
     passes = sum(r["values"].get("passes") or 0 for r in results.values())
     seconds, cpu = (sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds"))
     facts = [
         ("scale", " ".join(dict.fromkeys(SCALES[table["scale"]] for table in tables))),
-        ("cells", f"{finished} finished, {len(keys) - finished} missing"),
+        ("cells", f"{len(results)} finished, {failed} failed, {waiting} not run yet"),
         ("time", f"{seconds:.1f} minutes of work, {cpu:.1f} of a processor"),
         ("forward passes", f"{passes:,} rows, those of validations left out"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
@@ -77,6 +74,8 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
     seeds = max((s["seeds"] for s in spots), default=0)
     caption = f"{table['unit'] or 'as in the paper'}; ours in bold, "
     caption += f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
+    if any(s.get("interval") for s in spots):
+        caption += "; small: the 95% interval over test rows, and their number"
     if any(s["later"] is not None for s in spots):
         caption += "; later: Rothermel et al. 2021, learning rate swept, as quoted by others"
     shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "pictures": _pictures(table, results)}
@@ -95,9 +94,11 @@ def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, An
         difference = f"{mean - paper:+.1f}"
     first = next((key for cells in spot["cells"] for key in cells if key in results), None)
     error = "" if spot["error"] is None else f" ± {_number_text(spot['error'], measure)}"
+    low, high = spot.get("interval") or (0, 0)
     return {
         "id": f"{prefix}cell-{first}" if first else "",
         "ours": _number_text(mean, measure) + error,
+        "interval": f"{low:.1f} to {high:.1f}, {spot['rows']:,} rows" if spot.get("interval") else "",
         "paper": "" if paper is None else _number_text(paper, measure),
         "difference": difference,
         "later": "" if spot["later"] is None else _number_text(spot["later"], measure),
@@ -142,15 +143,18 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     pictures = []
     for number, task in enumerate(table["columns"]):
         points: dict[str, tuple[float, float] | None] = {}
+        levels: dict[str, float | None] = {}
         for row in table["rows"]:
             spot = row["spots"][number]
             keys = [key for cells in (spot["cells"] if spot else []) for key in cells if key in results]
             costs = [results[key]["values"].get("cost") for key in keys]
             known = spot and spot["mean"] is not None and costs and None not in costs
             points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if known else None
+            levels[row["name"]] = _number(spot["published"]) if spot else None
         if any(points.values()):
             listed = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
-            pictures.append(_named(task, picture_of(f"{task}, accuracy over cost: {listed}", _draw_costs, points)))
+            text = f"{task}, accuracy over cost: {listed}; dashed lines: the paper's accuracies"
+            pictures.append(_named(task, picture_of(text, _draw_costs, points, levels)))
     return pictures
 
 
@@ -169,13 +173,20 @@ def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[fl
     style(axes, "", y)
 
 
-def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float] | None]) -> None:
-    """Draw test accuracy in percent over seconds, one dot for each name; a name without a point keeps its colour."""
+def _draw_costs(
+    axes: Axes, points: Mapping[str, tuple[float, float] | None], levels: Mapping[str, float | None]
+) -> None:
+    """Draw test accuracy in percent over seconds, a dot for each name, and a dashed line where the paper has a level.
+
+    A name without a point keeps its colour.
+    """
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     for number, (name, point) in enumerate(points.items()):
         if point:
             axes.plot(*point, "o", color=COLOURS[number % len(COLOURS)], label=name, markersize=7)
+        if (level := levels[name]) is not None:
+            axes.axhline(level, color=COLOURS[number % len(COLOURS)], linestyle="--", linewidth=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -36,6 +36,8 @@ def fit_values(found: Values, title: str, sweep: Values) -> dict[str, Any]:
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
         **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
+        "test_rows": evaluation.get("rows"),
+        "layers": found.get("layers", {}),
         "curve": found["curve"],
         "raw_score": found["raw"]["test_score"] if found["raw"] else None,
         "readout": f"{title}, {best['readout']} {best['alpha'] or 0:.3g}",
@@ -68,7 +70,10 @@ def read_sweep(results: Path) -> dict[str, Any]:
 def train_values(done: Training) -> dict[str, Any]:
     """Return the shown values of a training, with thinned curves."""
     names = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
+    found = done.evaluation
     return {name: getattr(done, name) for name in names.split()} | {
+        "test_interval": found and found.interval,
+        "test_rows": found and found.rows,
         "train_seconds": done.seconds,
         "swept": [{name: run[name] for name in run if name != "run"} for run in done.swept],
         "losses": _thinned(done.history, "loss"),
@@ -132,6 +137,9 @@ def _fit_facts(values: Values, metric: str) -> Facts:
     if interval := values.get("test_interval"):
         facts.append(("95% interval", " to ".join(score_text(end, metric) for end in interval)))
     facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
+    if layers := values.get("layers"):
+        listed = ", ".join(f"{name} {score_text(score, metric)}" for name, score in layers.items())
+        facts.append(("best on validation, by layer", listed))
     facts.append(("raw input, test", score_text(values.get("raw_score"), metric)))
     if bins := values["reliability"]:
         gap = sum(n * abs(probability - right) for n, probability, right in bins) / sum(n for n, *_ in bins)

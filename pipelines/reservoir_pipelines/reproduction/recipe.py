@@ -180,7 +180,8 @@ class Recipe:
         ]
         units = dict.fromkeys(unit for spot in self.spots if (unit := MEASURES[spot.measure]))
         texts = {name: getattr(self, name) for name in ("name", "title", "scale", "note", "drawn")}
-        return texts | {"unit": "; ".join(units), "columns": list(self.columns), "rows": rows, "claims": claims}
+        texts |= {"unit": "; ".join(units), "keys": [cell.key for cell in self.cells]}
+        return texts | {"columns": list(self.columns), "rows": rows, "claims": claims}
 
 
 def recipe_names() -> list[str]:
