@@ -138,6 +138,7 @@ class Processes:
     rank: int = 0
     count: int = 1
     local: int = 0
+    _last_sum: list[Tensor] = field(default_factory=list, repr=False)
 
     @property
     def first(self) -> bool:
@@ -171,6 +172,9 @@ class Processes:
         """Sum a tensor over all processes, in place, and return it."""
         if self.count > 1:
             dist.all_reduce(tensor)
+            # If Python frees the tensor first, torch 2.6 frees it in gloo's thread, which then waits for this thread to
+            # release the interpreter, while `destroy_process_group` waits for that thread.
+            self._last_sum[:] = [tensor]
         return tensor
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
