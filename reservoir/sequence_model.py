@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.features import column_shapes
+from reservoir.inputs.native import PixelReader
 from reservoir.pooling import RawInput, parse_column, pooled_shape, stretch_weights
 from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel
@@ -31,6 +32,7 @@ class Branch(nn.Module):
         # One window around every value gives as many tokens as values.
         kept = self.windows.pad == "same" and self.windows.stride == 1
         self.windowed = not (self.windows.plain or kept)
+        self.reader = model.reader
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
@@ -66,6 +68,7 @@ class SequenceModel(nn.Module):
             self.register_buffer("offset", torch.from_numpy(np.array(scaling.offset, np.float32)))
             self.register_buffer("scale", torch.from_numpy(np.array(scaling.scale, np.float32)))
         self.branches = nn.ModuleList(branches)
+        self.reader = branches[0].reader if isinstance(branches[0], Branch) else None
         weight, bias = readout.coef, readout.intercept
         if readout.targets.classes:  # coding and temperature are linear, so they are part of the weights
             weight, bias = readout.targets.logits(weight), readout.targets.logits(bias[None])
@@ -95,6 +98,34 @@ class SequenceModel(nn.Module):
                     wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
                     stack.enter_context(branch.fpt.backbone.recording(wanted))
             yield
+
+
+class TokensModel(nn.Module):
+    """From the output of a tokenizer, padded on the right, to logits."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the logits of token numbers (batch, tokens); the mask is 1 for real tokens."""
+        return self.model(input_ids, attention_mask.sum(1))
+
+
+class PixelsModel(nn.Module):
+    """From the output of an image processor to logits."""
+
+    def __init__(self, model: SequenceModel, reader: PixelReader) -> None:
+        super().__init__()
+        self.model, self.patch, self.tokens = model, reader.patch, reader.max_tokens
+        self.height, self.width = reader.height, reader.width
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Return the logits of pixels (batch, channels, height, width)."""
+        grid = pixel_values[:, :, : self.height, : self.width]
+        grid = grid.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
+        patches = grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+        return self.model(patches, torch.full_like(patches[:, 0, 0], self.tokens, dtype=torch.int64))
 
 
 def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:

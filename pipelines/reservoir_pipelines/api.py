@@ -349,7 +349,9 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
     gives what `predict` gives. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
-    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default.
+    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or pictures
+    by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
+    are then the input, and the file of the tokenizer or processor is written as ``reader``.
 
     Parameters
     ----------

@@ -50,11 +50,15 @@ class PatchInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, patches, values) to (batch, 1 + patches, width)."""
         embedded = linear(x, self.projection.weight.permute(0, 2, 3, 1).flatten(1), self.projection.bias)
-        return torch.cat([self.cls_token.expand(len(x), -1, -1), embedded], dim=1)
+        first = self.cls_token.expand(x.shape[0], -1, -1)  # len(x) would be a constant for torch.export
+        return torch.cat([first, embedded], dim=1)
 
 
 class PixelReader:
-    """Converts stored pictures to the patches that a model reads."""
+    """Converts stored pictures to the patches that a model reads.
+
+    The processor gives ``pixels`` (channels, height, width), of which whole patches are read: ``height`` and ``width``.
+    """
 
     kind, has_cls, note = "processor", True, ""
 
@@ -65,10 +69,12 @@ class PixelReader:
         sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
         if len(sizes) > 1:
             raise ValueError("it gives pictures of several sizes; set a size with height and width, or a crop")
-        self._patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
-        self.height, self.width = (side // self._patch * self._patch for side in sizes.pop())
-        self.max_tokens = self.row_tokens = 1 + self.height * self.width // self._patch**2
-        self.form = Vectors(self._patch**2 * config.num_channels)
+        self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+        size = sizes.pop()
+        self.height, self.width = (side // self.patch * self.patch for side in size)
+        self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
+        self.form = Vectors(self.patch**2 * config.num_channels)
+        self.pixels = config.num_channels, *size
         self.digest = settings_digest(processor)
         made = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
         self.description = f"the model's own processor, as {made}"
@@ -76,7 +82,11 @@ class PixelReader:
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return patches (rows, patches, values), and the number of tokens of each picture with its class token."""
         found = self._pixels(list(self._pictures(x)))[:, : self.height, : self.width]
-        return patches(found, self._patch), np.full(len(found), self.max_tokens, np.int32)
+        return patches(found, self.patch), np.full(len(found), self.max_tokens, np.int32)
+
+    def save(self, path: Path) -> None:
+        """Write the processor's settings, as transformers reads them."""
+        path.write_text(self._processor.to_json_string())
 
     def _pixels(self, images: list[Image]) -> np.ndarray:
         """Return the prepared pixels of pictures, (rows, height, width, channels) of float32."""

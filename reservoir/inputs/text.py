@@ -49,7 +49,7 @@ class TextReader:
         content = [type(tokenizer).__name__, rules, names, self.max_tokens]
         self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         self.read = self.long = 0
-        self._whole, self._spaced = False, _letters_apart(tokenizer)
+        self._whole, self.spaced = False, _letters_apart(tokenizer)
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token numbers (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
@@ -72,6 +72,18 @@ class TextReader:
         self.read, self.long = self.read + len(texts), self.long + int((np.bincount(owner) > 1).sum())
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
 
+    def save(self, path: Path) -> None:
+        """Write the rules, with truncation and padding as the model needs them, as the file of a fast tokenizer."""
+        from tokenizers import Tokenizer
+
+        tokenizer = self._tokenizer
+        if not tokenizer.is_fast:
+            raise InputError("export needs a tokenizer.json, which the model does not have; use another model")
+        saved = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        saved.enable_truncation(self.max_tokens)
+        saved.enable_padding(pad_id=tokenizer.pad_token_id or 0, pad_token=tokenizer.pad_token or "")
+        saved.save(str(path))
+
     def places(self, x: np.ndarray, lengths: np.ndarray, *, words: bool) -> np.ndarray:
         """Return the last token of each letter, or word, of stored texts, (rows, most); -1 after the end of a text."""
         found = [self._places(text, words=words) for text in self._texts(x, lengths)]
@@ -83,7 +95,7 @@ class TextReader:
     def _places(self, text: str, *, words: bool) -> np.ndarray:
         read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
         tokens = len(read["input_ids"])
-        ends = np.array([match.end() for match in re.finditer(r"\S+" if words or self._spaced else r".", text, re.S)])
+        ends = np.array([match.end() for match in re.finditer(r"\S+" if words or self.spaced else r".", text, re.S)])
         if tokens > self.max_tokens:
             raise InputError(
                 f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads "
@@ -108,7 +120,7 @@ class TextReader:
 
     def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
         texts = texts_of(x, lengths)
-        return [" ".join(text) for text in texts] if self._spaced else texts
+        return [" ".join(text) for text in texts] if self.spaced else texts
 
     def _padded(self, texts: Sequence[str], found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         lengths = np.array([len(numbers) for numbers in found], np.int32)

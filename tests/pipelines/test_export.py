@@ -15,6 +15,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction.export import build
 
 from reservoir import InputError
+from tests.reservoir.models import WORDS, save_with_processor, save_with_tokenizer
 
 ROWS, LONGEST, DIM = 60, 24, 2
 CASES = {
@@ -216,6 +217,70 @@ def test_onnx_equals_predict(readouts, tmp_path, capfd):
     short = lengths < 16
     (got,) = session.run(None, {"x": x[short, :16], "lengths": lengths[short]})
     np.testing.assert_allclose(read(got, saved), want[short], atol=1e-5)
+
+
+def run_onnx(done, inputs, capfd):
+    """Return the probabilities of an exported model, which the command line described in one line."""
+    runtime = pytest.importorskip("onnxruntime")
+    assert done.reader
+    begins = f"begins after the {done.reader.suffixes[-2][1:]} ({done.reader.name}) and reads {' and '.join(inputs)}"
+    assert begins in capfd.readouterr().err.splitlines()[-1]
+    card = json.loads(done.card.read_text())
+    assert list(card["inputs"]) == list(inputs) and done.reader.name in card.values()
+    (logits,) = runtime.InferenceSession(done.model).run(None, inputs)
+    return torch.from_numpy(logits).softmax(-1).numpy()[:, 0, 0]
+
+
+@can_export
+def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd):
+    pytest.importorskip("onnxscript")
+    from tokenizers import Tokenizer
+
+    texts = [" ".join(WORDS[row % 7 : row % 7 + 1 + row % 3]) for row in range(40)]
+    lines = [json.dumps({"text": text, "label": "cat" in text}) for text in [*texts, "dog and " * 20]]
+    (tmp_path / "pets.jsonl").write_text("\n".join(lines))
+    model = save_with_tokenizer("bert", tmp_path / "bert")
+    file, name = str(tmp_path / "pets.jsonl"), str(model)
+    features = extract(file, backbone=name, layers="embed,block01", pool="cls,mean", compute="float32")
+    saved = fit(features, columns="embed/mean+block01/cls", alphas="1e0:1e2:3", out=tmp_path / "readout").saved
+    answers = list(predict(saved, tmp_path / "pets.jsonl"))
+    done = export(saved, to="onnx", out=tmp_path / "m.onnx")
+    assert done.tokens == (2, 24)
+    # The model's own tokenizer.json cuts and pads otherwise.
+    read = Tokenizer.from_file(str(done.reader)).encode_batch([*texts, "dog and " * 20])
+    inputs = {
+        "input_ids": np.array([one.ids for one in read]),
+        "attention_mask": np.array([one.attention_mask for one in read]),
+    }
+    got = run_onnx(done, inputs, capfd)
+    np.testing.assert_allclose(got, [one.probabilities for one in answers], atol=1e-5)
+
+
+@can_export
+def test_a_model_of_pictures_is_exported_after_its_processor(cache, tmp_path, capfd):
+    pytest.importorskip("onnxscript")
+    from PIL import Image
+    from transformers import AutoImageProcessor
+
+    draw = np.random.default_rng(0)
+    for row in range(30):
+        path = tmp_path / "pictures" / ["dark", "light"][row % 2] / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256 - 90 * (row % 2), (9, 11, 3), np.uint8)).save(path)
+    sizes = {"size": {"shortest_edge": 20}, "crop_size": {"height": 17, "width": 14}}  # patches of 4 leave pixels over
+    model = save_with_processor("dinov2", tmp_path / "model", **sizes)
+    root, name = str(tmp_path / "pictures"), str(model)
+    features = extract(root, backbone=name, layers="block01", pool="cls,mean", compute="float32")
+    saved = fit(features, columns="block01/cls+block01/mean", alphas="1e0:1e2:3", out=tmp_path / "readout").saved
+    answers = list(predict(saved, tmp_path / "pictures"))
+    done = export(saved, to="onnx", out=tmp_path / "m.onnx")
+    assert done.reader
+    done.reader.rename(tmp_path / "preprocessor_config.json")
+    files = [tmp_path / "pictures" / one.id for one in answers]
+    processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    pixels = processor([Image.open(file) for file in files], return_tensors="np")["pixel_values"]
+    got = run_onnx(done, {"pixel_values": pixels}, capfd)
+    np.testing.assert_allclose(got, [one.probabilities for one in answers], atol=1e-5)
 
 
 @can_export

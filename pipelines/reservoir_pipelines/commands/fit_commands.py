@@ -221,5 +221,6 @@ def export(
     fewest, most = done.tokens
     length = f"{most} tokens, padded to this length" if fewest == most else f"{fewest} to {most} tokens"
     size = size_text(done.bytes)
-    rows = [("model", done.model), ("size", size), ("sequences", length), ("how to call it", done.card)]
+    reader = [(done.reader.suffixes[-2][1:], done.reader)] if done.reader else []
+    rows = [("model", done.model), *reader, ("size", size), ("sequences", length), ("how to call it", done.card)]
     return Answer(done, [(("exported", ""), rows)])

@@ -63,7 +63,13 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
         x = as_patches(x)
     if bundle.task.alphabet:
         x = to_symbols(str(file), x, lengths, bundle.task.alphabet)
-    rows = explain_rows(build(bundle, readout), bundle.task, x, lengths)
+    model = build(bundle, readout)
+    if model.reader:
+        raise InputError(
+            f"readout {readout}: its input goes through the model's own {model.reader.kind}, which explain does not "
+            "support; fit a readout of features made with --input gaussian or kernels"
+        )
+    rows = explain_rows(model, bundle.task, x, lengths)
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     _draw(plot, bundle.task, x, lengths, rows)
     return Explanation(rows=tuple(rows), plot=plot)

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from reservoir import InputError
+from reservoir.inputs.native import PixelReader, SoundReader
+from reservoir.inputs.text import TextReader
 from reservoir.options import OutOptions
 from reservoir.pooling import RawInput
 from reservoir.readouts.linear import LinearReadout
-from reservoir.sequence_model import Branch, SequenceModel
+from reservoir.sequence_model import Branch, PixelsModel, SequenceModel, TokensModel
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -29,9 +32,12 @@ from reservoir_pipelines.prediction.load import load_part, open_readout
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
 CALLS = {
-    "torch": "model = torch.export.load({name!r}).module(); logits = model(x, lengths)",
-    "onnx": "session = onnxruntime.InferenceSession({name!r}); "
-    "(logits,) = session.run(None, {{'x': x, 'lengths': lengths}})",
+    "torch": "model = torch.export.load({name!r}).module(); logits = model({inputs})",
+    "onnx": "session = onnxruntime.InferenceSession({name!r}); (logits,) = session.run(None, {{{fed}}})",
+}
+PADDING = {
+    "lengths": "on the right, with any values; lengths hold the number of real tokens of each sequence",
+    "attention_mask": "on the right, with any token; attention_mask is 1 for real tokens and 0 for padding",
 }
 
 MEANINGS = {
@@ -44,10 +50,14 @@ MEANINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
-    """The files that `export` wrote, a model and its description in JSON, and the fewest and most ``tokens``."""
+    """The files that `export` wrote, a model and its description in JSON, and the fewest and most ``tokens``.
+
+    ``reader`` is the file of the tokenizer or of the image processor whose output a model with native input reads.
+    """
 
     model: Path
     card: Path
+    reader: Path | None
     bytes: int
     tokens: tuple[int, int]
 
@@ -67,15 +77,21 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     if torch.__version__.startswith("2.6."):
         raise InputError(f"export: torch {torch.__version__} cannot write these models; install torch 2.7 or newer")
-    program, tokens = trace(module, bundle.task)
+    traced = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
-    card = path.with_name(f"{path.name}.json")
-    text = json.dumps(_describe(bundle, path.name, to, tokens), indent=1)
+    card, reader, saved = path.with_name(f"{path.name}.json"), module.reader, None
+    described = _describe(bundle, path.name, to, traced)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda part: _write(program, to, part))
-        replace_file(card, lambda part: part.write_text(text))
-    return Export(model=path, card=card, bytes=path.stat().st_size, tokens=tokens)
+        if isinstance(reader, TextReader | PixelReader):
+            saved = path.with_name(f"{path.name}.{reader.kind}.json")
+            replace_file(saved, reader.save)
+            described[reader.kind] = saved.name
+            inputs = " and ".join(traced.example)
+            notify(f"the exported model begins after the {reader.kind} ({saved.name}) and reads {inputs}")
+        replace_file(path, lambda part: _write(traced, to, part))
+        replace_file(card, lambda part: part.write_text(json.dumps(described, indent=1)))
+    return Export(model=path, card=card, reader=saved, bytes=path.stat().st_size, tokens=traced.tokens)
 
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
@@ -90,39 +106,52 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
         if part.reservoir is None:
             branches.append(RawInput(bundle.task))
             continue
-        if part.reservoir.input == "native":
-            reader = next(iter(part.input_digests))
-            raise InputError(
-                f"readout {where}: its input goes through a {reader}, which cannot be exported or explained"
-            )
         model = load_part(bundle.task, part, "cpu", where, compute)
+        if isinstance(model.reader, SoundReader):
+            raise InputError(
+                f"readout {where}: its sounds go through the model's own convolutions one by one, which cannot be "
+                "exported; fit a readout of features made without --input native"
+            )
         if model.compute != part.compute:
             notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
         branches.append(Branch(model, part.columns))
-    return SequenceModel(bundle.task, bundle.scaling, branches, bundle.readout)
+    readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
+    if len({reader and reader.digest for reader in readers}) > 1:
+        raise InputError(f"readout {where}: its columns read different inputs; fit columns that read the same one")
+    scaling = None if readers[0] else bundle.scaling
+    return SequenceModel(bundle.task, scaling, branches, bundle.readout)
 
 
-def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int, int]]:
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A program, examples of its inputs, the names of their variable axes, and the fewest and most tokens."""
+
+    program: ExportedProgram
+    example: dict[str, torch.Tensor]
+    axes: dict[str, dict[int, str]]
+    tokens: tuple[int, int]
+
+
+def trace(module: SequenceModel, task: Task) -> Traced:
     """Return the program of a module for any batch size, and the fewest and most tokens that it takes.
 
     Sequences of any length up to the task's longest are accepted. With a recurrent backbone, or with windows, whose
     number the tracer cannot bound, every sequence has to be padded to the longest.
     """
-    # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
-    fewest, longest = max(task.readout_tokens, 2), task.max_tokens
-    batch = Dim("batch")
-    shapes = [{0: batch}]
     branches = [branch for branch in module.branches if isinstance(branch, Branch)]
-    if fewest < longest and not any(branch.windowed for branch in branches):
-        shapes.insert(0, {0: batch, 1: Dim("tokens", min=fewest, max=longest)})
-    x = torch.zeros(2, longest, task.form.dim) if isinstance(task.form, Vectors) else torch.zeros(2, longest).long()
-    example = x, torch.tensor([longest, task.readout_tokens])
+    # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
+    fewest, longest = max(task.readout_tokens, 2), module.reader.max_tokens if module.reader else task.max_tokens
+    whole, example = _inputs(module, task, longest)
+    batch, tokens = Dim("batch"), Dim("tokens", min=fewest, max=max(fewest, longest))
+    shapes: list[dict[str, dict[int, Any]]] = [{name: {0: batch} for name in example}]
+    if fewest < longest and not isinstance(whole, PixelsModel) and not any(branch.windowed for branch in branches):
+        lengths = {name: {1: tokens} for name, values in example.items() if values.ndim > 1}
+        shapes.insert(0, {name: {0: batch, **lengths.get(name, {})} for name in example})
     failure: Exception | None = None
     for shape in shapes:
-        sizes = {"x": shape, "lengths": {0: batch}}
         try:
             with _quiet(), module.cut():
-                program = torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
+                program = torch.export.export(whole, (*example.values(),), dynamic_shapes=shape, strict=False)
         except Exception as error:  # the tracer raises many types, some of them private
             failure = error
             continue
@@ -131,28 +160,45 @@ def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int
         for part in program.graph_module.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
                 node.meta.pop("stack_trace", None)
-        return program, (fewest if 1 in shape else longest, longest)
+        axes = {name: {axis: dim.__name__ for axis, dim in dims.items()} for name, dims in shape.items()}
+        most = longest if shape is shapes[-1] else fewest
+        return Traced(program=program, example=example, axes=axes, tokens=(most, longest))
     families = "+".join(sorted({branch.fpt.backbone.family.name for branch in branches}))
     reason = str(failure).strip().split("\n", 1)[0][:160]
     raise InputError(f"family {families} cannot be exported: torch.export cannot trace it ({reason})") from failure
 
 
-def _describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dict[str, Any]:
+def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Return the module to export, and examples of its inputs by name."""
+    if isinstance(module.reader, PixelReader):
+        return PixelsModel(module, module.reader), {"pixel_values": torch.zeros(2, *module.reader.pixels)}
+    if module.reader:
+        mask = torch.ones(2, longest).long()
+        return TokensModel(module), {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
+    x = torch.zeros(2, longest, task.form.dim) if isinstance(task.form, Vectors) else torch.zeros(2, longest).long()
+    return module, {"x": x, "lengths": torch.tensor([longest, task.readout_tokens])}
+
+
+def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, Any]:
     """Return how to call the model and how to read its output, as JSON values."""
-    task = bundle.task
-    dim = [str(task.form.dim)] if isinstance(task.form, Vectors) else []
-    shape = ["batch", str(tokens[0]) if tokens[0] == tokens[1] else "tokens", *dim]
+    task, inputs = bundle.task, {}
+    for key, values in traced.example.items():
+        shape = [traced.axes[key].get(axis, str(size)) for axis, size in enumerate(values.shape)]
+        inputs[key] = {"type": str(values.dtype).removeprefix("torch."), "shape": shape}
+        if key in ("x", "input_ids"):
+            inputs[key]["tokens"] = list(traced.tokens)
+        if key == "lengths":
+            inputs[key]["minimum"] = task.readout_tokens
+    padding = PADDING.get([*inputs][-1], "none")
+    fed = ", ".join(f"{key!r}: {key}" for key in inputs)
     out = ["batch", str(task.readout_tokens), str(task.outputs), *([str(task.classes)] if task.classes else [])]
     scaling, link = bundle.scaling, getattr(bundle.readout, "link", "softmax")
     return {
         "format": FORMAT,
         "model": name,
-        "call": CALLS[to].format(name=name),
-        "inputs": {
-            "x": {"type": "float32" if dim else "int64", "shape": shape, "tokens": list(tokens)},
-            "lengths": {"type": "int64", "shape": ["batch"], "minimum": task.readout_tokens},
-        },
-        "padding": "on the right, with any values; lengths hold the number of real tokens of each sequence",
+        "call": CALLS[to].format(name=name, inputs=", ".join(inputs), fed=fed),
+        "inputs": inputs,
+        "padding": padding,
         "output": {
             "logits": {"type": "float32", "shape": out},
             "meaning": MEANINGS[link] if task.classes else "predicted values",
@@ -175,18 +221,18 @@ def _describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> di
     }
 
 
-def _write(program: ExportedProgram, to: str, path: Path) -> None:
+def _write(traced: Traced, to: str, path: Path) -> None:
     if to == "torch":
         with path.open("wb") as file:
-            torch.export.save(program, file)
+            torch.export.save(traced.program, file)
         return
     with _quiet():
         graph = torch.onnx.export(
-            program,
+            traced.program,
             dynamo=True,
-            input_names=["x", "lengths"],
+            input_names=[*traced.example],
             output_names=["logits"],
-            dynamic_shapes={"x": {0: "batch", 1: "tokens"}, "lengths": {0: "batch"}},
+            dynamic_shapes=traced.axes,
             verbose=False,
         )
         assert graph is not None
