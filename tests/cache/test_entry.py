@@ -167,15 +167,6 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(entry, toy, monkeypatch):
     assert list((entry.path / "train").iterdir()) == []
 
 
-def test_times_that_the_system_refuses_to_set_cost_nothing_else(entry, toy, monkeypatch):
-    def refuse(*_args, **_kwargs):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.utime", refuse)
-    again = toy.fill(Entry.open(toy.entry(entry.path.parents[2]).path))
-    assert FeatureStore(again)["train"].rows == 10
-
-
 def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
     direct, threaded = toy.fill(toy.entry(tmp_path / "a")), toy.entry(tmp_path / "b")
     with ShardWriter(threaded, maxsize=1) as writer:

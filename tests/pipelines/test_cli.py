@@ -1,12 +1,17 @@
-"""The command line: one line and exit code 2 for the user's mistakes, JSON and nothing else on stdout with --json."""
+"""The command line: one line and exit code 2 for mistakes, JSON alone with --json, quick starts, progress in lines."""
 
 import gzip
 import json
+import os
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from reservoir_pipelines import output
+from reservoir_pipelines.output import meter, training_meter
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -232,3 +237,132 @@ def test_help_lists_the_flags_of_fit_in_sections(call):
     assert places == sorted(places)
     assert out.index("\nData:") < out.index("--label") < out.index("\nModel:") < out.index("--backbone")
     assert out.index("\nReadout:") < out.index("--alphas") < out.index("\nOutput:") < out.index("--out")
+
+
+HEAVY = ("torch", "transformers", "sklearn", "scipy", "matplotlib", "pandas")
+CODE = """
+import sys
+from reservoir_pipelines.cli import run
+code = run(sys.argv[1:])
+print([name for name in {heavy} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+SEVERAL = """
+import json, sys
+from reservoir_pipelines.cli import run
+codes = [run(arguments) for arguments in json.loads(sys.argv[1])]
+print(json.dumps([codes, [name for name in {heavy} if name in sys.modules]]))
+"""
+MISTAKES = [
+    (["extract", "digits", "--depht", "3"], "--depht"),
+    (["extract", "digits", "--seed", "one"], "--seed"),
+    (["extract", "mnnist"], "did you mean 'mnist'"),
+    (["train", "digits", "--backbone", "gtp2"], "did you mean gpt2"),
+    (["prepare", "missing.csv"], "missing.csv: no such file"),
+    (["fit", "missing.csv"], "nothing extracted for 'missing.csv'"),
+    (["predict", "no-readout", "missing.npz"], "no-readout: no such file or folder"),
+]
+
+
+def ask(*arguments, heavy=HEAVY, **env):
+    """Run a command in a process of its own; return its exit code, stdout, and stderr without what it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(heavy=heavy), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+    )
+    *message, imported = done.stderr.splitlines()
+    assert imported == "[]", (arguments, imported)
+    return done.returncode, done.stdout, "\n".join(message)
+
+
+def test_mistakes_end_in_one_line_before_anything_heavy_is_imported(cache):
+    commands = json.dumps([arguments for arguments, _ in MISTAKES])
+    command = [sys.executable, "-c", SEVERAL.format(heavy=HEAVY), commands]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert json.loads(done.stdout) == [[2] * len(MISTAKES), []]
+    for line, (_, words) in zip(done.stderr.splitlines(), MISTAKES, strict=True):
+        assert words in line
+
+
+def test_version_and_help_import_nothing_heavy():
+    heavy = (*HEAVY, "h5py", "numpy", "dask")
+    assert ask("--version", heavy=heavy)[0] == ask("extract", "--help", heavy=heavy)[0] == 0
+
+
+def test_a_finished_extraction_is_found_without_torch_and_a_changed_model_is_not(cache, tiny_gpt2):
+    from reservoir_pipelines import extract
+
+    options = ["--backbone", tiny_gpt2, "--limit", 20, "--layers", "final", "--json"]
+    first = extract("digits", backbone=str(tiny_gpt2), limit=20, layers="final")
+    code, out, message = ask("extract", "digits", *options)
+    found = json.loads(out)
+    assert (code, found["entry"], found["columns"]) == (0, str(first.entry), list(first.columns))
+    assert found["reused"]
+    assert "no forward pass" in message
+
+    later = tiny_gpt2 / "config.json"
+    os.utime(later, ns=(later.stat().st_atime_ns, later.stat().st_mtime_ns + 1))
+    with pytest.raises(AssertionError, match="torch"):
+        ask("extract", "digits", *options)  # it might be another model: it has to be looked at
+
+
+def test_predict_imports_what_it_computes_with(cache, tmp_path):
+    from reservoir_pipelines import extract, fit
+
+    x = np.random.default_rng(0).normal(size=(40, 6))
+    np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    np.savez(tmp_path / "new.npz", x=x)
+    done = fit(extract(tmp_path / "d.npz", backbone="mini", layers="final").entry)
+    slow = ("transformers", "sklearn", "pandas", "matplotlib", "dask", "torch._dynamo")
+    code, out, _ = ask("predict", done.saved, tmp_path / "new.npz", heavy=slow)
+    assert (code, len(out.splitlines())) == (0, 40)
+
+
+def test_a_readout_is_applied_without_what_only_fits_one():
+    modules = "{'sklearn', 'scipy.optimize', 'torch'}"
+    code = (
+        f"import sys; from reservoir.readouts import evaluation, folds, logistic; print(sys.modules.keys() & {modules})"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.fixture
+def pass_time(monkeypatch):
+    """Return a function that lets time pass, which otherwise stands still."""
+    now = [1000.0]
+    monkeypatch.setattr(output, "clock", lambda: now[0])
+
+    def wait(seconds):
+        now[0] += seconds
+
+    return wait
+
+
+def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
+    with meter("extract", 1000) as bar:
+        for _ in range(10):  # a second each: too soon
+            pass_time(1)
+            bar.advance(20)
+        pass_time(25)  # 35 s and 21%
+        bar.advance(10, written=2 * 10**9)
+        pass_time(20)
+        bar.advance(100)
+        pass_time(20)  # 40 s later: 400 rows in 75 s, so 600 take 112 s
+        bar.advance(90)
+        pass_time(100)
+        bar.advance(600)  # the end, which the result tells
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.strip() for line in err.splitlines()] == [
+        "extract: 210 of 1,000 (21%), 6 rows/s  2.00 GB, 2 min left",
+        "extract: 400 of 1,000 (40%), 5.33 rows/s, 2 min left",
+    ]
+
+
+def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, capsys):
+    with training_meter(100, 50, "loss {0:.2f}", each=4096, unit="tokens") as show:
+        pass_time(40)
+        show(70, 1.5)
+    assert capsys.readouterr().err == "train: 70 of 100 (70%), 2.05e+03 tokens/s  loss 1.50, 60 s left\n"

@@ -164,18 +164,6 @@ def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
         assert not values[len(texts[row]) :].any()
 
 
-@pytest.mark.parametrize("text", ["the cat sat", "ACGT", "héllo 😀 cat"])
-def test_letters_of_bytes_are_read_where_they_end(text):
-    from reservoir.inputs.text import read_tokenizer
-    from reservoir.tasks.own.texts import codes_of
-
-    reader = read_tokenizer("mini", 1024)
-    ends = np.cumsum([len(letter.encode()) for letter in text]) - 1
-    assert reader.places(*codes_of("here", [text]), words=False)[0].tolist() == ends.tolist()
-    words = np.cumsum([len(word.encode()) + 1 for word in text.split()]) - 2
-    assert reader.places(*codes_of("here", [text]), words=True)[0].tolist() == words.tolist()
-
-
 def task_texts(path, split, **asked):
     from reservoir.tasks.own.texts import texts_of
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import attention, prepare, train
-from reservoir_pipelines.attention_maps import average_maps, bit_diagonals, token_labels
+from reservoir_pipelines.attention_maps import bit_diagonals, token_labels
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.training.run_folder import load_run
 
@@ -15,7 +15,7 @@ from reservoir.backbones import attention_maps
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.plan import resolve_model
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.reservoir import load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
@@ -70,19 +70,6 @@ def test_attention_saves_what_it_draws(run, cache, tmp_path, painted):
     assert one.shape == mean.shape == (2, 10, 10)
     np.testing.assert_allclose(one.sum(-1), 1, rtol=1e-5)
     np.testing.assert_allclose(mean.sum(-1), 1, rtol=1e-5)
-
-
-def test_the_mean_is_over_rows_in_which_both_tokens_are_real():
-    task = Task(name="t", form=Vectors(3), max_tokens=6, classes=2)
-    model = load_model(task, Reservoir(backbone=TINY, init="random"), "cpu", "float32")
-    x = np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)
-    lengths = np.array([5, 3, 1, 4], np.int32)
-    one, mean = average_maps(model, None, x, lengths, 1)
-    alone = [average_maps(model, None, x[i : i + 1, :n], lengths[i : i + 1], 1)[0] for i, n in enumerate(lengths)]
-    np.testing.assert_allclose(one, alone[0], atol=1e-6)
-    assert mean.shape == (2, 5, 5)
-    np.testing.assert_allclose(mean[:, 2, 1], np.mean([alone[i][:, 2, 1] for i in (0, 1, 3)], axis=0), rtol=1e-5)
-    np.testing.assert_allclose(mean[:, 4, 3], alone[0][:, 4, 3], rtol=1e-5)
 
 
 def test_diagonals_lie_where_the_bits_are():

@@ -1,20 +1,23 @@
-"""Texts through a pretrained model's own tokenizer, from file to prediction, with defaults only."""
+"""Texts, sounds and pictures through a pretrained model's own reader, from file to prediction."""
 
+import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from reservoir_pipelines import extract, fit, predict, train, tune
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.training.run_folder import load_run
 from scipy.io import wavfile
 
 from reservoir import InputError
-from tests.reservoir.models import WORDS, save_with_extractor, save_with_tokenizer
+from reservoir.tasks.own.pictures import decoded
+from tests.reservoir.models import WORDS, save_with_extractor, save_with_processor, save_with_tokenizer
 
 
-def write(path: Path, rows: int, *, labelled: bool = True, more: str = "") -> Path:
+def write_texts(path: Path, rows: int, *, labelled: bool = True, more: str = "") -> Path:
     draw = np.random.default_rng(0)
     with path.open("w") as file:
         for row in range(rows):
@@ -26,7 +29,7 @@ def write(path: Path, rows: int, *, labelled: bool = True, more: str = "") -> Pa
 
 def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
-    file = write(tmp_path / "pets.jsonl", 120)
+    file = write_texts(tmp_path / "pets.jsonl", 120)
     done = extract(str(file), backbone=str(folder))
     spec = done.store.entry.spec
     assert spec.input["kind"] == "native" and {"tokenizer", "embeddings"} < set(spec.input)
@@ -37,7 +40,7 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
     fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
     # New texts may have letters that no row had, and more than any row had.
-    new = write(tmp_path / "new.jsonl", 8, labelled=False, more=" 漢 and" * 9)
+    new = write_texts(tmp_path / "new.jsonl", 8, labelled=False, more=" 漢 and" * 9)
     answers = list(predict(tmp_path / "readout", new))
     assert len(answers) == 8 and {answer.label for answer in answers} <= {"feline", "canine"}
     path = folder / "tokenizer.json"
@@ -62,21 +65,6 @@ def test_sounds_are_trained_on_and_searched_as_the_model_hears_them(cache: Path,
     assert "--waveform --layers all --pool mean,std" in found.commands[0]
 
 
-def test_letters_without_words_stay_symbols(cache: Path, tmp_path: Path):
-    folder = save_with_tokenizer("bert", tmp_path / "bert")
-    draw = np.random.default_rng(0)
-    strings = ["".join(draw.choice(list("ACGT"), 12)) for _ in range(60)]
-    lines = [f"{text},{text[0] in 'AC'}" for text in strings]
-    (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *lines]))
-    done = extract(str(tmp_path / "dna.csv"), backbone=str(folder), layers="embed", pool="mean")
-    assert done.store.entry.spec.input["kind"] == "kernels"
-    fit(done, columns="embed/mean", out=tmp_path / "readout")
-    (tmp_path / "new.csv").write_text("sequence\nACGTACGTACGT\nTTTT\n")
-    assert len(list(predict(tmp_path / "readout", tmp_path / "new.csv"))) == 2
-    (tmp_path / "new.csv").write_text("sequence\nACGT\nACJT\n")
-    assert len(list(predict(tmp_path / "readout", tmp_path / "new.csv"))) == 2  # J is the unknown symbol
-
-
 @pytest.mark.parametrize("broken", ["code", "json", "none"])
 def test_a_tokenizer_that_would_run_code_or_is_none_is_one_line(
     broken: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture
@@ -90,8 +78,171 @@ def test_a_tokenizer_that_would_run_code_or_is_none_is_one_line(
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     else:
         (folder / "tokenizer.json").write_text("{" if broken == "json" else json.dumps({"model": {"type": "None"}}))
-    file = write(tmp_path / "pets.jsonl", 20)
+    file = write_texts(tmp_path / "pets.jsonl", 20)
     code = run(["extract", str(file), "--backbone", str(folder), "--input", "native"])
     error = capfd.readouterr().err.strip()
     assert code == 2 and "its tokenizer is not readable" in error and "Traceback" not in error
     assert not sign.exists()
+
+
+COLOURS = {"blue": (20, 40, 200), "red": (200, 40, 20)}
+KINDS = (".png", ".jpg", ".webp")
+
+
+def paint(path: Path, colour: tuple[int, int, int], seed: int) -> Path:
+    draw = np.random.default_rng(seed)
+    height, width = draw.integers(20, 60, 2)
+    noisy = np.clip(np.array(colour) + draw.normal(0, 40, (height, width, 3)), 0, 255).astype(np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(noisy).save(path)
+    return path
+
+
+def folder(root: Path, rows: int = 12, prefix: str = "") -> Path:
+    for colour, value in COLOURS.items():
+        for row in range(rows):
+            paint(root / prefix / colour / f"{row:02d}{KINDS[row % 3]}", value, row + len(colour))
+    return root
+
+
+def test_a_folder_by_class_is_enough(cache: Path, tmp_path: Path, call):
+    root = folder(tmp_path / "pictures")
+    (root / "red" / "notes.txt").write_text("no picture")
+    code, out, error = call("extract", root, "--json")
+    assert code == 0 and "they are 32x32 pixels in 64 patches" in error and "1 files that are no pictures" in error
+    assert json.loads(out)["rows"] == {"train": 14, "valid": 6, "test": 4}
+    code, out, _ = call("fit", root, "--out", tmp_path / "readout", "--json")
+    assert code == 0 and json.loads(out)["best"]["test_score"] == 1
+    new = folder(tmp_path / "new", 2)
+    code, out, error = call("predict", tmp_path / "readout", new, "--out", tmp_path / "found.csv")
+    assert code == 0 and "accuracy" in error
+    rows = list(csv.DictReader((tmp_path / "found.csv").open()))
+    assert [row["id"] for row in rows] == ["blue/00.png", "blue/01.jpg", "red/00.png", "red/01.jpg"]
+    assert [row["label"] for row in rows] == ["blue", "blue", "red", "red"] and "p_blue" in rows[0]
+    (one,) = predict(tmp_path / "readout", new / "red" / "00.png")
+    assert (one.label, one.id, one.truth) == ("red", "00.png", None)
+
+
+def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
+    upright = np.zeros((6, 4, 3), np.uint8)
+    upright[:3] = 255
+    turned = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    turned.save(tmp_path / "photo.png", exif=exif)
+    assert (np.asarray(decoded(tmp_path / "photo.png")) == upright).all()
+    Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], np.uint8)).save(tmp_path / "clear.png")
+    assert np.asarray(decoded(tmp_path / "clear.png")).tolist() == [[[255] * 3, [9] * 3]]
+    palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
+    palette.putpalette([7, 7, 7, 8, 8, 8])
+    palette.save(tmp_path / "clear.gif", transparency=0)
+    assert np.asarray(decoded(tmp_path / "clear.gif")).tolist() == [[[255] * 3, [8] * 3]]
+
+
+def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, call):
+    import torch
+    from transformers import AutoImageProcessor, AutoModel
+
+    model = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 8})
+    root = folder(tmp_path / "pictures")
+    done = extract(str(root), backbone=str(model), compute="float32", store="float32")
+    assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input["kind"] == "native"
+    fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
+    assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
+    code, _, error = call("explain", tmp_path / "readout", root)
+    assert code == 2 and "its input goes through the model's own processor" in error.splitlines()[-1]
+    files = sorted(root.rglob("*.*"))
+    images = [Image.open(file).convert("RGB") for file in files]
+    pixels = AutoImageProcessor.from_pretrained(model, backend="pil")(images, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        expected = AutoModel.from_pretrained(model).eval()(pixels).last_hidden_state.mean(1).numpy()
+    found = np.concatenate([done[split]["final/mean"] for split in done])
+    for row in expected:
+        assert np.abs(found - row).max(axis=1).min() < 1e-5
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
+    root = folder(tmp_path / "pictures")
+    rows = [
+        {"image": f"{colour}/{row:02d}{KINDS[row % 3]}", "name": f"{colour}-{row}", "kind": colour}
+        for colour in COLOURS
+        for row in range(12)
+    ]
+    table = root / f"table{suffix}"
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    with table.open("a", newline="") as file:
+        if suffix == ".parquet":
+            pass
+        elif suffix == ".csv":
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    done = extract(str(table), text="image", label="kind", id="name")
+    fit(done, out=tmp_path / "readout")
+    found = list(predict(tmp_path / "readout", table))
+    assert [one.id for one in found] == [row["name"] for row in rows]
+    assert all(one.label == one.truth for one in found)
+    assert next(iter(predict(tmp_path / "readout", root / "blue" / "00.png"))).label == "blue"
+
+
+def bomb(path: Path) -> None:
+    path.write_bytes(b"P5 60000 60000 255\n" + b"\0" * 100)
+
+
+def truncated(path: Path) -> None:
+    paint(path, (1, 2, 3), 0)
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def link(path: Path) -> None:
+    outside = paint(path.parents[3] / "outside.png", (1, 2, 3), 0)
+    path.symlink_to(outside)
+
+
+HOSTILE = {
+    "bomb.ppm": (bomb, "pixels"),
+    "cut.jpg": (truncated, "not a readable picture"),
+    "text.png": (lambda path: path.write_text("hello"), "not a readable picture"),
+    "ps.png": (
+        lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
+        "not a readable picture",
+    ),
+    "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
+    "link.png": (link, "it leads out of"),
+    "../stray.png": (lambda path: paint(path, (1, 2, 3), 0), "stray.png is in no folder of a class"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_picture_is_one_line(name: str, cache: Path, tmp_path: Path, call):
+    root = folder(tmp_path / "in" / "pictures", 5)
+    make, message = HOSTILE[name]
+    make(root / "red" / name)
+    code, out, error = call("extract", root)
+    assert (code, out, error.count("\n")) == (2, "", 1) and message in error
+    assert name.rpartition("/")[2] in error and "Traceback" not in error
+
+
+def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
+    root = folder(tmp_path / "pictures", 5)
+    (root / "table.csv").write_text("path,label\nred/00.png,1\n../x.png,2\n")
+    paint(tmp_path / "x.png", (1, 2, 3), 0)
+    (root / "none.csv").write_text("path,label\nred/00.png,a\nred/77.png,b\n")
+    cases = {
+        ("extract", root, "--label", "kind"): "the label of a file is its folder",
+        ("extract", root / "table.csv"): "it leads out of",
+        ("extract", root / "none.csv"): "line 3: no file 'red/77.png'",
+        ("extract", root, "--input", "native"): "gpt2 reads text",
+    }
+    for command, message in cases.items():
+        code, _, error = call(*command)
+        assert code == 2 and message in error.splitlines()[-1], error
+    (tmp_path / "empty").mkdir()
+    assert call("extract", tmp_path / "empty")[0] == 2

@@ -123,19 +123,6 @@ def test_an_override_replaces_settings_of_the_scale_only():
     ] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_each_corpus_pretrains_one_shape_on_equally_many_tokens(scale):
-    recipe = load_recipe("table-pretraining", scale, override={"corpus": "text.txt"})
-    made = [cell for cell in recipe.cells if cell.stage == "pretrain"]
-    corpora = {cell.settings["corpus"]: cell.settings["batch_tokens"] for cell in made}
-    assert corpora.keys() == {"text.txt", "bit-memory", "nesting", "zipf", "uniform"}
-    assert corpora["bit-memory"] % 120 == 0  # bit-memory is read in whole rows of 120 tokens
-    settings = [{**cell.settings, "corpus": None} for cell in made]
-    assert all(each == settings[0] for each in settings)
-    alone = [cell for cell in recipe.cells if cell.stage == "fit"]
-    assert {cell.settings["columns"] for cell in alone} == {"final/last"}
-
-
 @pytest.mark.parametrize(
     ("name", "only", "rows", "columns"),
     [

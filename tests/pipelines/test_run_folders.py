@@ -176,14 +176,6 @@ def test_a_run_that_diverged_before_any_checkpoint_leaves_the_folder_free(go, ca
     assert [line["step"] for line in done.history] == [1, 2, 3, 4, 4]
 
 
-@pytest.mark.parametrize("folder", ["file", "file/sub"])
-def test_a_folder_that_cannot_be_one_is_refused(folder, go, cache):
-    cache.mkdir()
-    (cache / "file").touch()
-    with pytest.raises(InputError, match=r"cannot be written \(.*\); name another folder"):
-        go(steps=1, run=cache / folder)
-
-
 # ---- regression
 
 

@@ -151,17 +151,6 @@ def test_random_flat_gpt2_does_not_scale_projections():
     assert describe_weights(flat, "random-flat").startswith("every matrix normal, deviation 0.02, as the random GPT-2")
 
 
-def test_released_lstm_draws_norms_and_first_states():
-    cell = load_backbone("lstm:width=400,depth=1", seed=2).blocks[0].cell
-    for norm, size in ((cell.input_norm, 1600), (cell.hidden_norm, 1600), (cell.cell_norm, 400)):
-        for drawn in (norm.weight, norm.bias):
-            assert drawn.shape == (size,) and drawn.abs().max() <= size**-0.5
-            assert drawn.std().item() == pytest.approx((3 * size) ** -0.5, rel=0.1)
-    for start in (cell.first_hidden, cell.first_cell):
-        assert start.std().item() == pytest.approx(400**-0.5, rel=0.15)
-    assert not torch.equal(cell.first_hidden, cell.first_cell)
-
-
 def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):
     pretrained = load_backbone(str(llama), "pretrained")
     drawn = load_backbone(str(llama), "statistics", seed=4)

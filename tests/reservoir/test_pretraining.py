@@ -220,7 +220,6 @@ def test_too_little_text_for_a_window_is_refused(tmp_path):
         text.draw(0, 0, 1, 901)
 
 
-TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=24"
 ROBERTA = "hidden_size=16,num_attention_heads=2,intermediate_size=24,max_position_embeddings=26"
 
 
@@ -256,17 +255,6 @@ def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_
     assert len(drawn) > 10 and all(torch.equal(p, again.get_parameter(n)) for n, p in model.named_parameters())
     model.model.save_pretrained(tmp_path / "kept")
     assert load_backbone(str(tmp_path / "kept"), "pretrained").shape.width == 16
-
-
-@pytest.mark.parametrize(("name", "first"), [(TINY, 0), ("roberta-base:" + ROBERTA, 2)])
-def test_repeat_positions(name, first):
-    model = LanguageModel(name, 40)
-    (table,) = [p for n, p in model.named_parameters() if "wpe" in n or "position_embeddings" in n]
-    before = table.detach().clone()
-    model.repeat_positions(4)
-    assert torch.equal(table[: first + 4], before[: first + 4])
-    for place in range(first + 4, len(table)):
-        assert torch.equal(table[place], before[first + (place - first) % 4])
 
 
 @pytest.mark.parametrize("name", ["roberta-base", "distilbert-base-uncased:dim=16,n_heads=2,hidden_dim=24"])

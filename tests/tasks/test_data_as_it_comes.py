@@ -262,13 +262,6 @@ def test_a_usual_name_of_labels_is_found_if_it_is_the_only_one(tmp_path, name):
         task_named(table(tmp_path / "t.csv", rows, f"v0,v1,{name},category")).task  # noqa: B018
 
 
-def test_all_columns_are_listed_where_no_label_is_found(tmp_path):
-    names = [f"sensor{n}" for n in range(12)] + ["condition"]
-    rows = [[*RNG.normal(size=12), KIND[n % 2]] for n in range(20)]
-    with pytest.raises(InputError, match=r"among \['sensor0'.*'sensor11', 'condition'\]; .* --label condition"):
-        task_named(table(tmp_path / "t.csv", rows, ",".join(names))).task  # noqa: B018
-
-
 def test_the_alphabet_does_not_depend_on_rows_outside_training(tmp_path):
     split = np.array(["train", "valid", "test"] * 10)
     words = np.array(["".join(RNG.choice(list("CGT"), 6)) for _ in range(30)])

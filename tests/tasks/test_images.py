@@ -178,17 +178,6 @@ def test_grey_is_what_pillow_makes_of_it():
     assert np.array_equal(grey(images), theirs)
 
 
-def test_grey_task_is_one_pixel_a_token(tmp_path):
-    batches = samples.cifar_arrays()
-    samples.cifar_files(tmp_path, batches)
-    source = task_named("cifar10-lra", data=tmp_path)
-    x, _ = joined(source)["test"]
-    images = batches[5][0].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    assert np.array_equal(x.reshape(-1, 32, 32), grey(images))
-    scaled = source.scaling()(np.array([[0], [255]], np.uint8))
-    assert scaled.ravel().tolist() == [-1, 1]
-
-
 def test_views_follow_the_rows_and_are_fixed_by_them(tmp_path):
     samples.cifar_files(tmp_path, samples.cifar_arrays())
     plain, viewed = (joined(task_named("cifar10", data=tmp_path, views=views)) for views in (0, 2))

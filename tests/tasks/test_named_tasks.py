@@ -23,7 +23,7 @@ from reservoir.tasks.expressions import (
 from reservoir.tasks.images import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.listops import ListOps
-from reservoir.tasks.proteins import LETTERS, PARTS, batch_lengths
+from reservoir.tasks.proteins import LETTERS, PARTS
 from reservoir.tasks.rows import HELD_OUT, SHARES, held_out, row_hash, stratified
 from reservoir.tasks.source import FRESH_ROWS, FreshRows
 from tests.tasks.samples import decode_text
@@ -385,18 +385,6 @@ def test_the_files_of_tape_give_the_proteins(tmp_path):
         assert rows.y.ravel().tolist() == [record["fold_label"] for record in parts[split]]
 
 
-def test_proteins_that_are_too_long_are_dropped_and_counted(tmp_path):
-    parts = write_tape(tmp_path)
-    lengths = [len(record["primary"]) for record in parts["train"]]
-    edge = sorted(lengths)[6]
-    ours = read_splits(task_named("homology", data=tmp_path, max_tokens=edge))
-    assert ours["train"].dropped == sum(n > edge for n in lengths) > 0
-    assert len(ours["train"]) + ours["train"].dropped == 12
-    paper = read_splits(task_named("homology", data=tmp_path, max_tokens=edge, protocol="paper", batch=1))
-    assert paper["train"].dropped == sum(n + 2 > edge for n in lengths) > ours["train"].dropped
-    assert set(paper) == {"train", "valid", "test"} and np.array_equal(paper["test"].x, paper["valid"].x)
-
-
 def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     parts = write_tape(tmp_path)
     source = task_named("homology", data=tmp_path, max_tokens=30, protocol="paper", batch=1)
@@ -419,16 +407,6 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     assert np.array_equal(again[0], x) and np.array_equal(again[1], lengths)
     with pytest.raises(InputError, match="29 amino acids; the task has at most 28"):
         encode(source.task, np.array(["A" * 29]))
-
-
-def test_batches_of_like_length_are_dealt_among_a_hundred():
-    lengths = np.random.default_rng(0).integers(5, 900, 523)
-    expected = np.zeros_like(lengths)
-    for bucket in (range(200), range(200, 400), range(400, 523)):
-        rows = sorted(bucket, key=lambda row: lengths[row])
-        for pair in zip(rows[::2], [*rows[1::2], rows[-1]], strict=False):
-            expected[list(pair)] = max(lengths[row] for row in pair)
-    assert np.array_equal(batch_lengths(lengths, 2), expected)
 
 
 @pytest.mark.parametrize(
