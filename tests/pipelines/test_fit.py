@@ -616,3 +616,23 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     for device, words in [("nowhere", "nowhere"), ("meta", "cpu or cuda")]:
         with pytest.raises(InputError, match=words):
             fit(extracted, out=tmp_path, device=device)
+
+
+def test_race_leaves_the_best_third_and_names_the_others(tmp_path, monkeypatch):
+    extracted = extract("digits", limit=300, layers="block01,block02", pool="mean,max,last", cache=tmp_path)
+    without = fit(extracted)
+    monkeypatch.setattr("reservoir_pipelines.fitting.race.RACED_ROWS", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.race.FEWEST", 100)
+    done, again = fit(extracted), fit(extracted)
+    tried = {result.name for result in without.table}
+    finalists = {result.name for result in done.table}
+    left_out = [result.name for result in done.left_out]
+    assert not without.left_out and len(finalists) == -(-len(tried) // 3)
+    assert finalists | set(left_out) == tried and not finalists & set(left_out)
+    scores = [result.merit for result in done.left_out]
+    assert scores == sorted(scores, reverse=True) and done.to_dict()["left_out"] == left_out
+    assert [result.to_dict() for result in again.table] == [result.to_dict() for result in done.table]
+    of_finalist = {result.alpha: result.valid_score for result in without.table if result.name == done.best.name}
+    assert of_finalist[done.best.alpha] == done.best.valid_score
+    for asked in ({"select": "cv5"}, {"columns": "block01/mean,block01/max,block02/mean,block02/last"}):
+        assert not fit(extracted, **asked).left_out

@@ -88,7 +88,9 @@ def fit_tables(done: Fit) -> list[Table]:
         points = [(f"{p.rows:,}", score_text(p.valid_score, metric), *_of_draws(p, metric)) for p in done.curve]
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
+    names = [f"{one.title} ({score_text(one.valid_score, one.metric)})" for one in done.left_out]
     last = [
+        *[("left out" if not number else "", name) for number, name in enumerate(names)],
         ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
         ("readout", done.saved),

@@ -61,7 +61,8 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     found = [max(tried, key=lambda one: one[0].result.merit)]
     tokens = raw.store["train"].rows * task.max_tokens
     every = math.ceil(max(raw.store["train"].rows / MOST_ROWS, tokens / MOST_TOKENS))
-    statistics = [replace(raw, title=name, features=made, every=every) for name, made in _statistics(raw, every)]
+    fewer = replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
+    statistics = [replace(fewer, title=name, features=made) for name, made in _statistics(fewer)]
     if statistics and every > 1:
         notify(f"{' and '.join(one.title for one in statistics)}: fitted to one of {every} training rows")
     found += [(ridge.fit(source), source, ridge) for source in statistics]
@@ -95,7 +96,7 @@ def _logistic(raw: RawSource, fitter: Fitter, folds: int, fits: list[ColumnFit])
         notify(f"{raw.title}: logistic regression is fitted to one of {every} training rows")
     alphas = fitter.alphas if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1 else ALPHAS
     logistic = LogisticFitter(classes=classes, alphas=alphas, balanced=fitter.balanced, folds=folds)
-    source = replace(raw, every=every) if every > 1 else raw
+    source = replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
     return [(logistic.fit(source), source, logistic)]
 
 
@@ -113,7 +114,7 @@ def _with_windows(raw: RawSource, pool: Pool, task: Task) -> RawSource:
     return replace(raw, title=f"{RAW}, windows of {patch}", features=features)
 
 
-def _statistics(raw: RawSource, every: int) -> Iterator[tuple[str, InputFeatures]]:
+def _statistics(raw: RawSource) -> Iterator[tuple[str, InputFeatures]]:
     """Yield the name and the features of each suitable statistic, learnt from training rows alone."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
@@ -132,8 +133,7 @@ def _statistics(raw: RawSource, every: int) -> Iterator[tuple[str, InputFeatures
         words = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
         made = {"tf-idf": TfidfVectorizer(sublinear_tf=True, max_features=MOST_FEATURES, token_pattern=words)}
     for name, vectorizer in made.items():
-        rows = replace(raw, every=every).rows("train")
-        vectorizer.fit(text for x, lengths in rows for text in _texts(task, x, lengths))
+        vectorizer.fit(text for x, lengths in raw.rows("train") for text in _texts(task, x, lengths))
         yield name, partial(_counts, task, vectorizer)
 
 

@@ -44,6 +44,7 @@ from reservoir_pipelines.fitting.fitters import (
     make_fitter,
     score_split,
 )
+from reservoir_pipelines.fitting.race import race
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, CurvePoint, Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import (
     ColumnSource,
@@ -102,6 +103,9 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
     notify(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {how}")
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
+        names, left_out = (
+            race(pool, names, fitter) if options.columns == "all" and options.select == "auto" else (names, ())
+        )
         fits = _fit_columns(pool, names, fitter)
         if most and isinstance(fitter, RidgeFitter):
             fits += _greedy(pool, fits, fitter, most)
@@ -130,6 +134,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             raw=raw and raw.result,
             baselines=tuple(one.result for one in baselines),
             adds_nothing_to=level,
+            left_out=left_out,
             p_value=compare(chosen.evaluation, raw.evaluation) if raw else None,
             table=table,
             curve=curve,

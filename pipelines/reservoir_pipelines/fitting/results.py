@@ -134,6 +134,8 @@ class Fit:
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
     adds_nothing_to : tuple of str
         The baselines that are as good on validation rows as the best readout of the reservoir.
+    left_out : tuple of Result
+        The best readout of each column that was fitted to some of the rows alone, best first, see `race`.
     p_value : float, optional
         The p-value of the best readout and the raw input being equally good on the test rows: McNemar's mid-p, or for
         regression that of a paired bootstrap.
@@ -155,6 +157,7 @@ class Fit:
     raw: Result | None
     baselines: tuple[Result, ...]
     adds_nothing_to: tuple[str, ...]
+    left_out: tuple[Result, ...] = ()
     p_value: float | None
     table: tuple[Result, ...]
     curve: tuple[CurvePoint, ...]
@@ -184,6 +187,7 @@ class Fit:
         found = {
             "layers": self.layers,
             "baselines": baselines,
+            "left_out": [one.name for one in self.left_out],
             "curve": curve,
             "tried": len(self.table),
             "readout": self.saved,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,9 @@ from reservoir_pipelines.preparation.prepared import Prepared
 Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: the result of `extract`, or the folder of an entry."""
 
+SomeRows = Mapping[str, np.ndarray]
+"""The numbers of the rows that are read, by split; all rows of a split that is not named."""
+
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Features (rows, width), or (rows, tokens, width), of stored sequences and their lengths."""
 
@@ -41,6 +44,7 @@ class Source(ABC):
     """The samples of each split of an entry, in row order; they can be iterated any number of times."""
 
     store: FeatureStore
+    some: SomeRows | None = None
 
     @property
     @abstractmethod
@@ -55,9 +59,9 @@ class Source(ABC):
     def tokens(self) -> int:
         """Return the number of samples per row; where rows differ, the largest."""
 
-    def kept(self, split: str) -> slice:
-        """Return which rows of a split are read."""
-        return slice(None)
+    def kept(self, split: str) -> slice | np.ndarray:
+        """Return which rows of a split are read: all, or the numbers of some."""
+        return self.some[split] if self.some and split in self.some else slice(None)
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading features."""
@@ -77,6 +81,7 @@ class ColumnSource(Source):
     store: FeatureStore
     column: str
     title: str = ""
+    some: SomeRows | None = field(default=None, compare=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -84,8 +89,12 @@ class ColumnSource(Source):
         return (self.title or self.column,)
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the samples of each shard."""
-        part = self.store[split]
+        """Yield the samples of each shard, or of some rows."""
+        part, kept = self.store[split], self.kept(split)
+        if isinstance(kept, np.ndarray):
+            for rows in np.split(kept, range(RAW_ROWS, len(kept), RAW_ROWS)):
+                yield samples(part.gather(self.column, rows), part.labels[rows])
+            return
         for (low, high), values in zip(self.store.entry.blocks(split), part.blocks(self.column), strict=True):
             yield samples(values, part.labels[low:high])
 
@@ -103,23 +112,19 @@ class ColumnSource(Source):
 
 @dataclass(frozen=True)
 class RawSource(Source):
-    """Samples of the raw input, or of other ``features`` of it; of training rows, one of ``every``."""
+    """Samples of the raw input, or of other ``features`` of it."""
 
     prepared: Prepared
     store: FeatureStore
     title: str = RAW
     features: InputFeatures | None = None
-    every: int = 1
+    some: SomeRows | None = field(default=None, compare=False)
     _memory: dict[str, list[tuple[np.ndarray, np.ndarray]]] = field(init=False, default_factory=dict, compare=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Its title."""
         return (self.title,)
-
-    def kept(self, split: str) -> slice:
-        """Return which rows of a split are read."""
-        return slice(None, None, self.every if split == "train" else 1)
 
     def tokens(self) -> int:
         """Return 1, or the number of tokens where each token has a label of its own."""
@@ -158,10 +163,12 @@ class JoinedSource(Source):
 
     parts: tuple[Source, ...]
     store: FeatureStore = field(init=False)
+    some: SomeRows | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
         first = self.parts[0]
         object.__setattr__(self, "store", first.store)
+        object.__setattr__(self, "some", first.some)
         for part in self.parts[1:]:
             if part.tokens() != first.tokens():
                 names = "+".join(self.columns)
@@ -205,10 +212,14 @@ def emphasis_of(source: Source) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Pool:
-    """The columns to choose from: those of one entry, or of several with numbered names; ``only`` names some."""
+    """The columns to choose from: those of one entry, or of several with numbered names.
+
+    ``only`` names the columns that are used, all by default; ``some`` are the rows that are read, all by default.
+    """
 
     stores: tuple[FeatureStore, ...]
     only: tuple[str, ...] | None = None
+    some: SomeRows | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, features: Pool | Features | Sequence[Features]) -> Pool:
@@ -275,7 +286,7 @@ class Pool:
     def raw(self) -> RawSource | None:
         """Return the raw input of the same rows; None where the prepared data was removed."""
         place = Path(self.entry.made_with.get("prepared", ""))
-        return RawSource(Prepared.open(place), self.store) if place.is_dir() else None
+        return RawSource(Prepared.open(place), self.store, some=self.some) if place.is_dir() else None
 
     def column(self, name: str) -> ColumnSource | RawSource:
         """Return the samples of a single column, or of the raw input."""
@@ -285,8 +296,8 @@ class Pool:
             raise InputError("raw: the prepared data was removed; run reservoir prepare, then extract again")
         number, colon, column = name.partition(":")
         if not colon:
-            return ColumnSource(self.store, name)
-        return ColumnSource(self.stores[int(number) - 1], column, name)
+            return ColumnSource(self.store, name, some=self.some)
+        return ColumnSource(self.stores[int(number) - 1], column, name, self.some)
 
 
 def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> tuple[tuple[str, ...], int]:
@@ -323,10 +334,16 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
     return tuple(dict.fromkeys(wanted)), most
 
 
-def groups_of(store: FeatureStore, kept: slice = slice(None)) -> np.ndarray | None:
-    """Return the group of each ``kept`` row of train, then of valid, (rows,); None where the rows have no groups."""
+def groups_of(store: FeatureStore, *kept: slice | np.ndarray) -> np.ndarray | None:
+    """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups.
+
+    ``kept`` are the rows of train, and those of valid; all by default.
+    """
     train, valid = store["train"].groups, store["valid"].groups
-    return None if train is None or valid is None else np.concatenate([train[kept], valid])
+    if train is None or valid is None:
+        return None
+    of_train, of_valid = kept or (slice(None), slice(None))
+    return np.concatenate([train[of_train], valid[of_valid]])
 
 
 def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
@@ -356,7 +373,10 @@ def assign_folds(source: Source, folds: int, classes: int, repeat: int = 0) -> n
     """
     splits = ("train", "valid")
     counts = np.concatenate([source.counts(split) for split in splits])
-    of, groups = _row_classes(source, splits, classes), groups_of(source.store, source.kept("train"))
+    of, groups = (
+        _row_classes(source, splits, classes),
+        groups_of(source.store, source.kept("train"), source.kept("valid")),
+    )
     found = draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat)
     return np.repeat(found, counts)
 
