@@ -103,9 +103,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
     notify(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {how}")
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
-        names, left_out = (
-            race(pool, names, fitter) if options.columns == "all" and options.select == "auto" else (names, ())
-        )
+        asked = options.columns != "all" or options.select != "auto"
+        names, left_out = (names, ()) if asked else race(pool, names, fitter)
         fits = _fit_columns(pool, names, fitter)
         if most and isinstance(fitter, RidgeFitter):
             fits += _greedy(pool, fits, fitter, most)
