@@ -1,9 +1,13 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as numpy arrays."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from reservoir.errors import InputError
 from reservoir.inputs.text import TextReader
@@ -28,6 +32,112 @@ def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, t
     return {c: pooled_shape(parse_column(c)[1], width, task.max_tokens, task.readout_tokens) for c in columns}
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Rows of similar length: their numbers, sequences, and lengths in tokens."""
+
+    rows: Tensor
+    x: Tensor
+    lengths: Tensor
+    tokens: int  # to which rows are padded
+    stored: Tensor | None  # lengths in values, if windows are still to be cut
+    places: Tensor | None  # of the labels, if every token has one
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Rows on their way to the model."""
+
+    batches: Sequence[Batch]
+    lengths: np.ndarray  # in tokens, of each row or piece
+    owner: np.ndarray | None  # the row of each piece of a text
+
+    @property
+    def padded(self) -> int:
+        """Number of tokens that go through the model."""
+        return sum(len(batch.rows) * batch.tokens for batch in self.batches)
+
+
+def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int) -> Loaded:
+    """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
+    task, places, owner, stored = model.fpt.task, None, None, None
+    if task.each and isinstance(model.reader, TextReader):  # the token at which each label is read; -1 after the last
+        places = model.reader.places(x, lengths, words=task.each == WORD)
+    if model.settings.long == "windows" and isinstance(model.reader, TextReader):
+        x, lengths, owner = model.reader.pieces(x, lengths)
+    else:
+        x, lengths = _to_input(model, scaling, x, lengths)
+        if _cuts_windows(model):
+            stored, lengths = lengths, model.windows.checked_counts(lengths)
+
+    def put(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    batches = [
+        Batch(
+            rows=put(rows),
+            # Windows are cut on the model's device, because they are many times larger than the values.
+            x=put(x[rows, :tokens] if stored is None else x[rows]),
+            lengths=put(lengths[rows].astype(np.int64)),
+            tokens=tokens,
+            stored=None if stored is None else put(stored[rows].astype(np.int64)),
+            places=None if places is None else put(places[rows]),
+        )
+        for rows, tokens in model_batches(model, lengths, batch_rows)
+    ]
+    return Loaded(batches, lengths, owner)
+
+
+def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
+    """Run the model over loaded rows; return a function that waits for the device and returns the features.
+
+    They are pooled hidden states (rows, kept tokens, kept width) by column. Rows of similar length share a batch.
+    """
+    shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
+    sizes = [len(loaded.lengths) * tokens * width for tokens, width in shapes.values()]
+    flat = torch.zeros(sum(sizes), device=model.device)  # one tensor, so that one copy brings all columns to the host
+    views = zip(columns, flat.split(sizes), strict=True)
+    out = {column: values.view(len(loaded.lengths), *shapes[column]) for column, values in views}
+
+    def put(x: Tensor) -> Tensor:
+        return x.to(model.device, non_blocking=True)
+
+    for batch in loaded.batches:
+        rows, x, lengths = put(batch.rows), put(batch.x), put(batch.lengths)
+        places = None if batch.places is None else put(batch.places)
+        if batch.stored is not None:
+            x = _cut(model, x, put(batch.stored))[:, : batch.tokens].contiguous()
+        pooled = model.fpt.features(x, lengths, list(columns))
+        for column, values in pooled.items():
+            found = values if places is None else _at(values, places)
+            out[column][rows, : found.shape[1]] = found
+    return partial(_fetch, flat, {column: values.shape for column, values in out.items()}, loaded)
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    """Return the values of some tokens (rows, places, width); zeros where the place is -1."""
+    found = values.gather(1, places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2]))
+    return found.masked_fill((places < 0)[:, :, None], 0.0)
+
+
+def _fetch(flat: Tensor, shapes: Mapping[str, Sequence[int]], loaded: Loaded) -> dict[str, np.ndarray]:
+    """Copy features to the host; combine pieces of a text by minimum, maximum, or the mean weighted by tokens."""
+    parts = np.split(flat.cpu().numpy(), np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
+    found = {column: part.reshape(shapes[column]) for column, part in zip(shapes, parts, strict=True)}
+    if loaded.owner is None:
+        return found
+    starts = np.flatnonzero(np.diff(loaded.owner, prepend=-1))
+    weights = loaded.lengths.astype(np.float32)[:, None, None]
+    total = np.add.reduceat(weights, starts)
+    for column, values in found.items():
+        pooling = parse_column(column)[1]
+        if pooling in {"min", "max"}:
+            found[column] = (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
+        else:
+            found[column] = np.add.reduceat(values * weights, starts) / total
+    return found
+
+
 def forward(
     model: LoadedModel,
     scaling: Scaling | None,
@@ -40,39 +150,7 @@ def forward(
 
     They depend on these rows and the batch size alone: rows of similar length share a batch.
     """
-    task, places = model.fpt.task, None
-    shapes = column_shapes(task, model.fpt.backbone.width, columns)
-    if task.each and isinstance(model.reader, TextReader):  # the token at which each label is read; -1 after the last
-        places = model.reader.places(x, lengths, words=task.each == WORD)
-    x, lengths, owner = to_pieces(model, scaling, x, lengths)
-    out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
-    for batch, tokens in model_batches(model, lengths, batch_rows):
-        pooled = model.fpt.features(
-            torch.from_numpy(np.ascontiguousarray(x[batch, :tokens])).to(model.device),
-            torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device),
-            list(columns),
-        )
-        rows = torch.from_numpy(batch).to(model.device)
-        if places is not None:
-            at = torch.from_numpy(places[batch]).to(model.device)
-            for column, values in pooled.items():
-                found = values.gather(1, at.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2]))
-                pooled[column] = found.masked_fill((at < 0)[:, :, None], 0.0)
-        for column, values in pooled.items():
-            out[column][rows, : values.shape[1]] = values
-    found = {column: values.cpu().numpy() for column, values in out.items()}
-    if owner is None:
-        return found
-    # Pieces of a text are combined: by minimum, maximum, or the mean weighted by tokens.
-    starts, weights = np.flatnonzero(np.diff(owner, prepend=-1)), lengths.astype(np.float32)[:, None, None]
-    total = np.add.reduceat(weights, starts)
-    for column, values in found.items():
-        pooling = parse_column(column)[1]
-        if pooling in {"min", "max"}:
-            found[column] = (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
-        else:
-            found[column] = np.add.reduceat(values * weights, starts) / total
-    return found
+    return launch(model, load(model, scaling, x, lengths, batch_rows), columns)()
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
@@ -80,15 +158,6 @@ def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
     row = int(np.argmax(lengths))
     if model.reader is None:
         model.fpt.backbone.check_length(int(model.windows.counts(lengths[row])), f"{where} {row}: ")
-
-
-def to_pieces(
-    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return the input of the model, its lengths in tokens, and the row of each piece of a text (else None)."""
-    if model.settings.long == "windows" and isinstance(model.reader, TextReader):
-        return model.reader.pieces(x, lengths)
-    return *to_tokens(model, scaling, x, lengths), None
 
 
 def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
@@ -140,18 +209,37 @@ def to_tokens(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stored sequences as input of the input layer, (rows, tokens, ...), and their lengths in tokens."""
-    task = model.fpt.task
     if model.settings.long == "windows":
         raise InputError(
             "--long windows works only for extracted features; train and attention cut long texts, so leave it out"
         )
+    x, lengths = _to_input(model, scaling, x, lengths)
+    return model.windows(x, lengths) if _cuts_windows(model) else (x, lengths)
+
+
+def _to_input(
+    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return stored sequences as input of the windows if there are any, else of the input layer, and their lengths."""
+    task = model.fpt.task
     if model.reader:
         return model.reader(x, lengths)
     if task.pictures:
         x = as_patches(x)
     if task.alphabet:
         x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet)
-    if isinstance(task.form, Tokens):
-        return x.astype(np.int64), lengths
-    plain = np.int64 if model.windows.symbols else np.float32
-    return model.windows(scaling(x) if scaling else x.astype(plain), lengths)
+    if scaling and not isinstance(task.form, Tokens):
+        return scaling(x), lengths
+    return x.astype(np.int64 if isinstance(task.form, Tokens) or model.windows.symbols else np.float32), lengths
+
+
+def _cuts_windows(model: LoadedModel) -> bool:
+    return not (model.reader or isinstance(model.fpt.task.form, Tokens) or model.windows.plain)
+
+
+def _cut(model: LoadedModel, x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the windows of stored sequences, (rows, windows, values), which do not depend on the other rows."""
+    if len(x) > 1:
+        return model.windows.torch(x, lengths)[0]
+    # torch sums a single long row by several threads, and in another order than it does among other rows.
+    return model.windows.torch(x.repeat(2, *[1] * (x.ndim - 1)), lengths.repeat(2))[0][:1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from reservoir_cache.ahead import ahead
 from reservoir_cache.catalog import (
     EntrySummary,
     broken_entries,
@@ -44,13 +45,14 @@ if TYPE_CHECKING:
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import ShardWriter, write_block, write_targets
 
-__all__ = ["EntrySummary", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries", "prunable"]
+__all__ = ["EntrySummary", "ahead", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries"]
 __all__ += [
     "CacheError",
     "Entry",
     "Problem",
     "check_column_name",
     "fault_point",
+    "prunable",
     "remove",
     "required_bytes",
     "summarize",

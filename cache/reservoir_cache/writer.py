@@ -1,9 +1,9 @@
-"""Writing blocks and labels: encode, publish a file, list it in the manifest, in a thread beside the forward pass."""
+"""Writing blocks and labels: encode, publish a file, list it in the manifest, in threads beside the forward pass."""
 
 import io
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -12,24 +12,24 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from reservoir_cache.ahead import ahead
 from reservoir_cache.entry import TARGETS_FILE, Column, Entry, Shard, Targets, check_column_name, is_sound, page_of
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
-from reservoir_cache.shard import ShardHeader, encode, shard_image, target_ranks
+from reservoir_cache.shard import Encoded, ShardHeader, encode, shard_image, target_ranks
 from reservoir_cache.spec import FORMAT
 
+Arrays = Mapping[str, NDArray[np.float32]]
+"""Features by column, (rows of the block, tokens, width) each."""
 
-def write_block(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
-    """Write one shard with those of the columns that a block lacks; return the bytes written.
 
-    ``arrays`` maps columns to float32 arrays of shape (rows of the block, tokens, width).
-    """
-    number, locks = _share(entry, split, block), entry_locks(entry.path)
+def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
+    """Write one shard with those of the columns that a block lacks; return the bytes written."""
+    number = _share(entry, split, block)
     try:
-        with locks.run(), locks.writing:
-            return _write_claimed(entry, split, block, arrays)
+        return _write_encoded(entry, split, block, _encode(entry, split, block, arrays))
     finally:
-        locks.release(number)
+        entry_locks(entry.path).release(number)
 
 
 def _share(entry: Entry, split: str, block: int) -> int:
@@ -72,20 +72,21 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
 
 
 class ShardWriter:
-    """A writer thread behind a bounded queue; use it as a context manager.
+    """Two threads behind a bounded queue, one that encodes and one that writes; use it as a context manager.
 
     A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for the queue, even after an
-    exception, since every block in it is complete. An error in the thread is raised by the next ``put`` or on leaving.
+    exception, since every block in it is complete. An error in a thread is raised by the next ``put`` or on leaving.
 
     ``put`` blocks when ``maxsize`` blocks wait. ``bytes_written`` counts the bytes that are on disk.
     """
 
-    def __init__(self, entry: Entry, maxsize: int = 4) -> None:
+    def __init__(self, entry: Entry, maxsize: int = 3) -> None:
         self.bytes_written = 0
         self._entry = entry
         self._locks = entry_locks(entry.path)
-        self._queue: queue.Queue[tuple[str, int, Mapping[str, NDArray[np.float32]]] | None] = queue.Queue(maxsize)
+        self._queue: queue.Queue[tuple[str, int, Arrays | Callable[[], Arrays]] | None] = queue.Queue(maxsize)
         self._stack = ExitStack()
+        self._claimed = set[int]()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="shard-writer", daemon=True)
 
@@ -97,26 +98,61 @@ class ShardWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._queue.put(None)
         self._thread.join()
+        for number in self._claimed:
+            self._locks.release(number)
         self._stack.close()
         if kind is None:
             self._raise()
 
-    def put(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        """Queue a block with the arguments of ``write_block``; the arrays must not be changed afterwards."""
+    def claim(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
+        """Claim a block and return the columns that it lacks; none, and no claim, if another run has the block.
+
+        The claim ends when the block is on disk, or with the context if it is never put.
+        """
+        number = self._entry.block_number(split, block)
+        if not self._locks.claim(number):
+            return ()
+        self._claimed.add(number)
+        lacking = self._entry.lacking(split, block, columns)  # another run may have just published it
+        if not lacking:
+            self._claimed.remove(number)
+            self._locks.release(number)
+        return lacking
+
+    def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
+        """Queue a block with the arguments of ``write_block``; the arrays must not be changed afterwards.
+
+        A function is called in the thread that encodes, so that the caller need not wait for a device.
+        """
         self._raise()
-        number = _share(self._entry, split, block)
+        number = self._entry.block_number(split, block)
+        if number not in self._claimed:
+            _share(self._entry, split, block)
+        self._claimed.discard(number)
         try:
             self._queue.put((split, block, arrays))
         except BaseException:  # interrupted while waiting: the block will not be written
             self._locks.release(number)
             raise
 
-    def _work(self) -> None:
+    def _encoded(self) -> Iterator[tuple[str, int, dict[str, Encoded]]]:
+        """Yield the blocks of the queue, encoded, without columns after an error."""
         while (item := self._queue.get()) is not None:
             split, block, arrays = item
+            found = dict[str, Encoded]()
             try:
                 if self._error is None:
-                    self.bytes_written += write_block(self._entry, split, block, arrays)
+                    found = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
+            except BaseException as error:  # raised again in the thread that puts
+                self._error = error
+            del item, arrays  # they may be large
+            yield split, block, found
+
+    def _work(self) -> None:
+        for split, block, encoded in ahead(self._encoded()):
+            try:
+                if encoded:
+                    self.bytes_written += _write_encoded(self._entry, split, block, encoded)
             except BaseException as error:  # raised again in the thread that puts
                 self._error = error
             finally:
@@ -127,39 +163,49 @@ class ShardWriter:
             raise self._error
 
 
-def _write_claimed(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
-    """Write those columns of a claimed block that it lacks as one shard.
-
-    The shard is ``<block>-<part>.h5``, with the lowest part that no sound shard of the block has: so a rerun after
-    any interruption or repair makes the same names, and an unlisted file that a killed run left is replaced.
-    """
-    folder, number = entry.path / split, page_of(block)
-    page, (low, high) = entry.page(split, number), entry.layout.block(entry.spec.rows[split], block)
-    of_block = page.of_block(block)
-    sound = [shard for shard in of_block if is_sound(folder, shard)]
-    present = {name for shard in sound for name in shard.columns}
-    new = {name: x for name, x in arrays.items() if name not in present}
-    if not new:
-        return 0
-    known = page.columns if new.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
-    for name, x in new.items():
+def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, Encoded]:
+    """Return the columns of a block as they are stored, in the order of their names, with their checksums."""
+    (low, high), found = entry.layout.block(entry.spec.rows[split], block), dict[str, Encoded]()
+    for name, x in sorted(arrays.items()):
         check_column_name(name)
         if x.dtype != np.float32 or x.ndim != 3 or len(x) != high - low or 0 in x.shape:
             raise CacheError(
                 f"column {name}: needs float32 of shape ({high - low}, tokens, width), not {x.dtype} {x.shape}"
             )
-        if name in known and Column(*x.shape[1:]) != known[name]:
-            other = known[name].tokens, known[name].width
-            raise CacheError(f"column {name}: shape {x.shape[1:]} per row, but other blocks have {other}")
-    store, step = entry.spec.store, entry.layout.offset_rows
-    encoded = {name: encode(x, store, column=name, first_row=low, offset_rows=step) for name, x in new.items()}
-    header = ShardHeader(FORMAT, entry.key, split, block, low, high)
-    taken = {shard.file for shard in sound}
-    file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-    size, crc = publish(folder / file, shard_image(header, encoded, store))
-    line = Shard(file, block, size, crc, {name: each.crc32 for name, each in sorted(encoded.items())})
-    shapes = {name: Column(*x.shape[1:]) for name, x in new.items()}
-    unsound = {shard.file for shard in of_block} - taken
-    with entry_locks(entry.path).mutex():
-        entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
-    return line.bytes
+        step = entry.layout.offset_rows
+        found[name] = encode(x, entry.spec.store, column=name, first_row=low, offset_rows=step)
+        found[name].crc32  # noqa: B018, computed here and not by the thread that writes
+    return found
+
+
+def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, Encoded]) -> int:
+    """Write those columns of a claimed block that it lacks as one shard; return the bytes written.
+
+    The shard is ``<block>-<part>.h5``, with the lowest part that no sound shard of the block has: so a rerun after
+    any interruption or repair makes the same names, and an unlisted file that a killed run left is replaced.
+    """
+    locks, folder, number = entry_locks(entry.path), entry.path / split, page_of(block)
+    low, high = entry.layout.block(entry.spec.rows[split], block)
+    with locks.run(), locks.writing:
+        page = entry.page(split, number)
+        of_block = page.of_block(block)
+        sound = [shard for shard in of_block if is_sound(folder, shard)]
+        present = {name for shard in sound for name in shard.columns}
+        new = {name: encoded for name, encoded in arrays.items() if name not in present}
+        if not new:
+            return 0
+        shapes = {name: Column(*encoded.values.shape[1:]) for name, encoded in new.items()}
+        known = page.columns if new.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
+        for name, shape in shapes.items():
+            if shape != (other := known.get(name, shape)):
+                each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
+                raise CacheError(f"column {name}: shape {each}")
+        header = ShardHeader(FORMAT, entry.key, split, block, low, high)
+        taken = {shard.file for shard in sound}
+        file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
+        size, crc = publish(folder / file, shard_image(header, new, entry.spec.store))
+        line = Shard(file, block, size, crc, {name: encoded.crc32 for name, encoded in new.items()})
+        unsound = {shard.file for shard in of_block} - taken
+        with locks.mutex():
+            entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
+        return line.bytes

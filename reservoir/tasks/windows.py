@@ -57,6 +57,14 @@ class Windows:
         """Return the tokens of rows of these lengths, of int32; 0 where none fits."""
         return np.maximum((lengths - self.reach) // self.stride + 1, 0).astype(np.int32)
 
+    def checked_counts(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the tokens of rows of these lengths; raise `InputError` naming a row that has none."""
+        counts = self.counts(lengths)
+        if not counts.all():
+            row = int(np.argmin(counts))
+            raise InputError(f"row {row} has {lengths[row]} values, less than a window of {self.reach}; reduce patch")
+        return counts
+
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of rows (rows, values, channels) and their numbers, or name a row that has none.
 
@@ -66,10 +74,7 @@ class Windows:
             return x, lengths
         import torch
 
-        counts = self.counts(lengths)
-        if not counts.all():
-            row = int(np.argmin(counts))
-            raise InputError(f"row {row} has {lengths[row]} values, less than a window of {self.reach}; reduce patch")
+        counts = self.checked_counts(lengths)
         return self.torch(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
 
     def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from reservoir_cache import (
     FeatureStore,
     Layout,
     ShardWriter,
+    ahead,
     load_arrays,
     publish_json,
     repair,
@@ -183,8 +185,8 @@ def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
 
 def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
     gate = threading.Event()
-    write = writer_module.write_block
-    monkeypatch.setattr(writer_module, "write_block", lambda *args: gate.wait(10) and write(*args))
+    write = writer_module._write_encoded
+    monkeypatch.setattr(writer_module, "_write_encoded", lambda *args: gate.wait(10) and write(*args))
     with ShardWriter(entry) as writer:
         with entry.claim("train", 0):
             writer.put("train", 0, toy.features(entry, "train", 0))
@@ -291,3 +293,47 @@ def test_a_column_of_two_shapes_is_refused_by_the_writer_of_a_later_page(monkeyp
     wrong = toy.features(entry, "train", 4, ["block02/all"])["block02/all"]
     with pytest.raises(CacheError, match="other blocks have"):
         write_block(entry, "train", 4, {"final/last": wrong})
+
+
+def test_a_claim_of_the_writer_ends_when_the_block_is_on_disk_or_with_the_context(entry, toy):
+    with ShardWriter(entry) as writer:
+        columns = [*toy.shapes]
+        assert writer.claim("train", 0, columns) == tuple(columns) and writer.claim("train", 0, columns) == ()
+        assert writer.claim("train", 1, columns)
+        writer.put("train", 0, lambda: toy.features(entry, "train", 0))
+    for block in (0, 1):
+        with entry.claim("train", block) as free:
+            assert free
+    assert sorted(entry.missing("train", columns)) == [1, 2]
+    with ShardWriter(entry) as writer:
+        assert writer.claim("train", 0, columns) == (), "it is on disk"
+
+
+def test_items_are_made_ahead_by_another_thread_and_its_error_comes_in_order():
+    made = []
+
+    def items():
+        for number in range(9):
+            if number == 6:
+                raise ValueError("six")
+            made.append((number, threading.get_ident()))
+            yield number
+
+    found = ahead(items(), 2)
+    assert [next(found) for _ in range(4)] == [0, 1, 2, 3]
+    assert [next(found), next(found)] == [4, 5]
+    with pytest.raises(ValueError, match="six"):
+        next(found)
+    assert threading.get_ident() not in {thread for _, thread in made}
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_no_more_than_the_depth_is_made_early_and_nothing_after_closing(depth):
+    made, count = [], threading.active_count()
+    found = ahead(map(made.append, range(100)), depth)
+    next(found)
+    deadline = time.monotonic() + 5
+    while len(made) < 1 + depth and time.monotonic() < deadline:
+        time.sleep(0.001)
+    found.close()
+    assert made == [*range(1 + depth)] and threading.active_count() == count

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify, write_block
-from reservoir_cache.shard import Place, bfloat16_bits, decode, encode
+from reservoir_cache.shard import Place, _to_float16, bfloat16_bits, decode, encode
 from reservoir_cache.spec import canonical_json
 
 
@@ -317,3 +317,27 @@ def reverse(value):
     if isinstance(value, dict):
         return {key: reverse(value[key]) for key in reversed(list(value))}
     return [reverse(item) for item in value] if isinstance(value, list) else value
+
+
+def test_float16_equals_numpys_on_every_value_and_around_every_tie():
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    halves = np.sort(halves[np.isfinite(halves)])
+    ties = (halves[1:] + halves[:-1]) / 2
+    x = np.concatenate([halves, ties, *(np.nextafter(ties, np.float32(way)) for way in (-1e9, 1e9))])
+    found = np.empty(x.shape, np.float16)
+    _to_float16(x, found)
+    np.testing.assert_array_equal(found.view(np.uint16), x.astype(np.float16).view(np.uint16))
+
+
+@pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
+def test_rows_that_share_an_offset_are_encoded_as_if_they_were_alone(store):
+    x = np.random.default_rng(0).normal(3, 5, (2500, 3, 20)).astype(np.float32)
+    whole = encode(x, store, column="c", offset_rows=1100)
+    for number, low in enumerate(range(0, 2500, 1100)):
+        alone = encode(x[low : low + 1100], store, column="c")
+        np.testing.assert_array_equal(whole.values[low : low + 1100], alone.values)
+        if store != "float32":
+            np.testing.assert_array_equal(whole.offset[number], alone.offset[0])
+            residual = x[low : low + 1100] - alone.offset[0]
+            expected = residual.astype(np.float16) if store == "float16" else bfloat16_bits(residual)
+            np.testing.assert_array_equal(alone.values, expected)

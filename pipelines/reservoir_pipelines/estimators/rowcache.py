@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir.features import column_shapes, forward
+from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import read_integers
@@ -250,7 +250,7 @@ class RowCache:
 
     def _compute(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray, digests: list[bytes]) -> None:
         if len(x) < FEW:
-            values = forward(model, None, x, lengths, self.columns, self.layout.batch_rows)
+            values = launch(model, load(model, None, x, lengths, self.layout.batch_rows), self.columns)()
             self._add(Block(None, {name: column.reshape(len(x), -1) for name, column in values.items()}), digests)
             return
         rows, joined = {ROWS: len(digests)}, b"".join(digests)
@@ -261,10 +261,10 @@ class RowCache:
         labels = np.frombuffer(joined, np.uint8).reshape(len(digests), 1, -1)
         write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
 
-        def block(_: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
-            return forward(model, None, x[low:high], lengths[low:high], columns, entry.layout.batch_rows)
+        def read(_: str, low: int, high: int) -> list[Loaded]:
+            return [load(model, None, x[low:high], lengths[low:high], entry.layout.batch_rows)]
 
-        compute_missing(entry, [ROWS], self.columns, block)
+        compute_missing(entry, [ROWS], self.columns, read, partial(launch, model))
         self._add_entry(entry)
 
 

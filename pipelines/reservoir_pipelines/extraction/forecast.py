@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from reservoir_cache import required_bytes
 
-from reservoir.features import forward, model_batches, to_pieces
+from reservoir.features import Loaded, launch, load
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, start_run
 from reservoir_pipelines.files import cache_root
@@ -76,16 +76,16 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     notify(f"plan: data and model loaded in {loading:.0f} s; timing the model for about {SECONDS * REPEATS:.0f} s")
     present, count = sum(run.spec.rows.values()), run.layout.batch_rows
     rows = rows or present
-    x, lengths = _sample(run, run.layout.block_rows)
-    padded, tokens = (total / len(x) for total in _tokens(run, x, lengths))
+    block = _sample(run, run.layout.block_rows)
+    padded, tokens = block.padded / len(block.lengths), float(block.lengths.mean())
     found: list[float] = []  # seconds per token of each trial, on more and more rows until one is long enough
     while len(found) < REPEATS:
-        x, lengths = _sample(run, count, len(found))
         started = clock()
-        forward(run.model, prepared.scaling, x, lengths, run.columns, run.layout.batch_rows)
+        sample = _sample(run, count, len(found))
+        launch(run.model, sample, run.columns)()
         seconds = clock() - started
-        if seconds >= SECONDS or len(x) < count or count >= run.layout.block_rows:
-            found.append(seconds / _tokens(run, x, lengths)[0])
+        if seconds >= SECONDS or len(sample.lengths) < count or count >= run.layout.block_rows:
+            found.append(seconds / sample.padded)
         else:
             count = min(run.layout.block_rows, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
     speed = 1 / (sorted(found)[REPEATS // 2] * padded)
@@ -112,16 +112,9 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     )
 
 
-def _sample(run: Run, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``count`` random training rows as they are stored, and their lengths."""
+def _sample(run: Run, count: int, seed: int = 0) -> Loaded:
+    """Return batches of ``count`` random training rows."""
     known = run.rows["train"]
     drawn = np.random.default_rng(seed).choice(known, min(count, len(known)), replace=False)
     part = run.prepared.split("train").take(np.sort(drawn))
-    return part.x, part.lengths
-
-
-def _tokens(run: Run, x: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
-    """Return the tokens that go through the model for some rows, with padding and without."""
-    lengths = to_pieces(run.model, run.prepared.scaling, x, lengths)[1]
-    batches = model_batches(run.model, lengths, run.layout.batch_rows)
-    return float(sum(len(rows) * tokens for rows, tokens in batches)), float(lengths.sum())
+    return load(run.model, run.prepared.scaling, part.x, part.lengths, run.layout.batch_rows)

@@ -6,7 +6,7 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,14 @@ def _write(
     block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
     layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
 
-    def read(split: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
+    def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
+        split, low, high = place
         return {column: _finite(file, features[column][split], split, column, low, high) for column in columns}
 
     digest = hashlib.sha256(json.dumps([prepared.rows, shapes]).encode())
     for split, column in ((split, column) for split in index for column in shapes):
         for low, high in layout.blocks(prepared.rows[split]):
-            digest.update(read(split, low, high, [column])[column].astype("<f4").data)
+            digest.update(read((split, low, high), [column])[column].astype("<f4").data)
     spec = Spec(
         task=prepared.task.to_dict(),
         data={"digest": data_digest(prepared, index), "rows": prepared.rows},
@@ -89,7 +90,8 @@ def _write(
     made_with = {"call": call, "versions": versions("h5py", "numpy")}
     entry, todo = open_entry(root, name, prepared, index, spec, layout, shapes, [*index], made_with)
     with meter("import", row_count(entry, todo)) as bar:
-        return entry, tuple(shapes), compute_missing(entry, [*index], [*shapes], read, bar.advance)
+        steps = lambda *place: [place], lambda place, columns: partial(read, place, columns)
+        return entry, tuple(shapes), compute_missing(entry, [*index], [*shapes], *steps, bar.advance)
 
 
 def _by_column(file: Path, arrays: Mapping[str, Rows], prepared: Prepared) -> Columns:

@@ -7,9 +7,12 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from reservoir_cache import (
     Layout,
     ShardWriter,
     Spec,
+    ahead,
     check_space,
     repair,
     required_bytes,
@@ -32,7 +36,7 @@ from torch import nn
 
 from reservoir.backbones import describe_weights
 from reservoir.errors import InputError
-from reservoir.features import forward
+from reservoir.features import Loaded, forward, launch, load
 from reservoir.option_fields import as_group
 from reservoir.options import ClusterOptions, ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
@@ -44,13 +48,17 @@ from reservoir_pipelines.output import notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workers import check_versions, map_pieces, program_versions, this_worker
 
-Compute = Callable[[str, int, int, Sequence[str]], Mapping[str, np.ndarray]]
-"""Called with a split, its first and last row, and columns; returns their values (rows, tokens, width)."""
+Load = Callable[[str, int, int], Iterable[Any]]
+"""Called with a split, its first and last row, in a thread of its own; yields the rows in parts."""
+
+Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
+"""Called with a part and columns; returns a function that waits for their values (rows, tokens, width)."""
 
 PADDING = "right, masked"
 LIMIT_SEED = 0
 MOST_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
 LEAST_BLOCKS = 8  # several workers can share them
+LOADED_AHEAD = 2  # parts of a block that wait for the model
 POLL = 0.5  # seconds between looks at the blocks that other processes have claimed
 
 TASK_BLOCKS, MOST_TASKS = 8, 512
@@ -122,19 +130,22 @@ class Run:
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
-        computed = compute_missing(entry, self.splits, self.columns, partial(self.forward, entry.layout), advance)
+        computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
             notify(f"{self.spec.task['name']}: {note}")
         return computed
 
-    def forward(self, layout: Layout, split: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
-        """Compute the columns of some rows, `Layout.offset_rows` at a time: values do not depend on the blocks."""
-        parts = []
-        for start in range(low, high, layout.offset_rows):
-            rows = self.rows[split][start : min(start + layout.offset_rows, high)]
-            part = self.prepared.split(split).take(rows)
-            parts.append(forward(self.model, self.prepared.scaling, part.x, part.lengths, columns, layout.batch_rows))
-        return {column: np.concatenate([part[column] for part in parts]) for column in columns}
+    def steps(self, entry: Entry) -> tuple[Load, Compute]:
+        """Return what `compute_blocks` calls; values do not depend on the blocks, only on `Layout.offset_rows`."""
+        layout = entry.layout
+
+        def read(split: str, low: int, high: int) -> Iterator[Loaded]:
+            for start in range(low, high, layout.offset_rows):
+                rows = self.rows[split][start : min(start + layout.offset_rows, high)]
+                part = self.prepared.split(split).take(rows)
+                yield load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
+
+        return read, partial(launch, self.model)
 
     def _made_with(self, call: Mapping[str, Any]) -> dict[str, Any]:
         on_cpu = self.model.device.type == "cpu"
@@ -260,35 +271,52 @@ def compute_blocks(
     entry: Entry,
     blocks: Sequence[tuple[str, int]],
     columns: Sequence[str],
+    read: Load,
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
-    """Compute the blocks that no other process has claimed; return the number of rows computed."""
-    computed = 0
+    """Compute the blocks that no other process has claimed; return the number of rows computed.
+
+    Loading runs ahead in a thread, and encoding and writing follow in two others, so that a GPU need not wait.
+    """
+    computed, layout = 0, entry.layout
     with ShardWriter(entry) as writer:
-        for split, block in blocks:
-            low, high = entry.layout.block(entry.spec.rows[split], block)
-            with entry.claim(split, block) as mine:
-                # Another process may have published it since it was listed.
-                lacking = entry.lacking(split, block, columns) if mine else ()
-                if lacking:
-                    writer.put(split, block, dict(compute(split, low, high, lacking)))
+
+        def claimed() -> Iterator[tuple[tuple[str, int], tuple[str, ...], Any]]:
+            for split, block in blocks:
+                lacking = writer.claim(split, block, columns)
+                parts = read(split, *layout.block(entry.spec.rows[split], block)) if lacking else (None,)
+                yield from (((split, block), lacking, part) for part in parts)
+
+        with closing(ahead(claimed(), LOADED_AHEAD)) as loaded:
+            for (split, block), parts in groupby(loaded, itemgetter(0)):
+                launched = [compute(part, lacking) for _, lacking, part in parts if lacking]
+                low, high = layout.block(entry.spec.rows[split], block)
+                if launched:
+                    writer.put(split, block, partial(_joined, launched))
                     computed += high - low
-            advance(high - low, writer.bytes_written)
+                advance(high - low, writer.bytes_written)
     return computed
+
+
+def _joined(launched: Sequence[Callable[[], Mapping[str, np.ndarray]]]) -> Mapping[str, np.ndarray]:
+    """Return the columns of a block from those of its parts."""
+    parts = [fetch() for fetch in launched]
+    return parts[0] if len(parts) == 1 else {c: np.concatenate([part[c] for part in parts]) for c in parts[0]}
 
 
 def compute_missing(
     entry: Entry,
     splits: Sequence[str],
     columns: Sequence[str],
+    read: Load,
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
     """Compute what is missing, wait for blocks that others compute; return the number of rows computed here."""
     computed = 0
     while todo := missing_blocks(entry, splits, columns):
-        rows = compute_blocks(entry, todo, columns, compute, advance)
+        rows = compute_blocks(entry, todo, columns, read, compute, advance)
         computed += rows
         if not rows and missing_blocks(entry, splits, columns):
             time.sleep(POLL)
@@ -350,7 +378,7 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
     """Compute and publish some blocks of an entry; return the number of their rows."""
     with _one_pass, silenced():
         run, entry = _runs.get(share.key) or _open(share), Entry.open(path)
-        return compute_blocks(entry, blocks, columns, partial(run.forward, entry.layout))
+        return compute_blocks(entry, blocks, columns, *run.steps(entry))
 
 
 def _open(share: Share) -> Run:
