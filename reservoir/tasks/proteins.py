@@ -16,6 +16,7 @@ TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
 """The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` after it."""
 
 FOLDS = 1195
+PAPER_OUTPUTS = 1200  # of the authors' output layer, five of which no protein has
 
 PARTS = {
     "train": "train",
@@ -38,12 +39,12 @@ class Homology(Source):
     held-out folds; ``test_superfamily`` and ``test_family`` are splits of their own. Proteins longer than
     ``max_tokens`` are dropped, and counted.
 
-    ``protocol="paper"`` writes proteins in TAPE's 30 symbols, two of which enclose each and count, and tests on the
-    validation split. The authors pad each protein to the longest of its batch and read the last position, so the
-    prediction for a protein depends on the others in its batch; they leave out whole batches longer than
-    ``max_tokens``, and multiply accuracy by the share that is kept. Here `batch_lengths` assigns the batches once, when
-    the data are prepared: ``batch`` rows for training and four times as many for validation, as in their loader. The
-    padding of a row is therefore part of the data and of its key.
+    ``protocol="paper"`` writes proteins in TAPE's 30 symbols, two of which enclose each and count, has 1,200 outputs,
+    and tests on the validation split. The authors pad each protein to the longest of its batch and read the last
+    position, so the prediction for a protein depends on the others in its batch; they leave out whole batches longer
+    than ``max_tokens``, and multiply accuracy by the share that is kept. Here `batch_lengths` assigns the batches once,
+    when the data are prepared: ``batch`` rows for training and four times as many for validation, as in their loader.
+    The padding of a row is therefore part of the data and of its key.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -63,7 +64,7 @@ class Homology(Source):
             name="homology",
             form=Tokens(len(self._symbols)),
             max_tokens=self.max_tokens,
-            classes=FOLDS,
+            classes=PAPER_OUTPUTS if self._paper else FOLDS,
             parameters={"max_tokens": self.max_tokens, "protocol": self.protocol}
             | ({"batch": self.batch} if self._paper else {}),
         )

@@ -69,6 +69,17 @@ def test_mnist_reads_what_was_written(tmp_path, packed, below):
     assert np.array_equal(test["test"].y.ravel(), arrays["t10k-labels-idx1-ubyte"])
 
 
+def test_mnist_has_no_border_under_the_papers_protocol(tmp_path):
+    images = samples.mnist_files(tmp_path)["t10k-images-idx3-ubyte"]
+    source = task_named("mnist", data=tmp_path, protocol="paper")
+    assert source.task.max_tokens == 49 and source.task.parameters == {"protocol": "paper"}
+    x, _ = encode(source.task, images)
+    assert np.array_equal(x, patches(images, 4)) and np.array_equal(source.pictures(x), images)
+    assert "protocol" not in task_named("mnist", protocol="ours").task.parameters
+    with pytest.raises(InputError, match="protocol is 'yours'"):
+        task_named("mnist", protocol="yours")
+
+
 def test_predict_encodes_as_prepare_does(tmp_path):
     arrays = samples.mnist_files(tmp_path)
     source = task_named("mnist", data=tmp_path)

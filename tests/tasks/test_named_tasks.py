@@ -388,6 +388,7 @@ def test_the_files_of_tape_give_the_proteins(tmp_path):
 def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     parts = write_tape(tmp_path)
     source = task_named("homology", data=tmp_path, max_tokens=30, protocol="paper", batch=1)
+    assert (source.task.classes, task_named("homology").task.classes) == (1200, 1195)
     assert source.task.form == Tokens(30)
     valid = read_splits(source)["valid"]
     # TAPE's vocabulary: padding, mask, class, separator, unknown, then the letters from A (5) to Z (29), without J.

@@ -94,6 +94,8 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
             how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
         elif (cost := costs[cell.key]).reason:
             how = ("cannot run here", "-", "-")
+        elif not cost.seconds:
+            how = ("to run", "not estimated", "-")
         else:
             how = ("to run", time_text(cost.seconds), size_text(int(cost.bytes)))
         lines.append((cell.key, cell.title, *how))

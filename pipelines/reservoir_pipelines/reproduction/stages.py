@@ -162,7 +162,9 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
         costs[cell.key] = tried[kind]
     if costs:
         seconds, size = sum(cost.seconds for cost in costs.values()), sum(cost.bytes for cost in costs.values())
-        notify(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}")
+        untried = sum(not cost.seconds and not cost.reason for cost in costs.values())
+        rest = f", without {untried} that are not estimated (pretraining, attention maps)" if untried else ""
+        notify(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}{rest}")
     if reasons := [cost.reason for cost in costs.values() if cost.reason]:
         notify(f"{len(reasons)} of them cannot run here: {'; '.join(dict.fromkeys(reasons))}")
     return costs
@@ -188,7 +190,7 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             if cell.stage == "fit":
                 found = plan(task, as_group(settings, ExtractOptions))
                 return Cost(found.seconds, found.bytes)
-            if cell.stage != "train":
+            if cell.stage != "train":  # maps and cards take seconds; scoring a pretraining takes as long as many steps
                 return Cost()
             rows = prepare(task, as_group(settings, RowOptions), cache=settings.get("cache")).rows
             steps, every = settings["steps"], settings["eval_every"]

@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.images.patches import Windows2d, image_split, joined, patches
 from reservoir.tasks.rows import SHARES, held_out, stratified
-from reservoir.tasks.source import Piece, Source, check_sequences, find_file, full_lengths
+from reservoir.tasks.source import Piece, Source, check_protocol, check_sequences, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
 CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
@@ -68,13 +68,18 @@ class Mnist(Source):
     """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels.
 
     About a tenth of the training file, by `reservoir.tasks.rows.held_out`, is the validation split. With ``window`` the
-    tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
+    tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`. With ``protocol="paper"``
+    images are not padded: 49 tokens, as in the authors' code.
     """
 
     data: Path | None = None  # the folder with the files, gzipped or not
     window: int = 0
     stride: int = 2
+    protocol: str = "ours"
     folders = ("", "mnist", "MNIST/raw")
+
+    def __post_init__(self) -> None:
+        check_protocol(self.task.name, self.protocol)
 
     @property
     def task(self) -> Task:
@@ -82,8 +87,15 @@ class Mnist(Source):
         return self._task("mnist")
 
     def _task(self, name: str, labels: tuple[str, ...] = ()) -> Task:
-        plain = Task(name=name, form=Vectors(16), max_tokens=64, classes=10, labels=labels)
+        parameters = {} if self._border else {"protocol": "paper"}
+        tokens = (7 + self._border) ** 2
+        plain = Task(name=name, form=Vectors(16), max_tokens=tokens, classes=10, labels=labels, parameters=parameters)
         return self._windows.task(plain, 28, 1) if self.window else plain
+
+    @property
+    def _border(self) -> int:
+        """Tokens by which zeros widen each side of the image: one, two pixels at each edge, or none."""
+        return int(self.protocol != "paper")
 
     @property
     def _windows(self) -> Windows2d:
@@ -119,20 +131,21 @@ class Mnist(Source):
         return Scaling.constant(1 / 255, 16)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return images (rows, 28, 28) of values 0 to 255, or sequences (rows, 64, 16), as sequences."""
+        """Return images (rows, 28, 28) of values 0 to 255, or sequences (rows, tokens, 16), as sequences."""
         if x.ndim != 3 or x.shape[1:] != (28, 28):
             x = check_sequences(self.task, x)
         elif self.window:
             x = self._windows(x)
         else:
-            x = patches(np.pad(x, ((0, 0), (2, 2), (2, 2))), 4)
+            x = patches(np.pad(x, ((0, 0), *[(2 * self._border,) * 2] * 2)), 4)
         return x, full_lengths(x)
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 28, 28) of bytes, as published."""
         if self.window:
             raise InputError("whitened windows cannot be converted back to images; choose a task without window")
-        return joined(x, 32, 4)[:, 2:30, 2:30, 0].astype(np.uint8)
+        edge = 2 * self._border
+        return joined(x, 28 + 2 * edge, 4)[:, edge : edge + 28, edge : edge + 28, 0].astype(np.uint8)
 
     def _pair(self, part: str) -> tuple[Path, Path]:
         return self._find(f"{part}-images-idx3-ubyte"), self._find(f"{part}-labels-idx1-ubyte")
