@@ -188,10 +188,13 @@ def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
     cache, tmp_path, call, runs, monkeypatch
 ):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
-    mine = recipe(tmp_path, 'rows = [{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }]')
+    rows = '{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }'
+    mine = recipe(tmp_path, f'rows = [{rows}, {{ name = "made", cell = "bit-pretraining" }}]')
     code, out, err = call("reproduce", mine, "--scale", "hour", "--dry-run")
     assert (code, runs) == (0, [])
-    assert [" kB" in line for line in out.splitlines() if "seed 0" in line] == [True, False]
+    lines = [line for line in out.splitlines() if "seed 0" in line]
+    assert [" kB" in line for line in lines] == [True, False, False] and "not estimated" in lines[2]
+    assert "without 1 that are not estimated" in err
     assert "1 of them cannot run here: " in err
     assert "--data DIR" in err
 
