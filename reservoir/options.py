@@ -265,7 +265,10 @@ class FitOptions(OutOptions, panel="Readout"):
         "all",
         "Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and each layer.",
     )
-    readout: str = option("ridge", "ridge, logistic, or the path of an estimator: sklearn.svm.LinearSVC:C=0.1,1.")
+    readout: str = option(
+        "ridge",
+        "ridge, logistic, weighted (a learned sum of layers), or an estimator's path: sklearn.svm.LinearSVC:C=0.1,1.",
+    )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
         "auto", "Choose by valid (that split), by cvK (K folds of train and valid), or auto (by the number of rows)."

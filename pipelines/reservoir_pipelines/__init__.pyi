@@ -499,7 +499,8 @@ def fit(
         Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and each
         layer.
     readout : str, default='ridge'
-        ridge, logistic, or the path of an estimator: sklearn.svm.LinearSVC:C=0.1,1.
+        ridge, logistic, weighted (a learned sum of layers), or an estimator's path:
+        sklearn.svm.LinearSVC:C=0.1,1.
     alphas : str, optional
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'

@@ -6,6 +6,7 @@
 | `moments` | `accumulate` streams data into `Moments`, all that ridge regression needs of it |
 | `ridge` | `ridge_path` solves every penalty from moments, `KernelMatrix` for fewer samples than features |
 | `logistic` | `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes |
+| `weighted` | `learn_layers` and `weighted_sweep` read a sum of layers with learned weights |
 | `sweep` | choice of a penalty by a validation split, `forward_selection` of columns |
 | `folds` | choice of a penalty by K folds: `cross_sweep`, `score_by_kernel` |
 | `linear` | `LinearReadout` predicts; `LinearPath` holds the models of all penalties |

@@ -40,6 +40,7 @@ from reservoir_pipelines.fitting.fitters import (
     EstimatorFitter,
     Fitter,
     RidgeFitter,
+    WeightedFitter,
     column_fit,
     make_fitter,
     score_split,
@@ -88,7 +89,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
     fitter = make_fitter(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
     folds = fitter.folds if isinstance(fitter, RidgeFitter) else 0
-    names, most = choose_columns(pool, options.columns, folds)
+    names, most = choose_columns(pool, options.columns, folds, summed=isinstance(fitter, WeightedFitter))
     sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()
     if sizes and not isinstance(fitter, RidgeFitter):
         raise InputError(f"--curve {options.curve}: a learning curve needs ridge readouts, not {options.readout}")
@@ -137,6 +138,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             p_value=compare(chosen.evaluation, raw.evaluation) if raw else None,
             table=table,
             curve=curve,
+            layer_weights=best.layer_weights,
             readout=kept.readout,
             results=folder / "results.csv",
             plot=folder / "sweep.png",

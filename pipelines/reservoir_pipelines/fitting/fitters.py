@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -27,20 +27,32 @@ from reservoir.readouts.moments import Moments, fold_moments, training_moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, extended_alphas, parse_alphas, ridge_path
 from reservoir.readouts.sweep import Sweep, Tally, gather, solve, sweep
 from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weights, metric_name
+from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
-from reservoir_pipelines.fitting.sources import ColumnSource, Source, emphasis_of, fold_blocks, in_memory_if_small
+from reservoir_pipelines.fitting.sources import (
+    ColumnSource,
+    Source,
+    emphasis_of,
+    fold_blocks,
+    in_memory_if_small,
+)
+from reservoir_pipelines.output import notify
 
 MOST_BYTES = 2 * 10**9  # size of float32 features, which an estimator gets all at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFit:
-    """The score of every setting of one readout on one source, and the best one's index and model."""
+    """The score of every setting of one readout on one source, and the best one's index and model.
+
+    ``layer_weights`` are those of the columns in a weighted sum.
+    """
 
     results: tuple[Result, ...]
     best: int
     readout: Readout
+    layer_weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def result(self) -> Result:
@@ -245,6 +257,29 @@ class LogisticFitter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightedFitter:
+    """Ridge readouts of a sum of layers with learned weights, chosen on valid; see `reservoir.readouts.weighted`."""
+
+    classes: int
+    alphas: np.ndarray
+    balanced: bool = False
+    widens: bool = True
+    folds = 0
+
+    def fit(self, source: Source) -> ColumnFit:
+        """Learn the weights of columns side by side, fit every penalty and choose one."""
+        targets = make_targets(source, self.classes, self.balanced)
+        train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
+        samples = len(source.labels("train"))
+        layers = learn_layers(train, valid, targets, self.alphas, layers=len(source.columns), samples=samples)
+        weights = dict(zip(source.columns, layers.weights.tolist(), strict=True))
+        notify("layer weights: " + ", ".join(f"{column} {weight:.2f}" for column, weight in weights.items()))
+        swept = partial(weighted_sweep, train, valid, targets, layers)
+        found = fit_penalties("weighted", source.columns, swept, self.alphas, widens=self.widens)
+        return replace(found, layer_weights=weights)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EstimatorFitter:
     """Fits a scikit-learn estimator, given by its import path, with every combination of the given parameters."""
 
@@ -330,7 +365,7 @@ class EstimatorFitter:
         return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
-Fitter = RidgeFitter | LogisticFitter | EstimatorFitter
+Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
 """Fits one kind of readout to a source under all its settings."""
 
 
@@ -342,7 +377,7 @@ def _import(path: str) -> Callable[..., Any]:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
-            f"--readout {path}: no such readout ({error}); use ridge, logistic or an import path such as "
+            f"--readout {path}: no such readout ({error}); use ridge, logistic, weighted or an import path such as "
             "sklearn.linear_model.LogisticRegression"
         ) from error
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
@@ -407,6 +442,9 @@ def make_fitter(options: FitOptions, classes: int, rows: Mapping[str, int], grou
             raise InputError("--readout logistic: the task has no classes; use ridge")
         values = parse_alphas(alphas) if alphas else LOGISTIC_ALPHAS
         return LogisticFitter(classes=classes, alphas=values, balanced=balanced, widens=not alphas)
+    if readout == "weighted":
+        values = parse_alphas(alphas) if alphas else DEFAULT_ALPHAS
+        return WeightedFitter(classes=classes, alphas=values, balanced=balanced, widens=not alphas)
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
     return EstimatorFitter.parse(readout, classes, balanced=balanced)

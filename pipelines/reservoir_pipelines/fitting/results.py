@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +32,7 @@ class Result(Record):
     columns : tuple of str
         The columns that it reads side by side.
     readout : str
-        ``ridge``, ``logistic``, or the import path of an estimator with its parameters.
+        ``ridge``, ``logistic``, ``weighted``, or the import path of an estimator with its parameters.
     alpha : float, optional
         Its penalty; None for other estimators.
     valid_score : float
@@ -82,7 +82,9 @@ class Result(Record):
             return self.name
         layers = list(dict.fromkeys(column.partition("/")[0] for column in self.columns))
         named = "+".join(layers) if len(layers) <= 3 else f"{layers[0]} ... {layers[-1]}"
-        return f"{named} ({len(self.columns)} columns)"
+        poolings = {column.partition("/")[2] for column in self.columns}
+        kind = f"{poolings.pop()}, " if len(poolings) == 1 else ""
+        return f"{named} ({kind}{len(self.columns)} columns)"
 
     @property
     def setting(self) -> str:
@@ -143,6 +145,8 @@ class Fit:
         Every readout that was tried.
     curve : tuple of CurvePoint
         The learning curve of the chosen columns, if one was asked for.
+    layer_weights : mapping of str to float
+        The weights of the columns in a weighted sum of layers; empty for other readouts.
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved : Path
@@ -161,6 +165,7 @@ class Fit:
     p_value: float | None
     table: tuple[Result, ...]
     curve: tuple[CurvePoint, ...]
+    layer_weights: Mapping[str, float]
     readout: Readout = field(repr=False)
     results: Path
     plot: Path

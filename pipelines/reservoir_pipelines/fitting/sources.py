@@ -300,8 +300,13 @@ class Pool:
         return ColumnSource(self.stores[int(number) - 1], column, name, self.some)
 
 
-def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> tuple[tuple[str, ...], int]:
-    """Return the columns to try, and the largest number that may be joined greedily, 0 where none may."""
+def choose_columns(
+    pool: Pool, columns: str | Sequence[str], folds: int = 0, *, summed: bool = False
+) -> tuple[tuple[str, ...], int]:
+    """Return the columns to try, and the largest number that may be joined greedily, 0 where none may.
+
+    With ``summed``, all layers of each pooling are tried, whose features have one width.
+    """
     cached = pool.columns()
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
     most = 0
@@ -310,7 +315,14 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
         if not number.isdigit() or int(number) < 1:
             raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
         wanted, most = ["all"], int(number)
-    if wanted == ["all"]:
+    if wanted == ["all"] and summed:
+        layers: dict[tuple[str, int, int], list[str]] = {}
+        for column in single_columns(cached):
+            source = pool.column(column)
+            if isinstance(source, ColumnSource):
+                layers.setdefault((column.partition("/")[2], source.tokens(), source.width()), []).append(column)
+        wanted = ["+".join(of) for of in layers.values() if len(of) > 1]
+    elif wanted == ["all"]:
         available = [*cached, RAW] if pool.raw() else cached
         sources = {column: pool.column(column) for column in cached}
         widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
@@ -328,6 +340,10 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
         for part in column.split("+"):
             if part not in (*cached, RAW):
                 raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
+        parts = [pool.column(part) for part in column.split("+")]
+        widths = {part.width() if isinstance(part, ColumnSource) else 0 for part in parts}
+        if summed and (len(parts) < 2 or len(widths) > 1):
+            raise InputError(f"{column}: --readout weighted sums two or more cached columns of one width; name such")
     if not wanted:
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
         raise InputError(f"no columns to fit; {have}")

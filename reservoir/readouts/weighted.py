@@ -1,0 +1,110 @@
+"""A readout of a weighted sum of layers, whose weights are learned, as ELMo and the upstreams of SUPERB are read.
+
+With z_l the standardised features of layer l, all of one width, and weights w = softmax(a),
+
+    scores = (sum_l w_l z_l) W + b ,
+
+which is linear in the columns of all layers side by side. The weights minimise the squared error of ridge regression
+on held-out training rows: each half of them is predicted by the solution of the other half. L-BFGS follows the gradient
+through both solutions. Then W is solved for all training rows and every penalty.
+
+References: Peters et al. (2018), Deep contextualized word representations; Yang et al. (2021), SUPERB.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from reservoir.readouts.linear import LinearPath
+from reservoir.readouts.moments import constant
+from reservoir.readouts.ridge import inverse
+from reservoir.readouts.sweep import Sweep, gather, score, solve
+from reservoir.readouts.targets import Block, Targets
+
+MOST_SAMPLES = 4096  # training samples that the weights are learned from, which are at most some dozens of numbers
+STEPS = 30
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerSum:
+    """The weighted sum of the layers of columns side by side, (n, layers * width), as features (n, width).
+
+    ``weights`` (layers,) are positive and sum to one; ``mean`` and ``scale`` (layers * width,) standardise the columns.
+    """
+
+    weights: np.ndarray
+    mean: np.ndarray
+    scale: np.ndarray
+
+    def blocks(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Yield the sums of blocks of features, and their labels."""
+        for x, y in blocks:
+            yield np.einsum("nlw,l->nw", self.layers(x), self.weights), y
+
+    def layers(self, x: np.ndarray) -> np.ndarray:
+        """Return the standardised features of each layer, (n, layers, width)."""
+        return ((x - self.mean) * self.scale).reshape(len(x), len(self.weights), -1)
+
+    def joined(self, path: LinearPath) -> LinearPath:
+        """Return the models of a path over the sum as models of the columns side by side."""
+        coef = self.weights[:, None, None] * path.coef[:, None]
+        return LinearPath(
+            path.alphas, coef.reshape(len(coef), len(self.mean), -1), path.intercept, self.mean, self.scale
+        )
+
+
+def weighted_sweep(
+    train: Iterable[Block], valid: Iterable[Block], targets: Targets, layer_sum: LayerSum, alphas: np.ndarray
+) -> Sweep:
+    """Fit a ridge readout of a sum of layers for every penalty and choose one by validation."""
+    path = layer_sum.joined(solve(gather(layer_sum.blocks(train), targets), alphas))
+    return Sweep(path, score(path, valid, targets))
+
+
+def learn_layers(
+    train: Iterable[Block], valid: Iterable[Block], targets: Targets, alphas: np.ndarray, *, layers: int, samples: int
+) -> LayerSum:
+    """Return the sum of ``layers`` layers with learned weights; ``samples`` is the number of training samples.
+
+    The penalty is the one that scores best on valid for the plain mean of the layers.
+    """
+    every, start, taken = -(-samples // MOST_SAMPLES), 0, []
+    for x, y in train:
+        taken.append((x[-start % every :: every], y[-start % every :: every]))
+        start += len(x)
+    x, y = (np.concatenate(part) for part in zip(*taken, strict=True))
+    mean, variance = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
+    scale = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
+    plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=scale)
+    alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
+    sample_weights = targets.weights(y)
+    weights = _minimise(plain.layers(x), targets.encode(y), sample_weights, alpha)
+    return LayerSum(weights=weights, mean=mean, scale=scale)
+
+
+def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray | None, alpha: float) -> np.ndarray:
+    """Return the weights of layers (n, layers, width) that predict targets (n, t) best from the other half of rows."""
+    inputs, encoded = torch.from_numpy(z.astype(np.float32)), torch.from_numpy(y.astype(np.float64))
+    encoded = encoded - encoded.mean(0)
+    roots = torch.ones(len(y), 1) if sample_weights is None else torch.from_numpy(np.sqrt(sample_weights))[:, None]
+    halves = slice(0, None, 2), slice(1, None, 2)
+    logits = torch.zeros(inputs.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([logits], max_iter=STEPS, line_search_fn="strong_wolfe")
+    penalty = alpha / 2 * torch.eye(inputs.shape[2], dtype=torch.float64)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        total = torch.einsum("nlw,l->nw", inputs, logits.softmax(0)).double()
+        x = roots * total * (total.var(0) + 1e-12).rsqrt()
+        value = torch.zeros(())
+        for known, held in (halves, halves[::-1]):
+            targets = (roots * encoded)[known]
+            coef = torch.linalg.solve(x[known].T @ x[known] + penalty, x[known].T @ targets)
+            value = value + (x[held] @ coef - (roots * encoded)[held]).square().mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return logits.detach().softmax(0).double().numpy()
