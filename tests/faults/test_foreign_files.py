@@ -238,9 +238,6 @@ def test_an_estimator_that_a_module_of_scikit_learn_merely_holds_is_refused(evil
         refused(call, evil, "fit", entry, "--readout", "sklearn.dummy.Foreign")
 
 
-# ---- entries and models that name modules
-
-
 def test_an_entry_that_names_a_module_does_not_have_it_imported(entry, evil, cache, call):
     change_call(entry, task="evilmod:go")
     for name in (entry, entry.name, Entry.open(entry).key[:12]):

@@ -36,9 +36,6 @@ class Touch:
         return (os.mkdir, (str(self.path),))
 
 
-# ---- idx
-
-
 def idx(change):
     """Return a case: MNIST's files, one of them changed."""
 
@@ -65,9 +62,6 @@ def packed_and_cut(folder):
     data = gzip.compress((folder / IMAGES).read_bytes())
     (folder / IMAGES).unlink()
     (folder / f"{IMAGES}.gz").write_bytes(data[: len(data) // 2])
-
-
-# ---- CIFAR
 
 
 def cifar(change, *, binary=True, packed=False):
@@ -107,9 +101,6 @@ def archive_without_test(folder):
     samples.write_tar(path, members)
 
 
-# ---- ListOps and proteins
-
-
 def listops(train):
     """Return a case: Long Range Arena's files, with these lines for training."""
 
@@ -136,9 +127,6 @@ def homology(valid):
         return ["homology", "--data", str(folder)]
 
     return case
-
-
-# ---- your own data
 
 
 def npz(*flags, **changed):
@@ -322,9 +310,6 @@ def outcome(name, **parameters):
     return ""
 
 
-# ---- files that cost more than they are
-
-
 def small_in_memory(name, message, **parameters):
     """Refuse, without ever holding much; NumPy and Python count what they take."""
     line, peak = traced(lambda: outcome(name, **parameters))
@@ -379,15 +364,6 @@ def test_an_array_of_nothing_has_no_rows(tmp_path):
         archive.writestr("x.npy", header.getvalue())
         archive.writestr("y.npy", header.getvalue())
     small_in_memory(tmp_path / "mine.npz", "needs 0 bytes")
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_an_archive_packed_otherwise(tmp_path, method):
-    array = io.BytesIO()
-    np.save(array, np.ones((12, 4)))
-    with zipfile.ZipFile(tmp_path / "mine.npz", "w", method) as archive:
-        archive.writestr("x.npy", array.getvalue())
-    assert "packed otherwise" in outcome(tmp_path / "mine.npz")
 
 
 def test_two_arrays_of_one_name(tmp_path):
@@ -464,9 +440,6 @@ def test_one_text_far_longer_than_the_others(tmp_path):
     small_in_memory(tmp_path / "mine.csv", "row 7: 2000000 tokens where 1000 rows have 2003996 in all")
 
 
-# ---- HDF5
-
-
 def write_hdf5(path, **datasets):
     with h5py.File(path, "w") as file:
         file["y"] = np.arange(12) % 2
@@ -502,9 +475,6 @@ def test_pipes_and_empty_folders_are_refused(tmp_path):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()
-
-
-# ---- on the command line: one line and exit code 2
 
 
 HEAD = "@problemName p\n@timeStamps false\n@missing false\n@classLabel true a b\n@data\n"

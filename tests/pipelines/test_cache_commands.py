@@ -11,18 +11,10 @@ import numpy as np
 import pytest
 from reservoir_pipelines import (
     ReservoirClassifier,
-    attention,
-    explain,
     extract,
     fit,
-    plan,
-    predict,
-    prepare,
     train,
-    tune,
 )
-
-from reservoir.errors import InputError
 
 ONE_BLOCK = "mini:n_layer=1,n_embd=16,n_head=2"
 SMALL = {"backbone": ONE_BLOCK, "init": "random", "limit": 60, "layers": "final", "pool": "mean"}
@@ -127,17 +119,6 @@ def test_the_precision_is_listed_and_stands_in_the_card(call, cache, listed):
     shown = call("cache", "show", entry.name)[1]
     assert "other processors round differently" in shown
     assert json.loads(call("cache", "show", entry.name, "--json")[1])["spec"]["compute"] == compute
-
-
-@pytest.mark.parametrize("value", [np.zeros((30, 8)), [[1, 2], [3, 4]], 3, None])
-@pytest.mark.parametrize("stage", [attention, explain, extract, fit, plan, predict, prepare, train, tune])
-def test_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, value):
-    others = {"file": "new.npz"} if stage in (explain, predict) else {}
-    with pytest.raises(InputError, match="not a name or a path") as caught:
-        stage(value, **others)
-    assert ("ReservoirClassifier().fit(x, y)" in str(caught.value)) == isinstance(value, np.ndarray | list)
-    assert "\n" not in str(caught.value)
-    assert type(value).__name__ in str(caught.value)
 
 
 SHAPE = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}

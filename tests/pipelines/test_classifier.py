@@ -65,9 +65,6 @@ def loud(rows=60):
     return x, level > np.median(level), {"layers": "embed", "pool": "std"}
 
 
-# ---- scikit-learn's contract
-
-
 def test_classifier_passes_every_check_of_scikit_learn(classifier):
     check_estimator(classifier(layers="embed,block02"), on_skip=None)
 
@@ -78,9 +75,6 @@ def test_regressor_passes_every_check_of_scikit_learn(tiny_gpt2):
 
 def test_transformer_passes_every_check_of_scikit_learn(tiny_gpt2):
     check_estimator(ReservoirTransformer(backbone=str(tiny_gpt2), layers="embed", pool="mean,max"), on_skip=None)
-
-
-# ---- one pass per row
 
 
 def test_grid_search_computes_each_row_once(classifier, passes):
@@ -149,9 +143,6 @@ def test_memory_is_bounded_and_dropped_rows_are_computed_again(classifier, passe
     assert sum(passes) == len(x) + 6
 
 
-# ---- the same as by hand
-
-
 def by_hand(model, x, columns):
     """Return features of float sequences, straight through the frozen model, in other batches."""
     frozen = rowcache.shared_model(model._task, model._plan.reservoir, compute=model._plan.compute)
@@ -209,9 +200,6 @@ def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, v
         warnings.simplefilter("error", UserWarning)
         explicit = classifier(layers="embed", vocabulary=vocabulary).fit(x if vocabulary else x.astype(float), y)
     np.testing.assert_array_equal(explicit.predict_proba(x), model.predict_proba(x))
-
-
-# ---- what can go wrong
 
 
 def test_a_damaged_entry_is_named_and_repaired(classifier, passes, cache):

@@ -9,7 +9,6 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-import torch
 from reservoir_cache import CacheError, folder_bytes, repair
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
@@ -216,31 +215,6 @@ def test_wrong_settings_are_refused_before_anything_is_written(small, cache, set
         small(**settings)
     assert "\n" not in str(caught.value)
     assert not list(cache.glob("features/*/*"))
-
-
-def test_windows_are_tokens_of_the_model(cache, tiny_gpt2, tmp_path):
-    draw = np.random.default_rng(0)
-    x = draw.normal(3, 2, (40, 30, 2)).astype(np.float32)
-    lengths = draw.integers(12, 31, 40)
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(40) % 2, lengths=lengths)
-    settings = {"backbone": str(tiny_gpt2), "store": "float32", "compute": "float32", "layers": "block02"}
-    done = extract(str(tmp_path / "own.npz"), patch=4, stride=2, pool="last", **settings)
-    prepared = prepare(str(tmp_path / "own.npz"))
-    model = load_model(
-        prepared.task, resolve_model(ReservoirOptions(backbone=str(tiny_gpt2), patch=4, stride=2)), compute="float32"
-    )
-    assert model.fpt.task.form.dim == 8
-    part = prepared.split("train")
-    whole = part.read(0, len(part))
-    scaled = prepared.scaling(whole.x)
-    for row in range(len(part)):
-        count = (int(whole.lengths[row]) - 4) // 2 + 1
-        tokens = np.stack([scaled[row, 2 * i : 2 * i + 4].ravel() for i in range(count)])
-        hidden = model.fpt.features(torch.from_numpy(tokens)[None], torch.tensor([count]), ["block02/last"])
-        np.testing.assert_allclose(done["train"]["block02/last"][row], hidden["block02/last"][0, 0], atol=1e-5)
-    for wrong, words in (({"patch": 13}, "values; use a smaller"), ({"patch": 0}, "--patch 0"), ({"patch": 40}, "30")):
-        with pytest.raises(InputError, match=words):
-            extract(str(tmp_path / "own.npz"), pool="last", **wrong, **settings)
 
 
 SETTINGS = {"compute": "float32", "layers": "embed,final"}

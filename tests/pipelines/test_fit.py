@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from reservoir_cache.shard import decode, encode
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
@@ -501,11 +500,6 @@ def held(x, y, name="held"):
     return Held({split: (a, b) for split, a, b in parts}, (name,))
 
 
-def in_float16(x):
-    """Return samples as they are read from a shard of float16."""
-    return decode(encode(x[:, None], "float16", column="held"), "float16")[:, 0]
-
-
 @pytest.mark.parametrize("folds", [0, 5])
 @pytest.mark.parametrize("width", [5, 300])
 def test_the_grid_is_extended_where_its_end_scores_best(folds, width):
@@ -547,25 +541,6 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
     for level in (0.05, 0.1, 0.25, 0.5):
         assert abs(np.mean(np.array(p_values) <= level) - level) <= 3 * np.sqrt(level * (1 - level) / 100)
     assert len(set(p_values)) > 10
-
-
-@pytest.mark.parametrize("width", [30, 400])
-def test_rounding_of_stored_features_does_not_affect_the_choice(width):
-    """A share that only one row has is rounded differently in every shard, which is no signal in the other folds."""
-    rng = np.random.default_rng(3)
-    y = rng.integers(0, 2, 150)[:, None]
-    x = (rng.random((150, width)) + 0.3 * y * (np.arange(width) % 5 == 0)).astype(np.float32)
-    rare = np.zeros((150, width), np.float32)
-    rare[rng.integers(0, 120, width), np.arange(width)] = rng.random(width) / 7
-    exact = held(np.concatenate([x, rare], axis=1), y)
-    rounded = Held({name: (in_float16(x), y) for name, (x, y) in exact.splits.items()})
-    one, other = (RidgeFitter(classes=2, alphas=ALPHAS, folds=5).fit(source) for source in (exact, rounded))
-    assert one.result.alpha == other.result.alpha
-    np.testing.assert_allclose(
-        [result.valid_score for result in one.results], [result.valid_score for result in other.results], atol=0.009
-    )
-    test = exact.splits["test"][0]
-    np.testing.assert_allclose(one.readout.scores(test), other.readout.scores(test), atol=1e-3)
 
 
 @pytest.mark.parametrize("classes", [0, 3])

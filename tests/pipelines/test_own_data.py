@@ -76,9 +76,6 @@ def test_a_flag_that_does_not_fit_is_refused_in_one_line(cache, tmp_path, capsys
     assert len(lines) == 1 and message in lines[0], lines
 
 
-# ---- missing values
-
-
 def holes(path, rows=80, dtype=float):
     """Write series of two channels with holes; return the path, the whole series and where they are missing."""
     draw = np.random.default_rng(3)
@@ -139,9 +136,6 @@ def test_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
     assert len(list(predict(found.saved, new))) == 5
 
 
-# ---- groups
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
     draw = np.random.default_rng(seed)
@@ -174,20 +168,6 @@ def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
     assert f"{count}-fold cross-validation by group" in capsys.readouterr().err
     with pytest.raises(InputError, match=f"cross-validation: {count + 1} folds of {count} groups"):
         fit(features, select=f"cv{count + 1}")
-
-
-def test_other_groups_are_other_data(cache, tmp_path):
-    x, y = np.random.default_rng(0).normal(size=(60, 5, 1)), np.arange(60) % 2
-    split = np.repeat(["train", "valid", "test"], 20)
-    digests = []
-    for groups in (None, np.arange(60), np.arange(60) // 2):
-        more = {} if groups is None else {"groups": groups}
-        np.savez(tmp_path / "g.npz", x=x, y=y, split=split, **more)
-        prepared = prepare(str(tmp_path / "g.npz"))
-        digests.append(prepared.digest)
-        found = prepared.split("valid").groups
-        assert found is None if groups is None else np.array_equal(found, groups[20:40])
-    assert len(set(digests)) == 3
 
 
 ONE_BLOCK = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}

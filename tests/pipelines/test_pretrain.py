@@ -51,9 +51,6 @@ def journal(folder):
     return [line for line in lines if "bits" in line], [line for line in lines if "valid_bits" in line]
 
 
-# ---- the loop
-
-
 def plain_loop(backbone, path, asked):
     """Train with transformers and torch alone, on the windows of the recipe; return losses in bits, norms, the model.
 
@@ -137,9 +134,6 @@ def test_a_pretraining_that_was_killed_goes_on_to_the_same_bits(text, tmp_path):
     assert (done.valid_bits, done.test_bits) == (whole.valid_bits, whole.test_bits)
 
 
-# ---- what it measures
-
-
 def steps_for(model, corpus, context):
     recipe = PretrainRecipe(steps=1, batch_tokens=context, context=context, short=context)
     return LanguageSteps(model, corpus, recipe, torch.float32, compiled=False)
@@ -173,9 +167,6 @@ def test_bits_per_byte_are_those_of_the_folder_that_was_written(merged, text):
         assert found == pytest.approx(
             nats / math.log(2) / (held.windows.shape[1] - held.first).sum() / held.bytes_per_token, abs=1e-5
         )
-
-
-# ---- what it leaves
 
 
 def test_the_folder_is_one_of_transformers_and_a_backbone(merged, text):
@@ -224,9 +215,6 @@ def test_a_finished_one_is_returned_at_once_wherever_it_lies(merged, text, tmp_p
     assert again.to_dict() == {**merged.to_dict(), "folder": str(folder)}
     with pytest.raises(InputError, match=r"recipe.steps = 30, not 31; name another folder"):
         pretrain(str(text), out=folder, **{**settings, "steps": 31})
-
-
-# ---- the command
 
 
 def test_zipf_comes_close_to_its_entropy(call, tmp_path):

@@ -169,21 +169,6 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert len(runs) == 3  # what failed is tried again
 
 
-def test_an_override_runs_a_recipe_with_another_model(cache, tmp_path, call):
-    mine = recipe(tmp_path, ROWS).replace("my", "my")
-    text = (
-        (tmp_path / "my.toml").read_text().replace('backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", ', "")
-    )
-    (tmp_path / "my.toml").write_text(text)
-    code, out, _ = call("reproduce", mine, "--override", "backbone=lstm:width=8", "--override", "depth=1", "--json")
-    assert code == 0
-    done = json.loads(out)
-    assert "backbone-lstm" in done["folder"]
-    kept = ReproductionFolder(cache / "reproductions" / done["folder"].rpartition("/")[2])
-    key = spots(done["tables"][0])["FPT"]["cells"][0][0]
-    assert kept.result(key)["settings"]["backbone"] == "lstm:width=8"
-
-
 def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
     cache, tmp_path, call, runs, monkeypatch
 ):

@@ -29,9 +29,6 @@ def go(cache):
     )
 
 
-# ---- the result
-
-
 def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes_on(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
@@ -62,9 +59,6 @@ def test_a_run_that_diverged_is_ended_too_and_goes_on_where_that_is_asked(go, ca
     assert go(**settings, resume=True).diverged_step == done.diverged_step
     with pytest.raises(DivergedError):
         go(**settings | {"on_divergence": "stop", "resume": True})
-
-
-# ---- damage
 
 
 def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
@@ -166,17 +160,11 @@ def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
     assert go(steps=2).steps == 2
 
 
-# ---- refusals
-
-
 def test_a_run_that_diverged_before_any_checkpoint_leaves_the_folder_free(go, cache):
     with pytest.raises(DivergedError, match="use a smaller --learning-rate"):
         go(steps=4, eval_every=4, learning_rate=1e4, bound=5.0)
     done = go(steps=4, eval_every=4, learning_rate=1e-4, bound=5.0)
     assert [line["step"] for line in done.history] == [1, 2, 3, 4, 4]
-
-
-# ---- regression
 
 
 def test_a_regression_does_not_depend_on_the_unit_of_its_targets(cache, tmp_path):
@@ -206,9 +194,6 @@ def test_a_regression_does_not_depend_on_the_unit_of_its_targets(cache, tmp_path
     targets = config["settings"]["targets"]
     expected = logits.numpy() * targets["deviation"] + targets["mean"]
     np.testing.assert_allclose(labels[1], expected, rtol=1e-4)
-
-
-# ---- several processes
 
 
 def test_other_processes_end_quietly_when_the_first_one_fails():

@@ -37,9 +37,6 @@ def assert_same_bits(first, second):
         assert torch.equal(tensor, second[name]), name
 
 
-# ---- what it learns
-
-
 def linear_accuracy(run):
     """Return the accuracy of a logistic regression on the hidden states of every input of bit-xor."""
     from reservoir_pipelines.training.run_folder import load_run
@@ -61,9 +58,6 @@ def test_bit_xor_is_learnt_by_an_fpt_and_not_by_its_output_alone(cache):
     alone = train("bit-xor", train="output", dropout=0.0, **settings | {"steps": 200})
     # No linear readout of these hidden states does better: here is a converged solver's, on all 1,024 inputs.
     assert alone.trained == 2 * 33 and 0.5 < alone.test_score < linear_accuracy(alone.path) + 0.02 < 0.75
-
-
-# ---- the loop
 
 
 def plain_losses(steps, rows):
@@ -157,9 +151,6 @@ def test_two_processes_equal_one_with_twice_the_batch(cache):
     assert two.valid_score == one.valid_score and two.test_loss == pytest.approx(one.test_loss, abs=1e-6)
 
 
-# ---- runs
-
-
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(cache, tmp_path):
     settings = {"steps": 60, "eval_every": 7, "batch": 4, "dropout": 0.2, **QUICK}
     whole = train("bit-xor", **settings, run=tmp_path / "whole")
@@ -233,9 +224,6 @@ def test_the_baseline_is_the_best_constant_output():
     assert baseline(y.astype(float), 0) == 0.0  # of R²
 
 
-# ---- the cache
-
-
 @pytest.mark.parametrize("groups", ["output", "last-attention,output"])
 def test_training_from_the_cache_takes_the_same_steps(groups, cache):
     settings = {"train": groups, "steps": 12, "eval_every": 6, "dropout": 0.2, "rows": "stored", **QUICK}
@@ -243,9 +231,6 @@ def test_training_from_the_cache_takes_the_same_steps(groups, cache):
     cached = train("bit-xor", from_cache=True, store="float32", **settings)
     np.testing.assert_allclose(cached.losses, whole.losses, atol=2e-6)
     assert cached.run != whole.run and cached.test_score == whole.test_score
-
-
-# ---- mistakes
 
 
 @pytest.mark.parametrize(

@@ -155,28 +155,6 @@ def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_model, tiny_bat
     assert len(tiny_model.backbone.blocks) == 3
 
 
-def test_initial_weights_of_the_output():
-    """Orthogonal as the input layer is, or as torch's own linear layers start, which are the authors'."""
-    task = Task(name="t", form=Vectors(5), max_tokens=12, classes=10)
-    backbone = load_backbone("gpt2:n_layer=1,n_embd=256,n_head=2,n_positions=20")
-    orthogonal, linear, again, other = (
-        FPT(task, backbone, seed=seed, output_init=init).output
-        for seed, init in ((0, "orthogonal"), (0, "linear"), (0, "linear"), (1, "linear"))
-    )
-    torch.testing.assert_close(orthogonal.weight @ orthogonal.weight.T, 1.41**2 * torch.eye(10), atol=1e-5, rtol=1e-5)
-    assert not orthogonal.bias.any()
-    torch.manual_seed(0)
-    theirs = torch.nn.Linear(256, 10)
-    for parameter in ("weight", "bias"):
-        drawn = getattr(linear, parameter)
-        assert drawn.abs().max() <= 1 / 16 and drawn.std() > 0.2 / 16
-        assert torch.equal(drawn, getattr(again, parameter)) and not torch.equal(drawn, getattr(other, parameter))
-    norms = [layer.weight.norm(dim=1).mean().item() for layer in (linear, theirs)]
-    assert norms[0] == pytest.approx(3**-0.5, rel=0.02) and norms[1] == pytest.approx(norms[0], rel=0.05)
-    with pytest.raises(InputError, match="output init 'kaiming': choose among orthogonal, linear"):
-        FPT(task, backbone, output_init="kaiming")
-
-
 SMALL_TASK = Task(name="t", form=Vectors(3), max_tokens=9, classes=4, readout_tokens=2)
 
 

@@ -29,9 +29,6 @@ def prose(tmp_path):
     return path
 
 
-# ---- streams
-
-
 @pytest.mark.parametrize("name", STREAMS)
 def test_drawn_windows_depend_only_on_seed_and_step(name):
     first, again = STREAMS[name](64), STREAMS[name](64)
@@ -99,9 +96,6 @@ def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
     assert set(lengths) == set(range(90, 121, 2)) and chi_square(np.bincount(lengths)[90::2], np.full(16, 1 / 16)) < 2
     for sequence, length in zip(sequences, lengths, strict=True):
         assert lengths_of_sequences(sequence[:length], 6)[-1] == length
-
-
-# ---- text
 
 
 def test_text_is_split_in_order_into_bytes(tmp_path):
@@ -181,9 +175,6 @@ def test_trained_tokenizers_need_utf8_and_bytes_do_not(prose, tmp_path):
     with pytest.raises(InputError, match=r"not UTF-8 at byte (100,000|99,99\d); convert it, or use --vocabulary 256$"):
         Text(tmp_path / "broken.txt", 300)
     assert Text(tmp_path / "broken.txt").vocabulary == BYTES
-
-
-# ---- mistakes
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors, read_new, task_named
-from reservoir.tasks.own.texts import UNKNOWN
 
 RNG = np.random.default_rng(0)
 ROWS = 40
@@ -28,9 +27,6 @@ def stored(source):
     parts = [split for piece in source.pieces() for split in source.read(piece).values()]
     rows = [row[:length] for part in parts for row, length in zip(part.x, part.lengths, strict=True)]
     return rows, [source.task.label(int(y)) for part in parts for y in part.y[:, 0, 0]]
-
-
-# ---- bad rows
 
 
 def bad_table(path):
@@ -108,9 +104,6 @@ def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
         task_named(path).task  # noqa: B018
     found, _ = stored(task_named(path, skip_bad_rows=True))
     assert len(found) == ROWS - 1 and all(len(row) == 4 for row in found)
-
-
-# ---- labels in a table
 
 
 def recordings(folder, suffix=".csv", rows=20):
@@ -196,9 +189,6 @@ def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     assert len(stored(source)[0]) == 19
 
 
-# ---- FASTA
-
-
 def fasta(path, header):
     letters = ["".join(RNG.choice(list("ACGT"), 9)) for _ in range(ROWS)]
     path.write_text("".join(f">{header(n)}\n{text}\n" for n, text in enumerate(letters)))
@@ -221,9 +211,6 @@ def test_labels_and_groups_of_fasta_come_from_a_table(tmp_path):
     assert source.task.labels == ("a", "b")
     groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 10
-
-
-# ---- columns by rule
 
 
 def test_a_column_of_existing_paths_is_read_as_files(tmp_path):
@@ -260,13 +247,3 @@ def test_a_usual_name_of_labels_is_found_if_it_is_the_only_one(tmp_path, name):
     rows = [[*row, row[-1]] for row in good_rows()]
     with pytest.raises(InputError, match="labels may be in the columns"):
         task_named(table(tmp_path / "t.csv", rows, f"v0,v1,{name},category")).task  # noqa: B018
-
-
-def test_the_alphabet_does_not_depend_on_rows_outside_training(tmp_path):
-    split = np.array(["train", "valid", "test"] * 10)
-    words = np.array(["".join(RNG.choice(list("CGT"), 6)) for _ in range(30)])
-    alphabets = []
-    for test_word in ("CGTCGT", "AAAAAA"):
-        np.savez(tmp_path / "t.npz", x=np.where(split == "test", test_word, words), y=np.arange(30) % 2, split=split)
-        alphabets.append(task_named(str(tmp_path / "t.npz")).task.alphabet)
-    assert alphabets == [UNKNOWN + "CGT"] * 2

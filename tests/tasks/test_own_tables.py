@@ -102,9 +102,6 @@ def test_a_split_that_divides_a_group_is_refused(tmp_path):
         task_named(str(tmp_path / "g.npz")).read(task_named(str(tmp_path / "g.npz")).pieces()[0])
 
 
-# ---- texts
-
-
 WORDS = ["".join(RNG.choice(list("ACGT"), RNG.integers(3, 9))) for _ in range(30)]
 KINDS = ["left" if "A" in word else "right" for word in WORDS]
 
