@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import shutil
-import struct
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -18,7 +17,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import pytest
 
 try:
@@ -34,7 +32,6 @@ else:
     settings.load_profile("steady")
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -148,15 +145,12 @@ def mnist_files(tmp_path):
 
 def write_mnist(folder):
     """Write four small idx files in the form of MNIST's, gzipped and not."""
-    draw = np.random.default_rng(0)
-    folder.mkdir()
-    for part, count in (("train", 60), ("t10k", 20)):
-        images = draw.integers(0, 256, (count, 28, 28), np.uint8)
-        labels = np.arange(count, dtype=np.uint8) % 10
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(
-            gzip.compress(struct.pack(">IIII", 0x803, count, 28, 28) + images.tobytes())
-        )
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
+    from tests.tasks import samples
+
+    samples.mnist_files(folder, 60, 20)
+    for path in folder.glob("*images*"):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
     return folder
 
 

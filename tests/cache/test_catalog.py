@@ -303,16 +303,6 @@ def test_repair_then_a_rerun_gives_the_same_bytes(full, toy, file, damage):
     assert toy.digest(full.path) == before
 
 
-def test_what_was_repaired_since_is_left_alone(full, toy):
-    flip(full.path / SHARDS[0], 100)
-    problems = verify(full)
-    repair(full)
-    toy.fill(full)
-    before = toy.digest(full.path)
-    assert repair(full, problems) == []
-    assert toy.digest(full.path) == before
-
-
 def test_what_another_run_writes_is_left_alone(full):
     flip(full.path / SHARDS[1], 100)
     with full.claim("train", 1):

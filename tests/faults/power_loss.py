@@ -92,35 +92,15 @@ class Trace:
         return self._state([e for e in self.events[:moment] if isinstance(e, Written | Named)])
 
     def crashes(self, moment: int, draw: random.Random, most: int) -> Iterator[State]:
-        """Yield states that a crash after ``moment`` events may leave; all of them if there are at most ``most``.
+        """Yield states that a crash after ``moment`` events may leave: a sample of at most four times ``most``.
 
-        Otherwise a sample of four times as many: prefixes, states with one or two lost changes or one kept change, and
-        states drawn at random.
+        They are prefixes, states with one or two lost changes or one kept change, and states drawn at random.
         """
         changes = [(n, e) for n, e in enumerate(self.events[:moment]) if isinstance(e, Written | Named)]
         safe = self._safe(moment)
         pending = [n for n, _ in changes if n not in safe]
         synced = {e.node: e.content for n, e in changes if n in safe and isinstance(e, Written)}
         variants = {n: self._variants(n, synced) for n in pending}
-
-        def state(lost: dict[int, bytes | None]) -> State:
-            """Apply all changes but those lost, or with another content."""
-            kept = list[Written | Named]()
-            for n, event in changes:
-                if n not in lost:
-                    kept.append(event)
-                elif (content := lost[n]) is not None and isinstance(event, Written):
-                    kept.append(Written(event.node, content))
-            return self._state(kept)
-
-        choices = [[("keep", None), *(("lose", v) for v in variants[n])] for n in pending]
-        count = 1
-        for each in choices:
-            count = min(count * len(each), most + 1)
-        if count <= most:
-            for combination in itertools.product(*choices):
-                yield state({n: v for n, (kind, v) in zip(pending, combination, strict=True) if kind == "lose"})
-            return
         losses = [dict.fromkeys(pending[end:]) for end in range(len(pending) + 1)]
         losses += [{n: variant} for n in pending for variant in variants[n]]
         losses += [{other: None for other in pending if other != n} for n in pending]
@@ -129,7 +109,13 @@ class Trace:
             losses.append({n: draw.choice(variants[n]) for n in pair})
         losses += [{n: draw.choice(variants[n]) for n in pending if draw.random() < 0.5} for _ in range(most)]
         for lost in draw.sample(losses, min(len(losses), 4 * most)):
-            yield state(lost)
+            kept = list[Written | Named]()
+            for n, event in changes:  # all but those lost, or with another content
+                if n not in lost:
+                    kept.append(event)
+                elif (content := lost[n]) is not None and isinstance(event, Written):
+                    kept.append(Written(event.node, content))
+            yield self._state(kept)
 
     def _safe(self, moment: int) -> set[int]:
         """Return the numbers of the changes that are on disk: what came before an fsync of the node or folder."""
@@ -322,14 +308,6 @@ class Stage:
     recovers: bool = False  # whether running the steps again on a crashed folder must give the final outcome
 
 
-@dataclass
-class Replay:
-    """How many crash states of a stage were opened, and what was wrong with those that were neither old nor new."""
-
-    states: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-
 def record(stage: Stage, folder: Path) -> Trace:
     """Run a stage once in a folder that does not exist yet, and return what it did."""
     folder.mkdir()
@@ -345,15 +323,16 @@ def record(stage: Stage, folder: Path) -> Trace:
 class Replayer:
     """Opens crash states of a stage; states that are equal are opened once, also over several traces."""
 
-    def __init__(self, stage: Stage, work: Path, *, seed: int = 0) -> None:
-        self.stage, self._work, self._seed = stage, work, seed
+    def __init__(self, stage: Stage, work: Path) -> None:
+        self.stage, self._work = stage, work
         self._outcomes: dict[str, str] = {}
         self._blobs: dict[bytes, Path] = {}
         (work / "blobs").mkdir(parents=True, exist_ok=True)
 
-    def replay(self, trace: Trace, *, most: int = 64, stop: bool = False, recoveries: int = 0) -> Replay:
+    def replay(self, trace: Trace, *, most: int = 64, stop: bool = False, recoveries: int = 0) -> Count:
         """Open what crashes may leave; ``most`` states for each moment, ``stop`` at the first that is wrong."""
-        found, draw, seen = Replay(), random.Random(self._seed), set[tuple[str, frozenset[str]]]()
+        found, draw = Count(f"power loss in {self.stage.name}"), random.Random(0)
+        seen = set[tuple[str, frozenset[str]]]()
         legal, last = set[str](), ""
         candidates = list[State]()
         for moment in trace.moments():
@@ -369,11 +348,11 @@ class Replayer:
                 if key in seen:
                     continue
                 seen.add(key)
-                found.states += 1
+                found.tried += 1
                 candidates.append(state)
                 outcome = self.open(state)
                 if outcome not in legal:
-                    found.wrong.append(f"{self.stage.name}, after {_describe(event)}: {outcome[:300]}")
+                    found.lost.append(f"{self.stage.name}, after {repr(event)[:120]}: {outcome[:300]}")
                     if stop:
                         return found
             last = actual
@@ -382,7 +361,7 @@ class Replayer:
             for step in self.stage.steps:
                 step.run(folder)
             if (outcome := repr(self.stage.outcome(folder))) != last:
-                found.wrong.append(f"{self.stage.name}, run again after a crash: {outcome[:300]}")
+                found.lost.append(f"{self.stage.name}, run again after a crash: {outcome[:300]}")
         return found
 
     def open(self, state: State) -> str:
@@ -427,11 +406,10 @@ def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 1
         work.mkdir(parents=True)
         trace = record(stage, work / "stage")
         replayer = Replayer(stage, work)
-        found = replayer.replay(trace, most=most, recoveries=recoveries)
-        yield Count(f"power loss in {stage.name}", found.states, found.wrong)
+        yield replayer.replay(trace, most=most, recoveries=recoveries)
         removed.update(trace.sites())
         for site in trace.sites():
-            if site not in noticed and replayer.replay(trace.without(site), most=most, stop=True).wrong:
+            if site not in noticed and replayer.replay(trace.without(site), most=most, stop=True).lost:
                 noticed.add(site)
     yield Count("fsync removed, and noticed by the replay", len(removed), sorted(removed - noticed))
 
@@ -443,8 +421,3 @@ def digest(state: State) -> str:
         whole.update(f"{path}\0{'folder' if content is None else len(content)}\0".encode())
         whole.update(content or b"")
     return whole.hexdigest()
-
-
-def _describe(event: object) -> str:
-    text = repr(event)
-    return text if len(text) < 120 else f"{text[:120]}..."

@@ -107,7 +107,7 @@ def test_a_file_replaced_without_fsync_is_found(tmp_path):
         (root / "new").replace(root / "file")
 
     stage = Stage("careless", (Step(lambda root: write(root, "one")), Step(lambda root: write(root, "two"))), text)
-    assert Replayer(stage, tmp_path / "work").replay(record(stage, tmp_path / "stage")).wrong
+    assert Replayer(stage, tmp_path / "work").replay(record(stage, tmp_path / "stage")).lost
 
 
 def test_a_power_loss_leaves_the_old_or_the_new_and_every_fsync_is_needed(tmp_path):

@@ -1,10 +1,20 @@
-"""What the operating system refuses: one line with the path and what to do, and never a traceback."""
+"""Bad disks, hostile names, pictures that fail: one line with a remedy, and no result is lost."""
 
 import errno
+import io
+import json
 import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
+from reservoir_pipelines import ReservoirClassifier, extract, fit
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.output import as_json, meter, notify, print_json, print_table, printable
+from reservoir_pipelines.plots import plot_confusion, plot_deviations, plot_sweep
 from reservoir_pipelines.preparation import prepare
 
 from tests.processes import COMMAND, Child
@@ -102,3 +112,188 @@ def test_an_error_that_no_path_explains_keeps_its_traceback(monkeypatch, error):
     monkeypatch.setattr(prepare, "task_table", fails)
     with pytest.raises(OSError, match=str(error.args[-1])):
         run(["tasks"])
+
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202eabc\u2066\x9b\r\n\ud800\u200b"
+HIDDEN = set("\x1b\x07\x9b\r\u202e\u2066\ud800\u200b")
+
+
+def hostile(text):
+    """Return the characters of a text that would control a terminal."""
+    return HIDDEN & set(text)
+
+
+@pytest.mark.parametrize("text", ["plain", "café", "日本語", "नमस्ते", "👩‍👩‍👧", "a\u00a0b", "[red]", "‌می‌خواهم"])
+def test_ordinary_names_of_any_language_are_printed_as_they_are(text):
+    assert printable(text) == text
+
+
+def test_what_controls_a_terminal_is_escaped():
+    assert printable("\x1b[31m\u202e\n\ud800") == r"\x1b[31m\u202e\n\ud800"
+    assert printable(EVIL).isprintable()
+
+
+def test_tables_messages_and_progress_are_escaped(capsys):
+    print_table((EVIL, "#" + EVIL), [(EVIL, 1), ("[bold red]x[/]", EVIL)], EVIL)
+    notify(EVIL + " [red]")
+    out, error = capsys.readouterr()
+    assert not hostile(out + error)
+    assert len(out.splitlines()) == 6  # a title, the head, two rows, and the end
+    assert "[bold red]x[/]" in out and "[red]" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_json_is_faithful_and_ascii(capsys):
+    print_json({"label": EVIL})
+    out, _ = capsys.readouterr()
+    assert out.isascii() and not hostile(out)
+    assert json.loads(out)["label"] == EVIL
+
+
+def test_a_bar_on_a_terminal_shows_names_and_obeys_none(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    with meter("[red]{0}\x1b]0;owned\x07", 10) as bar:
+        bar.show(5, "{x} [blue]\u202e")
+    for text in ("[red]{0}\\x1b]0;owned\\x07", "{x} [blue]\\u202e"):
+        assert text in shown.getvalue()
+    assert not {"\x07", "\u202e"} & set(shown.getvalue())
+
+
+def test_commands_print_labels_columns_and_file_names_escaped(tmp_path, call):
+    draw = np.random.default_rng(0)
+    data = tmp_path / "rows\x1b[31m\u202e.csv"
+    lines = [f"{a:.3f},{b:.3f},{'up' + EVIL[:11] if a + b > 0 else 'down'}" for a, b in draw.normal(size=(80, 2))]
+    data.write_text("\n".join(["a,b,label\u202e", *lines]))
+    flags = ("--cache", tmp_path / "cache")
+    shape = ("--backbone", "mini:n_layer=1,n_embd=16", "--init", "random", "--layers", "final", "--pool", "mean")
+    for command in (
+        ("extract", data, *flags, *shape, "--label", "label\u202e"),
+        ("fit", data, *flags, "--out", tmp_path / "fit\x1b"),
+        ("predict", tmp_path / "fit\x1b", data, *flags),
+        ("cache", "list", *flags),
+        ("extract", tmp_path / "missing\x1b[31m.csv", *flags),
+        ("extract", data, *flags, "--backbone\x1b", "x"),
+        ("report", *flags),
+    ):
+        _, out, error = call(*command)
+        assert not hostile(out + error), command
+        assert "Traceback" not in error
+
+
+BACKBONE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
+
+
+def test_estimators_scale_values_near_1e_40():
+    x = (np.random.default_rng(0).normal(size=(90, 6, 2)) * 1e-40).astype(np.float32)
+    y = x[:, :, 0].mean(axis=1) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier = ReservoirClassifier(backbone=BACKBONE, init="random", layers="embed", pool="mean").fit(x, y)
+    assert classifier.score(x, y) > 0.8
+
+
+def test_numbers_that_json_does_not_have_become_null():
+    values = {"a": [float("nan"), 1.0], "b": (float("inf"), -float("inf")), "c": np.float64("nan")}
+    assert as_json(values) == {"a": [None, 1.0], "b": [None, None], "c": None}
+
+
+FOLDERS = os.pathsep.join(str(Path(__file__).resolve().parents[2] / part) for part in ("", "cache", "pipelines"))
+
+
+def write_labelled(path, names, rows=60):
+    """Write sequences of two classes with these names, which their mean tells apart."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(rows, 6, 2)).astype(np.float32)
+    x[rows // 2 :] += 2
+    np.savez(path, x=x, y=np.array(names)[np.arange(rows) // (rows // 2)])
+    return path
+
+
+@pytest.mark.parametrize("name", ["$x_{$", "\ud800", "\x1b[31m"])
+def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(name, tmp_path, call, painted):
+    data = write_labelled(tmp_path / "rows.npz", ["plain", name])
+    flags = ("--cache", tmp_path / "cache", "--backbone", "mini:n_layer=1,n_embd=16", "--init", "random")
+    code, _, error = call("extract", data, *flags, "--layers", "final", "--pool", "mean")
+    assert code == 0, error
+    code, out, error = call("fit", data, "--cache", tmp_path / "cache", "--out", tmp_path / "fit")
+    assert (code, "Traceback" in error, "could not be drawn" in error) == (0, False, False), error
+    assert str(tmp_path / "fit" / "readout.json") in out
+    assert {"readout.json", "sweep.png", "confusion.png"} <= {file.name for file in (tmp_path / "fit").iterdir()}
+
+
+def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, monkeypatch):
+    from matplotlib.figure import Figure
+
+    def fail(*_, **__):
+        raise ValueError("no ink\nat all")
+
+    data = write_labelled(tmp_path / "rows.npz", ["a", "b"])
+    shape = {"backbone": "mini:n_layer=1,n_embd=16", "init": "random", "layers": "final", "pool": "mean"}
+    features = extract(str(data), cache=tmp_path / "cache", **shape)
+    monkeypatch.setattr(Figure, "savefig", fail)
+    capsys.readouterr()
+    found = fit(features, out=tmp_path / "fit")
+    assert found.saved.is_file() and found.best.test_score > 0.8
+    warned = [line for line in capsys.readouterr().err.splitlines() if "could not be drawn" in line]
+    names = ("sweep.png", "confusion.png")
+    assert [f"{tmp_path / 'fit' / name}: the picture could not be drawn (no ink at all)" for name in names] == [
+        line.partition(";")[0] for line in warned
+    ]
+
+
+def test_no_older_picture_stays_where_one_fails(tmp_path):
+    path = tmp_path / "sweep.png"
+    path.write_bytes(b"of another fit")
+    plot_sweep(path, [], [], np.zeros((0, 0)), (0, 0), None, metric="accuracy", title="nothing")
+    assert not path.exists()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from reservoir_pipelines.plots import plot_deviations
+plot_deviations(Path(sys.argv[1]), {"a.weight": np.ones(3)}, "a title")
+"""
+HARMFUL = """
+text.usetex: True
+text.latex.preamble: \\\\input{evil}
+backend: module://evil
+font.size: 60
+axes.prop_cycle: cycler('color', [open('read', 'w') and 'r'])
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "variable"])
+def test_no_settings_of_matplotlib_in_the_current_folder_are_obeyed(how, tmp_path):
+    (tmp_path / "evil.py").write_text("open('imported', 'w')")
+    latex = tmp_path / "bin" / "latex"
+    latex.parent.mkdir()
+    latex.write_text(f"#!/bin/sh\ntouch {tmp_path}/latex-ran\nexit 1\n")
+    latex.chmod(0o755)
+    env = {**os.environ, "PYTHONPATH": FOLDERS, "PATH": f"{latex.parent}{os.pathsep}{os.environ['PATH']}"}
+    expected = tmp_path / "elsewhere.png"
+    subprocess.run([sys.executable, "-P", "-c", SCRIPT, expected], check=True, env=env, cwd=latex.parent)
+    if how == "file":
+        (tmp_path / "matplotlibrc").write_text(HARMFUL)
+    else:
+        (tmp_path / "settings").write_text(HARMFUL.replace("backend", "# backend"))
+        env |= {"MPLBACKEND": "module://evil", "MATPLOTLIBRC": str(tmp_path / "settings")}
+    drawn = tmp_path / "drawn.png"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SCRIPT, drawn], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert drawn.read_bytes() == expected.read_bytes()
+    assert not {"latex-ran", "imported", "read"} & {file.name for file in tmp_path.iterdir()}
+    assert how == "variable" or done.stderr == ""
+
+
+def test_pictures_of_foreign_names_are_drawn(tmp_path, painted):
+    plot_deviations(tmp_path / "names.png", {"$_{.weight": np.ones(2), "\udcff.bias": np.ones(2)}, "\x00 $^$")
+    assert (tmp_path / "names.png").stat().st_size > 2000
+    plot_confusion(tmp_path / "none.png", None, "a regression")
+    assert not (tmp_path / "none.png").exists()

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from reservoir_cache import FeatureStore
 
 MODEL = ("--backbone", "gpt2:n_layer=1,n_embd=8,n_head=2,n_positions=32", "--init", "random", "--device", "cpu")
 MODEL += ("--compute", "float32", "--patch", "3")
@@ -27,9 +28,14 @@ def sequences(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.sin(np.arange(12) * (1 + y[:, None])) + noise).astype(np.float32), y
 
 
+def features(store: FeatureStore) -> dict[str, str]:
+    """Return the SHA-256 of each column of each split."""
+    columns = [(split, column) for split in store.splits for column in store[split].columns]
+    return {f"{a}/{b}": hashlib.sha256(store[a][b].tobytes()).hexdigest() for a, b in columns}
+
+
 def main(out: Path) -> None:
     """Write an entry, a readout and a run, and what was read of them when they were made."""
-    from reservoir_cache import FeatureStore
     from reservoir_pipelines.cli import run
 
     work = Path(tempfile.gettempdir()) / "golden"  # kept as the origin of the data
@@ -53,14 +59,9 @@ def main(out: Path) -> None:
     for name in ("readout", "run"):
         shutil.copytree(name, out / name, ignore=shutil.ignore_patterns("*.png"))
     store = FeatureStore(entry)
-    features = {
-        f"{split}/{column}": hashlib.sha256(store[split][column].tobytes()).hexdigest()
-        for split in store.splits
-        for column in store[split].columns
-    }
     expected = {
         "key": store.entry.key,
-        "features": features,
+        "features": features(store),
         "labels": {split: store[split].y.tolist() for split in store.splits},
         **{
             name: [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]

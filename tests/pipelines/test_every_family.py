@@ -73,28 +73,15 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def backbone(tmp_path_factory):
-    """Return a folder with a GPT-2 of one block that takes 1,024 tokens."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    folder = tmp_path_factory.mktemp("models") / "small-gpt2"
-    torch.manual_seed(0)
-    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=1024, vocab_size=30)
-    config.bos_token_id = config.eos_token_id = None
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("task", SEVEN)
-def test_prepare_extract_fit(task, data, backbone, cache, capsys, monkeypatch, tmp_path):
+def test_prepare_extract_fit(task, data, cache, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     splits = 5 if task == "homology" else 3
     assert run(["prepare", task, "--data", str(data), "--json"]) == 0
     prepared = json.loads(capsys.readouterr().out)
     assert len(prepared["rows"]) == splits and min(prepared["rows"].values()) > 0
-    assert run(["extract", task, "--data", str(data), "--backbone", str(backbone), "--limit", "16", "--json"]) == 0
+    small = ["--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2", "--init", "random", "--limit", "16"]
+    assert run(["extract", task, "--data", str(data), *small, "--json"]) == 0
     extracted = json.loads(capsys.readouterr().out)
     assert extracted["rows"] == {name: min(rows, 16) for name, rows in prepared["rows"].items()}
     assert run(["fit", task, "--alphas", "1e0:1e4:3", "--json"]) == 0

@@ -1,17 +1,26 @@
-"""The runner: no finished cell runs twice, a failing one stops nothing, and every number can be had again."""
+"""Reproductions: recipes with the paper's numbers, cells that run once, and the page that reports them."""
 
+import base64
 import json
+import re
 import shlex
 import signal
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.fitting.results import SUMMARY
+from reservoir_pipelines.plots import draw_confusion, page_picture
 from reservoir_pipelines.reproduction import reproduce as module
-from reservoir_pipelines.reproduction.recipe import Cell
+from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
+from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from tests.processes import Child
 
@@ -202,8 +211,6 @@ rows = [
     { name = "swept", cell = "fpt", settings = { sweep = { learning_rate = [1e-3, 1e-2] } } },
 ]
 """
-
-
 KEPT = {
     "fit": "classes confusion cost curve extract_seconds fit_seconds layers metric passes raw_score readout recall "
     "reliability reused sweep test_interval test_rows test_score tried valid_score",
@@ -276,3 +283,295 @@ def test_a_cluster_runs_cells_that_others_need_first(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "map_pieces", lambda work, tasks, **_: sent.append([cell for cell, *_ in tasks]))
     module._run([*trained, made], ReproductionFolder(tmp_path), {}, ClusterOptions(scheduler="tcp://somewhere:1"))
     assert sent == [[made], trained]
+
+
+PAPER = Path(__file__).resolve().parents[3] / "shared" / "reference" / "paper_tables.json"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
+    names = recipe_names()
+    wanted = {f"table{n}" for n in range(1, 23)} | {f"figure{n}" for n in (1, 3, 4, 5, 6)}
+    assert wanted <= set(names)
+    keys = {}
+    for name in names:
+        recipe = load_recipe(name, scale)
+        for cell in recipe.cells:
+            assert cell.settings.keys() <= OPTIONS[cell.stage]
+            assert (cell.task is None) == (cell.stage in ("pretrain", "backbone"))
+            keys.setdefault(cell.key, set()).add(name)
+    fpt = {cell.key for cell in load_recipe("table9", scale).cells if cell.settings.get("init") == "pretrained"}
+    assert all(len(keys[key]) >= 9 for key in fpt if "table17" in keys[key])  # shared, so that it runs once
+
+
+def published(name, by_column=False):
+    recipe = load_recipe(name, "smoke")
+    outer, inner = (recipe.columns, recipe.rows) if by_column else (recipe.rows, recipe.columns)
+    found = {((s.column, s.row) if by_column else (s.row, s.column)): s.published for s in recipe.spots}
+    return {a: [found[a, b] for b in inner] for a in outer}
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason="the paper's numbers are not at hand")
+def test_every_number_is_the_papers():
+    paper = {key.split()[0].partition("_")[0]: value for key, value in json.loads(PAPER.read_text()).items()}
+    paper["table15"] = paper["table19"]
+    plain = {
+        name: {key: row for key, row in paper[name].items() if key not in ("note", "columns", "unit")}
+        for name in ("table1", "table2", "table3", "table4", "table5", "table6", "table9", "table13", "table15")
+    }
+    plain |= {name: {k: v for k, v in paper[name].items() if k != "columns"} for name in ("table18", "table20")}
+    plain |= {name: {k: v for k, v in paper[name].items() if k != "columns"} for name in ("table19", "table21")}
+    for name, rows in plain.items():
+        assert list(published(name).values())[: len(rows)] == list(rows.values()), name
+    assert published("figure1") == published("table1")
+    nested = {name: [list(row.values()) for row in paper[name].values()] for name in ("table7", "table8", "table22")}
+    nested |= {name: [list(row.values()) for row in paper[name].values()] for name in ("table11", "table12", "table16")}
+    for name, rows in nested.items():
+        assert list(published(name).values())[: len(rows)] == rows, name
+    assert [row[0] for row in published("table14").values()] == list(paper["table14"].values())
+    assert published("table17") == {task: paper["table17"][task] for task in ("listops", "cifar10")}
+    for task, row in paper["table10"].items():
+        ours = {s.row: s.published for s in load_recipe("table10", "smoke").spots if s.column == task}
+        assert (ours["output only"], ours["FPT"], ours["Full"]) == (row["output_only"], row["FPT"], row["full"])
+        assert ours["speedup per epoch after the first"] == "{} to {}".format(*row["speedup_per_epoch_after_the_first"])
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("title = 'x'", "it has no rows"),
+        ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpd' }]", "no cell 'fpd'"),
+        ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cel = 'fpt' }]", "row 'a' has 'cel'"),
+        (
+            "title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', settings = { stepz = 1 } }]",
+            "'steps'?",
+        ),
+        ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', measure = 'luck' }]", "'luck'"),
+        ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', published = [1, 2] }]", "2 published"),
+        ("title = 3 4", "not readable"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_named(tmp_path, text, fault):
+    (tmp_path / "my.toml").write_text(text)
+    with pytest.raises(InputError, match=r"my\.toml") as error:
+        load_recipe(str(tmp_path / "my.toml"), "smoke")
+    assert fault in str(error.value)
+
+
+def test_a_column_with_a_task_goes_before_a_row_named_like_a_task():
+    spots = [spot for spot in load_recipe("table-pretraining", "smoke").spots if spot.row == "bit-memory"]
+    assert [spot.cells[0][0].task for spot in spots] == ["bit-xor", "bit-xor", "listops", "listops"]
+    assert {spot.cells[0][0].task for spot in load_recipe("table18", "smoke").spots if spot.row == "mnist"} == {"mnist"}
+
+
+def test_names_that_do_not_exist_are_refused():
+    with pytest.raises(InputError, match="did you mean 'table1'"):
+        load_recipe("tabel1", "smoke")
+    with pytest.raises(InputError, match="did you mean 'backbone'"):
+        load_recipe("table1", "smoke", override={"bakbone": "gpt2"})
+    with pytest.raises(InputError, match="no such task"):
+        reproduce(["table1"], only="digits")
+
+
+def test_an_override_replaces_settings_of_the_scale_only():
+    given = {"backbone": "bert-base-uncased"}
+    cells = [s.cells[0][0] for s in load_recipe("table3", "paper", override=given).spots if s.column == "mnist"]
+    assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star"]
+    assert [
+        cell.settings["seed"] for cell in load_recipe("table9", "smoke", seeds=3).select(["Default"]).cells[:3]
+    ] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "rows", "columns"),
+    [
+        ("table9", ["mnist", "Default"], ["Default"], ["mnist"]),
+        ("table9", ["mnist", "cifar10"], ["Pretrained", "Statistics only", "Default"], ["mnist", "cifar10"]),
+        ("table18", ["mnist", "output"], ["mnist"], ["output"]),
+        ("table-pretraining", ["bit-memory", "bit-xor"], ["bit-memory"], ["bit-xor, output only", "bit-xor, FPT"]),
+        ("table9", ["mnist", "FPT"], [], []),  # it has no row FPT
+        ("table5", ["homology"], [], []),
+    ],
+)
+def test_only_crosses_tasks_with_rows_and_columns(name, only, rows, columns):
+    found = load_recipe(name, "smoke").select(only)
+    assert (list(found.rows), list(found.columns)) == (rows, columns)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
+    recipe = load_recipe("headline", scale)
+    assert {cell.stage for cell in recipe.cells} == {"fit"}
+    assert {cell.settings["init"] for cell in recipe.cells} == {"random"}
+    raw = {spot.combine for spot in recipe.spots if spot.row == "raw input, linear" and spot.task != "homology"}
+    assert raw == {"best"}
+    if scale in LARGE:
+        assert not any("limit" in cell.settings for cell in recipe.cells)
+        assert {cell.settings["seed"] for cell in recipe.cells} == {0, 1, 2}
+
+
+def test_every_claim_is_about_numbers_of_its_table():
+    count = 0
+    for name in recipe_names():
+        recipe = load_recipe(name, "paper")
+        places = {(spot.row, spot.column) for spot in recipe.spots}
+        for claim in recipe.claims:
+            named = {tuple(place) for place in (claim["more"], *claim.get("than", ()))} if "more" in claim else set()
+            assert named <= places, (name, claim)
+            assert bool(named) != bool(claim.get("unseen")), (name, claim)
+            assert ("than" in claim) + ("by" in claim) == bool(named), (name, claim)
+            count += 1
+    assert count > 50
+
+
+EVIL = "<script>alert(1)</script>"
+HOSTILE = f"""
+title = "a & b {EVIL}"
+task = "bit-xor"
+columns = ["it's \\"{EVIL}\\""]
+settings = {{ backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", init = "random", steps = 3, eval_every = 1 }}
+rows = [
+    {{ name = "{EVIL}", cell = "output", published = [42] }},
+    {{ name = "readout", cell = "readout", published = ["<b>"] }},
+    {{ name = "maps", cell = "attention", measure = "diagonals" }},
+    {{ name = "card", cell = "card", measure = "weight_deviation" }},
+    {{ name = "away", cell = "output", task = "mnist" }},
+]
+drawn = "DRAWN"
+claims = [{{ says = "it is {EVIL}", more = ["card", "it's \\"{EVIL}\\""], by = 0 }}]
+"""
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Checker(HTMLParser):
+    """Checks that tags nest, that ids are unique, that links have targets, and that pictures have descriptions."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.links, self.pictures, self.tags = [], [], [], 0, []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if "id" in attrs:
+            self.ids.append(attrs["id"])
+        if tag == "a":
+            self.links.append(attrs["href"])
+        if tag == "img":
+            assert len(attrs["alt"]) > 10
+            assert attrs["src"].startswith("data:image/svg+xml;base64,")
+            self.pictures += 1
+        assert not any(name.startswith("on") for name in attrs)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def check(text):
+    page = Checker()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert {link for link in page.links if link.removeprefix("#") not in page.ids} == set()
+    assert "script" not in page.tags
+    assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", text)
+    assert page.tags.count("h1") == 1
+    return page
+
+
+@pytest.mark.parametrize("drawn", ["attention"])
+def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypatch, drawn):
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    (tmp_path / "my.toml").write_text(HOSTILE.replace("DRAWN", drawn))
+    made = reproduce([str(tmp_path / "my.toml")])
+    done = report([])
+    text = done.page.read_text()
+    page = check(text)
+    assert EVIL not in text
+    assert "&lt;script&gt;" in text
+    assert page.pictures >= 5
+    assert done.bytes < 5e6
+    ours = made.tables[0]["rows"][0]["spots"][0]["mean"]
+    assert f">{ours:.1f}<" in text
+    assert f"({ours - 42:+.1f})" in text
+    assert "--data" in text  # what is missing says what to do
+    assert text.count("<h4>maps</h4>") == 1
+    assert "diagonals at 0 back (string 2), 5 back (string 1)" in text
+    assert "reservoir train bit-xor" in text
+    assert "prefers-color-scheme: dark" in text
+    assert EVIL not in report([], markdown=True).page.read_text()
+
+
+def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
+    from reservoir_pipelines import extract, fit, train
+
+    small = {"backbone": "mini:n_layer=1,n_embd=16,n_head=2"}
+    done = fit(extract("digits", limit=60, **small), curve="30,60")
+    ran = train("bit-xor", steps=2, eval_every=1, **small)
+    page = report([done.saved.parent, ran.run], out=tmp_path / "page.html").page
+    text = page.read_text()
+    assert check(text).pictures >= 5
+    assert f"{100 * done.best.test_score:.1f}%" in text
+    assert f"{100 * ran.test_score:.1f}%" in text
+    assert "calibration error" in text
+    listed = ", ".join(f"{name} {100 * score:.1f}%" for name, score in done.layers.items())
+    assert list(done.layers) == ["embed", "block01", "final", "raw"] and listed in text
+    assert max(done.layers.values()) <= max(result.valid_score for result in (*done.table, done.raw))
+    assert f"60 rows {100 * done.curve[-1].test_score:.1f}%" in text
+    for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
+        assert f"<code>{command}" in text
+    assert report([]).parts == 1  # of all, the fits
+    summary = read_checked(done.saved.parent / SUMMARY)
+    del summary["evaluation"]["reliability"]
+    write_checked(done.saved.parent / SUMMARY, summary)
+    with pytest.raises(InputError, match=r"another version of reservoir \('reliability'\); run"):
+        report([done.saved.parent])
+    (done.saved.parent / SUMMARY).write_text("{}")
+    with pytest.raises(InputError, match="run reservoir fit again"):
+        report([done.saved.parent])
+
+
+def test_report_refuses_folders_without_results(cache, tmp_path, call):
+    code, _, err = call("report")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "nothing to report yet" in err
+    code, _, err = call("report", tmp_path)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_every_number_of_an_evaluation_is_on_the_page(cache, tmp_path):
+    from reservoir_pipelines import extract, fit
+
+    done = fit(extract("digits", limit=60, backbone="mini:n_layer=1,n_embd=16,n_head=2"), out=tmp_path / "fit")
+    summary = read_checked(tmp_path / "fit" / SUMMARY)
+    summary["evaluation"] |= {"a_new_metric": 0.125}
+    write_checked(tmp_path / "fit" / SUMMARY, summary)
+    text = report([]).page.read_text()  # a fit elsewhere is found
+    assert str(done.saved.parent) in text
+    assert "<dt>a new metric</dt><dd>0.125</dd>" in text
+    assert "<dt>majority baseline</dt>" in text
+
+
+def test_labels_in_pictures_are_complete_and_literal(painted):
+    classes = [f"a class of a long name, number {number}" for number in range(12)]
+    classes[3:6] = EVIL, "$x_{$", "\x1b\ud800"
+    side = 6.0
+    source = page_picture((side, side), draw_confusion, np.eye(12, dtype=int) * 7, classes)
+    svg = base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")).decode()
+    ElementTree.fromstring(svg)
+    texts = {
+        "".join(text.itertext()).strip()
+        for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert "<script" not in svg
+    assert {EVIL, "$x_{$", "\\x1b\\ud800", "7"} <= texts
+    assert len({text for text in texts if text.startswith("a class")}) == 9
+    assert page_picture((side, side), draw_confusion, np.eye(2, dtype=int), "ab") != source
+    assert page_picture((side, side), draw_confusion, np.eye(2), "no picture") == ""

@@ -19,8 +19,8 @@ from reservoir.readouts.targets import Targets
 
 @settings(max_examples=50, deadline=None)
 @given(rows=st.integers(2, 60), data=st.data(), seed=st.integers(0, 99))
-def test_folds_are_balanced_and_stratified(rows, kernel_data, seed):
-    folds = kernel_data.draw(st.integers(2, rows))
+def test_folds_are_balanced_and_stratified(rows, data, seed):
+    folds = data.draw(st.integers(2, rows))
     labels = np.random.default_rng(seed).integers(0, 4, rows)
     for kind in (None, labels):
         fold = draw_folds(rows, folds, labels=kind, repeat=seed)

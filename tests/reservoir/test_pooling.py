@@ -1,13 +1,23 @@
-"""Poolings of padded rows, compared with numpy on the real tokens of each row."""
+"""Poolings of padded rows, windows and random kernels, compared with NumPy."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from reservoir.errors import InputError
+from reservoir.features import forward
+from reservoir.fpt import InputLayer, kernels
+from reservoir.options import ExtractOptions
+from reservoir.plan import resolve
 from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape
+from reservoir.reservoir import load_model
+from reservoir.sequence_model import Branch
+from reservoir.tasks.own.labels import encode_labels, split_rows
+from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.windows import Windows, row_forms
 
 TOKENS, WIDTH, LONGEST = 12, 5, 15
 
@@ -102,3 +112,102 @@ def test_poolings_that_share_a_sorted_copy_equal_each_one_by_torch_alone(lengths
     shared("all").zero_()
     shared("max").zero_()
     assert torch.equal(hidden, before), "a result is a view of the hidden states"
+
+
+SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
+SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
+
+
+def chosen(task, rows, **given):
+    return resolve(task, ExtractOptions(**given), {"train": rows}).reservoir
+
+
+def test_each_kernel_reads_one_dilation_and_one_form_and_sums_to_zero():
+    weights = kernels(40, 3, (3, 9, 2, 2)).reshape(40, 3, 9, 2, 2)
+    np.testing.assert_allclose(np.square(weights).sum((1, 2, 3, 4)), 1)
+    np.testing.assert_allclose(weights.sum(2), 0, atol=1e-12)
+    read = np.argwhere(np.abs(weights).sum((2, 4)) > 0)
+    np.testing.assert_array_equal(read, [(unit, unit % 3, unit // 3 % 2) for unit in range(40)])
+    layer = InputLayer(Vectors(3 * 9 * 2 * 2), 40, 3, 6.0, (3, 9, 2, 2))
+    np.testing.assert_allclose(layer.map.weight.numpy(force=True), 6 * weights.reshape(40, -1), rtol=1e-6)
+
+
+def test_forms_of_a_row_equal_those_of_numpy_and_ignore_padding():
+    x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
+    x[1, :, 2] = 1000.1
+    lengths = torch.tensor([30, 12, 1, 25])
+    x[torch.arange(30) >= lengths[:, None]] = torch.nan
+    both = row_forms(x, lengths, "both").numpy()
+    assert row_forms(x, lengths, "channel") is x
+    np.testing.assert_array_equal(row_forms(x, lengths, "series").numpy(), both[:, :, 3:])
+    for row, n in enumerate(lengths.tolist()):
+        values = x[row, :n].double().numpy()
+        centred = values - values.mean(0)
+        deviation = np.sqrt(np.square(centred).mean(0))
+        expected = np.divide(centred, deviation, out=np.zeros_like(centred), where=deviation > 1e-3)
+        np.testing.assert_array_equal(both[row, :n, :3], x[row, :n])
+        np.testing.assert_allclose(both[row, :n, 3:], expected, atol=2e-5)
+
+
+def test_differences_are_a_third_form_scaled_by_row():
+    x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
+    x[1, :, 2] = 1000.1
+    lengths = torch.tensor([30, 12, 1, 25])
+    steps = torch.diff(x, dim=1, prepend=x[:, :1])
+    x[torch.arange(30) >= lengths[:, None]] = torch.nan
+    found = row_forms(x, lengths, "differences")
+    np.testing.assert_array_equal(found[:, :, :6], row_forms(x, lengths, "both"))
+    np.testing.assert_array_equal(found[:, :, 6:], row_forms(steps, lengths, "series"))
+    assert not found[:, :, 6:].isnan().any()
+
+
+def test_the_model_computes_the_kernels_of_each_window():
+    rng = np.random.default_rng(0)
+    x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
+    task = replace(SERIES, max_tokens=40)
+    model = load_model(task, chosen(task, 5, gain=6.0), "cpu", "float32")
+    found = forward(model, None, x, lengths, ["embed/max"], batch_rows=2)["embed/max"][:, 0]
+    forms = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "differences").numpy()
+    cut, counts = Windows(patch=9, dilations=(1, 2, 4), pad="same")(forms, lengths)
+    positions = model.fpt.backbone.model.get_submodule("wpe").weight.numpy(force=True)
+    hidden = cut @ (6 * kernels(256, 0, (3, 9, 3, 2)).T) + positions[: cut.shape[1]]
+    expected = [hidden[row, :n].max(0) for row, n in enumerate(counts)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="differences")
+
+
+@pytest.mark.parametrize("per_class", [2, 3])
+def test_classes_with_few_rows_leave_some_for_validation(per_class):
+    labels = encode_labels("few", np.repeat(np.arange(20), per_class + 1))
+    given = np.tile(["train"] * per_class + ["test"], 20)
+    found = split_rows("few", labels, given)
+    assert (found[given == "test"] == "test").all()
+    assert (found == "valid").sum() == 2 * per_class
+
+
+def test_the_exported_model_computes_the_kernels_too():
+    rng = np.random.default_rng(0)
+    x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
+    columns = ["embed/shares13", "embed/quantiles9", "block01/max"]
+    model = load_model(replace(SERIES, max_tokens=40), chosen(replace(SERIES, max_tokens=40), 5), "cpu", "float32")
+    expected = forward(model, None, x, lengths, columns, batch_rows=5)
+    found = Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths))
+    for column, values in zip(columns, found, strict=True):
+        np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_windows_of_symbols_equal_those_of_one_hot_vectors():
+    rng = np.random.default_rng(0)
+    x, lengths = rng.integers(0, 4, (5, 60)), np.array([60, 9, 30, 1, 44])
+    model = load_model(SYMBOLS, chosen(SYMBOLS, 5), device="cpu", compute="float32")
+    indicators = load_model(replace(SYMBOLS, form=Vectors(4)), chosen(SYMBOLS, 5), device="cpu", compute="float32")
+    columns = ["embed/max", "block01/segments8", "embed/tokens"]
+    found = forward(model, None, x.astype(np.uint8), lengths, columns, 2)
+    wanted = forward(indicators, None, np.eye(4)[x], lengths, columns, 2)
+    for column in columns:
+        np.testing.assert_array_equal(found[column], wanted[column])
+    branch = Branch(model, columns)
+    features = branch(torch.from_numpy(x), torch.from_numpy(lengths))
+    np.testing.assert_allclose(features[0].numpy(), found["embed/max"][:, 0], atol=1e-4)
+    with pytest.raises(InputError, match=r"up to 64 symbols, and task 'letters\.csv' has 300"):
+        chosen(SYMBOLS, 5).windowed(replace(SYMBOLS, form=Tokens(300)))
