@@ -33,14 +33,7 @@ from tests.faults import bits, fuzz, kills, power_loss
 from tests.faults.power_stages import CACHE, EXTRACT, PIPELINES, fitted, run_train
 from tests.faults.rounds import Count
 
-SIZES = {
-    "kills": 28,
-    "rounds": 25,
-    "failures": 4,
-    "bits": 1000,
-    "inputs": 100_000,
-    "crashes": 64,
-}
+SIZES = {"kills": 28, "rounds": 25, "failures": 4, "bits": 1000, "inputs": 100_000, "crashes": 64}
 """How often each part is tried."""
 
 DISTURBED = ("prepare", "fit", "train", "pretrain", "cache remove", "cache repair")

@@ -132,10 +132,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["typer", "reservoir.options", "numpy", "torch.nn"],
-)
+@pytest.mark.parametrize("name", ["typer", "reservoir.options", "numpy", "torch.nn"])
 def test_an_interrupted_import_ends_in_exit_code_130(tmp_path, name):
     command = ["extract", "digits", "--limit", "20", "--cache", str(tmp_path)]
     code = CODE.format(name=name, arguments=command)

@@ -79,10 +79,7 @@ def bound_method(marker):
     return model
 
 
-GADGETS = {
-    "shadowed_method": shadowed_method,
-    "bound_method": bound_method,
-}
+GADGETS = {"shadowed_method": shadowed_method, "bound_method": bound_method}
 
 
 def load_and_predict(folder, inputs):

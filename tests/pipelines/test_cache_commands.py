@@ -9,12 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from reservoir_pipelines import (
-    ReservoirClassifier,
-    extract,
-    fit,
-    train,
-)
+from reservoir_pipelines import ReservoirClassifier, extract, fit, train
 
 ONE_BLOCK = "mini:n_layer=1,n_embd=16,n_head=2"
 SMALL = {"backbone": ONE_BLOCK, "init": "random", "limit": 60, "layers": "final", "pool": "mean"}

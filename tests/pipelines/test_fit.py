@@ -32,11 +32,7 @@ from reservoir.readouts.sweep import sweep
 from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weights
 
 # each column alone, chosen on the validation split and fitted to train
-PLAIN = {
-    "alphas": "1e-1:1e4:6",
-    "select": "valid",
-    "columns": "block01/last,block01/mean,final/last,final/mean",
-}
+PLAIN = {"alphas": "1e-1:1e4:6", "select": "valid", "columns": "block01/last,block01/mean,final/last,final/mean"}
 
 
 @pytest.fixture(scope="module")
@@ -408,8 +404,7 @@ def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, word
 
 
 @pytest.mark.parametrize(
-    ("readout", "classes"),
-    [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
+    ("readout", "classes"), [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)]
 )
 def test_a_readout_that_suits_the_task_is_accepted(readout, classes):
     assert make_fitter(FitOptions(readout=readout), classes, ROWS).path == readout.partition(":")[0]

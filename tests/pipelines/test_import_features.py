@@ -110,10 +110,7 @@ def test_imported_features_are_fitted_joined_shown_and_reported(own, tmp_path, n
     [
         ({"valid": np.zeros((19, 6))}, r"array 'valid' has 19 rows, and valid of task '.*' has 20; give one row"),
         ({"valid": None}, r"column imported/mean has train \(40, 6\), test \(20, 6\); give train, valid, test of one"),
-        (
-            {"test": np.zeros((20, 5))},
-            r"column imported/mean has .*test \(20, 5\); give train, valid, test of one width",
-        ),
+        ({"test": np.zeros((20, 5))}, r"column imported/mean has .*test \(20, 5\); give train, valid, test of one"),
         ({"train": np.zeros((40, 2, 3))}, r"array 'train' has the shape \(40, 2, 3\); give arrays \(rows, width\)"),
         ({"extra": np.zeros((40, 6))}, r"array 'extra' has the shape .* named train, valid, test, or SPLIT/COLUMN"),
         ({"test": np.where(np.arange(120).reshape(20, 6) == 50, np.nan, 0)}, "mean, row 8, column 2: nan is not a fin"),

@@ -17,11 +17,7 @@ def direct(x, y, weights=None):
     mean, y_mean = np.average(x, axis=0, weights=weights), np.average(y, axis=0, weights=weights)
     x, y = x - mean, y - y_mean
     return Moments(
-        count=weights.sum(),
-        mean=mean,
-        xx=(x * weights[:, None]).T @ x,
-        xy=(x * weights[:, None]).T @ y,
-        y_mean=y_mean,
+        count=weights.sum(), mean=mean, xx=(x * weights[:, None]).T @ x, xy=(x * weights[:, None]).T @ y, y_mean=y_mean
     )
 
 

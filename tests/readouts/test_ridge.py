@@ -16,13 +16,7 @@ from reservoir.readouts.device import Arithmetic, products_on
 from reservoir.readouts.folds import cross_sweep, draw_folds
 from reservoir.readouts.linear import LinearReadout, Scorer
 from reservoir.readouts.moments import accumulate, fold_moments, training_moments
-from reservoir.readouts.ridge import (
-    DEFAULT_ALPHAS,
-    KernelMatrix,
-    extended_alphas,
-    parse_alphas,
-    ridge_path,
-)
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, extended_alphas, parse_alphas, ridge_path
 from reservoir.readouts.sweep import Tally, gather, solve, sweep
 from reservoir.readouts.targets import Targets, balanced_weights
 

@@ -95,11 +95,9 @@ def test_random_weights_have_the_deviation_of_transformers(name):
     """Over many weights, each kind of tensor has the standard deviation of transformers' initialisation."""
     from transformers import GPT2Config, GPT2Model
 
-    wide = {
-        "bert": "bert-base-uncased:num_hidden_layers=1",
-        "t5": "t5-small:num_layers=1",
-        "gpt2": "gpt2:n_layer=1",
-    }[name]
+    wide = {"bert": "bert-base-uncased:num_hidden_layers=1", "t5": "t5-small:num_layers=1", "gpt2": "gpt2:n_layer=1"}[
+        name
+    ]
     family, config = find(wide)
     torch.manual_seed(0)
     theirs = GPT2Model(GPT2Config(n_layer=1)) if name == "gpt2" else family.loader.build(config)
