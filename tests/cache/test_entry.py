@@ -156,19 +156,6 @@ def test_a_damaged_derived_file_reads_as_absent_at_every_byte(entry):
     assert load_arrays(entry, "ridge") is not None
 
 
-def full_disk(*_):
-    raise OSError(28, "No space left on device")
-
-
-def test_a_full_disk_is_one_line_and_leaves_nothing(entry, toy, monkeypatch):
-    (entry.path / "train").mkdir()
-    with entry.claim("train", 0):
-        monkeypatch.setattr("reservoir_cache.publish.sync", full_disk)
-        with pytest.raises(CacheError, match=r"00000-0\.h5: .*No space left on device.*check free space"):
-            write_block(entry, "train", 0, toy.features(entry, "train", 0))
-    assert list((entry.path / "train").iterdir()) == []
-
-
 def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
     direct, threaded = toy.fill(toy.entry(tmp_path / "a")), toy.entry(tmp_path / "b")
     with ShardWriter(threaded, maxsize=1) as writer:

@@ -192,12 +192,6 @@ def test_blocks_cover_the_rows_once(rows):
     assert all(high - low == 4 for low, high in blocks[:-1])
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.0, True])
-def test_layout_refuses(value):
-    with pytest.raises(CacheError, match="batch_rows"):
-        Layout(batch_rows=value)
-
-
 def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
     code = (
         "import sys; from reservoir_cache import CacheError, Entry, Spec, list_entries\n"

@@ -243,13 +243,6 @@ def test_the_first_value_that_rounds_to_infinity_is_refused(store, limit):
     assert np.isfinite(decode(encode(x, store, column="c"), store)).all()
 
 
-def test_a_spread_beyond_float32_is_an_overflow_and_not_a_warning(recwarn):
-    x = np.array([[[3e38]], [[-3e38]], [[3e38]]], np.float32)
-    with pytest.raises(CacheError, match="overflows bfloat16"):
-        encode(x, "bfloat16", column="c")
-    assert not recwarn.list
-
-
 def test_the_value_named_as_an_overflow_is_the_farthest_from_its_channels_mean():
     x = np.zeros((5, 2, 3), np.float32)
     x[:, :, 0] = [[1e-3, 2e5]] * 5  # the first values that overflow lie near zero, and 1e5 from the mean

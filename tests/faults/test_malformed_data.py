@@ -366,21 +366,6 @@ def test_an_array_of_nothing_has_no_rows(tmp_path):
     small_in_memory(tmp_path / "mine.npz", "needs 0 bytes")
 
 
-def test_two_arrays_of_one_name(tmp_path):
-    array = io.BytesIO()
-    np.save(array, np.ones((12, 4)))
-    for names in (("x", "x.npy"), ("x.npy", "x.npy")):
-        with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
-            for name in names:
-                if name in archive.namelist():
-                    with pytest.warns(UserWarning, match="Duplicate"):
-                        archive.writestr(name, array.getvalue())
-                else:
-                    archive.writestr(name, array.getvalue())
-            archive.writestr("y.npy", array.getvalue())
-        assert "2 arrays are called 'x'" in outcome(tmp_path / "mine.npz")
-
-
 def test_a_tar_of_members_that_nobody_asked_for(tmp_path):
     path = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:

@@ -14,7 +14,6 @@ import pytest
 from reservoir_pipelines import ReservoirClassifier, extract, fit
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.output import as_json, meter, notify, print_json, print_table, printable
-from reservoir_pipelines.plots import plot_confusion, plot_deviations, plot_sweep
 from reservoir_pipelines.preparation import prepare
 
 from tests.processes import COMMAND, Child
@@ -245,13 +244,6 @@ def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, cap
     ]
 
 
-def test_no_older_picture_stays_where_one_fails(tmp_path):
-    path = tmp_path / "sweep.png"
-    path.write_bytes(b"of another fit")
-    plot_sweep(path, [], [], np.zeros((0, 0)), (0, 0), None, metric="accuracy", title="nothing")
-    assert not path.exists()
-
-
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -290,10 +282,3 @@ def test_no_settings_of_matplotlib_in_the_current_folder_are_obeyed(how, tmp_pat
     assert drawn.read_bytes() == expected.read_bytes()
     assert not {"latex-ran", "imported", "read"} & {file.name for file in tmp_path.iterdir()}
     assert how == "variable" or done.stderr == ""
-
-
-def test_pictures_of_foreign_names_are_drawn(tmp_path, painted):
-    plot_deviations(tmp_path / "names.png", {"$_{.weight": np.ones(2), "\udcff.bias": np.ones(2)}, "\x00 $^$")
-    assert (tmp_path / "names.png").stat().st_size > 2000
-    plot_confusion(tmp_path / "none.png", None, "a regression")
-    assert not (tmp_path / "none.png").exists()

@@ -136,6 +136,8 @@ def test_what_is_broken_is_found_and_its_remedy_works(cache, call):
     assert code == 1
     assert len(wrong) == 1
     assert str(manifest) in wrong[0]["found"]
+    code, out, _ = call("cache", "verify", "--json")
+    assert (code, [problem["path"] for problem in json.loads(out)["problems"]]) == (1, [str(manifest)])
     assert call(*wrong[0]["remedy"].split()[1:])[0] == 0
     extract("digits", **SHAPE, limit=20)
     assert call("doctor")[0] == 0

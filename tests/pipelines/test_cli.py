@@ -37,32 +37,6 @@ def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
     assert json.loads(out)["reused"] is True
 
 
-def test_cache_commands(call, tiny_gpt2, cache):
-    _, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50, "--json")
-    entry = json.loads(out)["entry"]
-    _, out, _ = call("cache", "list", "--json")
-    assert [e["entry"] for e in json.loads(out)] == [entry]
-    key = json.loads(out)[0]["key"]
-    code, out, _ = call("cache", "show", key[:8], "--json")
-    assert json.loads(out)["spec"]["store"] == "float16"
-    assert call("cache", "verify")[0] == 0
-    shard = next(p for p in sorted((cache / "features").rglob("*.h5")))
-    data = bytearray(shard.read_bytes())
-    data[-100] ^= 4
-    shard.write_bytes(data)
-    code, out, _ = call("cache", "verify", key[:8], "--json")
-    assert code == 1
-    assert json.loads(out)["problems"][0]["path"] == str(shard)
-    code, out, _ = call("cache", "repair", key[:8], "--json")
-    assert json.loads(out)["removed"] == [str(shard)]
-    code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50, "--json")
-    assert json.loads(out)["reused"] is (shard.name == "targets.h5")
-    assert call("cache", "verify")[0] == 0
-    code, out, _ = call("cache", "remove", entry, "--json")
-    assert code == 0
-    assert json.loads(call("cache", "list", "--json")[1]) == []
-
-
 def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(f'[extract]\nbackbone = "{tiny_gpt2}"\nlimit = 60\npool = "mean"\nlayers = "final"\n')

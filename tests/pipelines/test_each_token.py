@@ -189,13 +189,3 @@ def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
     path = write_csv(tmp_path / "words.csv", words, "text,label")
     assert run(["extract", path, "--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2", "--init", "random"]) == 2
     assert "labels of every word are for a model with a tokenizer of its own" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("form", "length", "each"), [("{:.4f}", 6, ""), ("{:d}", 4, ""), ("{:04b}", 4, "token")])
-def test_a_number_that_is_as_long_as_its_sequence_is_one_value(tmp_path, form, length, each):
-    draw = np.random.default_rng(0)
-    numbers = {"{:.4f}": draw.random(40), "{:d}": draw.permutation(9000)[:40] + 1000, "{:04b}": np.arange(16)}[form]
-    rows = [("".join(draw.choice(list("ACGT"), length)), form.format(number)) for number in numbers]
-    assert {len(label) for _, label in rows} == {length}
-    task = task_named(write_csv(tmp_path / "peptides.csv", rows)).task
-    assert (task.each, bool(task.classes)) == (each, bool(each))

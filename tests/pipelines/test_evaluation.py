@@ -234,13 +234,6 @@ def test_a_regression_of_noise_is_compared_with_the_mean_and_warned_about(tmp_pa
     assert (tmp_path / "fit" / "predicted.png").stat().st_size > 1000
 
 
-def test_a_score_far_below_validation_is_warned_about(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("reservoir_pipelines.fitting.fit.FAR_BELOW", -1.0)
-    done = fit(made(tmp_path, 200, noise=0.1), out=tmp_path / "fit")
-    text = f"CAUTION: R² {done.best.test_score:.3f} on {len(done.evaluation.merits)} test rows is far below"
-    assert capsys.readouterr().err.count(text) == 1
-
-
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_the_interval_is_that_of_a_bootstrap_over_rows(outputs):
     draw = np.random.default_rng(1)
@@ -377,13 +370,3 @@ def test_labels_of_every_token_are_compared_with_windows_of_the_input(tmp_path):
     y = np.asarray(features["test"].labels)[..., 0].ravel()
     peer = make_pipeline(StandardScaler(), Ridge(0.1)).fit(windows.reshape(-1, 9), y)
     assert found.metric == "R²" and found.test_score == pytest.approx(peer.score(windows.reshape(-1, 9), y), abs=0.1)
-
-
-def test_statistics_of_many_rows_are_those_of_some(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.MOST_ROWS", 50)
-    x = DRAW.normal(size=(300, 6, 1)).astype(np.float32)
-    np.savez(tmp_path / "d.npz", x=x, y=(x.mean(axis=(1, 2)) > 0).astype(int))
-    features, _, found = fit_with_baselines(tmp_path, tmp_path / "d.npz")
-    assert found["summary statistics"].test_score > 0.7
-    every = -(-features["train"].rows // 50)
-    assert f"summary statistics: fitted to one of {every} training rows" in capsys.readouterr().err

@@ -39,16 +39,6 @@ def test_extract_and_fit_work(kind, root, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["best"]["valid_score"] > 0.15
 
 
-def test_a_wrong_backbone_is_one_line_and_exit_code_2(root, tmp_path, capsys):
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    for name in ("nowhere/at/all", str(tmp_path)):
-        assert run(["extract", "digits", "--backbone", name, "--init", "random", "--cache", str(root)]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == "" and printed.err.count("\n") == 1 and name in printed.err
-    assert run(["extract", "digits", "--backbone", "gpt2:n_positions=8", "--init", "random", "--cache", str(root)]) == 2
-    assert "16 tokens, but this gpt2 has 8 positions" in capsys.readouterr().err
-
-
 pytestmark = pytest.mark.usefixtures("few_bits")
 SEVEN = ["bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology"]
 

@@ -1,7 +1,6 @@
 """fit gives scikit-learn's readouts on the same features; how one is chosen, saved and drawn; refusals."""
 
 import csv
-import itertools
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -361,12 +360,6 @@ def test_an_entry_may_have_a_relative_path_or_lie_outside_the_cache(extracted, t
     assert fit(str(tmp_path / "moved")).results.parent.name.startswith("moved-ridge-")
 
 
-def test_the_folder_name_of_many_entries_is_short_enough(extracted, capsys):
-    done = fit([extracted] * 12, columns="1:final/mean+12:final/mean")
-    assert done.results.parent.name.startswith(f"{extracted.entry.name}+11-")
-    assert f"12: {extracted.entry.name}" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def three_shards(tmp_path_factory, tiny_gpt2):
     """Return features of digits in three shards."""
@@ -401,13 +394,6 @@ def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, word
     assert readout.partition(":")[0] in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("readout", "classes"), [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)]
-)
-def test_a_readout_that_suits_the_task_is_accepted(readout, classes):
-    assert make_fitter(FitOptions(readout=readout), classes, ROWS).path == readout.partition(":")[0]
 
 
 @pytest.fixture
@@ -451,14 +437,6 @@ def test_no_line_of_the_picture_connects_two_entries(drawn):
     assert np.isnan(lines.lines[0].get_ydata()).tolist() == [False, False, False, True, False, False]
     assert [label.get_text() for label in lines.get_xticklabels()] == [name.replace("block", "") for name in layers]
     assert lines.get_xticks().tolist() == [0, 1, 2, 4, 5]
-
-
-def test_settings_of_an_estimator_do_not_overlap_in_the_picture(drawn):
-    settings = [(f"sklearn.svm.SVC(kernel={kernel}, C={c})", None) for kernel in ("rbf", "linear") for c in (1, 10)]
-    _, heat = drawn(["embed/mean", "final/mean"], settings)
-    boxes = [label.get_window_extent() for label in heat.get_xticklabels()]
-    assert len(boxes) == 4
-    assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
 
 
 ALPHAS = np.logspace(-2, 6, 25)

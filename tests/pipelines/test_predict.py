@@ -262,16 +262,6 @@ def test_values_that_the_model_cannot_hold_are_refused_by_row(readout, tmp_path)
     assert len(answers(readout, tmp_path, x=np.delete(x, 290, axis=0))) == 299
 
 
-def test_integer_labels_are_printed_as_integers(tmp_path, tiny_gpt2):
-    x = RNG.normal(size=(60, 5, 3))
-    np.savez(tmp_path / "own.npz", x=x, y=np.array([-7, 0, 5])[np.arange(60) % 3])
-    features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", layers="final")
-    saved = fit(features, alphas="1e0:1e0:1", out=tmp_path / "readout").saved
-    printed = [json.dumps(answer.to_dict()) for answer in answers(saved, tmp_path, x=x)]
-    found = [json.loads(line)["label"] for line in printed]
-    assert {type(label) for label in found} == {int} and set(found) <= {-7, 0, 5}
-
-
 def waves(lengths, seed=0):
     """Return sines of two frequencies, one for each length, and their classes."""
     rng = np.random.default_rng(seed)

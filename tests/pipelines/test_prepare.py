@@ -67,12 +67,6 @@ def test_rows_between_wanted_ones_are_not_read(cache, tmp_path, monkeypatch):
             assert np.array_equal(getattr(taken, array), getattr(whole, array)[index]), array
 
 
-def test_plain_and_packed_files_have_one_digest(cache, tmp_path):
-    for packed in (False, True):
-        samples.mnist_files(tmp_path / str(packed), packed=packed)
-    assert len({prepare("mnist", data=tmp_path / str(p)).digest for p in (False, True)}) == 1
-
-
 def test_prepared_data_is_used_when_its_source_is_missing(cache, tmp_path, monkeypatch):
     samples.mnist_files(tmp_path / "data")
     monkeypatch.setenv("RESERVOIR_DATA", str(tmp_path / "data"))

@@ -371,28 +371,9 @@ def test_the_command_tells_accuracies(made, root, capfd):
     assert f"{100 * made.test_accuracy:.2f}% right (75% by copying)" in capfd.readouterr().out
 
 
-QUICK = {**PLAIN, "backbone": TINY, "context": 24, "short": 8, "batch_tokens": 96, "steps": 3}
-
-
 @pytest.fixture
 def letters(tmp_path):
     """Return a file of 6 kB."""
     path = tmp_path / "letters.txt"
     path.write_bytes(np.random.default_rng(0).choice(list(b"aeiou "), 6000).astype(np.uint8).tobytes())
     return path
-
-
-@pytest.mark.parametrize("lost", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_finished_one_that_lost_a_file_is_written_again(lost, letters, tmp_path, monkeypatch):
-    done = pretrain(str(letters), out=tmp_path / "model", **QUICK)
-    before = load_file(Path(done.folder) / "model.safetensors")
-    (Path(done.folder) / lost).unlink()
-
-    def never(*_arguments):
-        raise AssertionError
-
-    monkeypatch.setattr(LanguageSteps, "take", never)
-    assert pretrain(str(letters), out=tmp_path / "model", **QUICK) == done
-    after = load_file(Path(done.folder) / "model.safetensors")
-    assert (Path(done.folder) / lost).is_file()
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

@@ -121,18 +121,6 @@ def test_bit_memory_is_shown_with_the_copy_baseline(cache, call):
     assert code == 0 and "copy baseline" in out and "75.0%" in out
 
 
-def test_attention_maps_have_one_colour_scale(cache, call, monkeypatch):
-    from matplotlib.axes import Axes
-
-    tops, draw = [], Axes.imshow
-    monkeypatch.setattr(Axes, "imshow", lambda *a, **k: (tops.append(k["vmax"]), draw(*a, **k))[1])
-    given = ["--backbone", TINY, "--average", 4, *(f"--param={name}={value}" for name, value in FEW.items())]
-    code, out, _ = call("attention", "bit-xor", *given)
-    assert code == 0 and len(tops) == 4 and len(set(tops)) == 1 and f"0 to {tops[0]:.3g}; pass --top" in out
-    tops.clear()
-    assert call("attention", "bit-xor", *given, "--top", "0.25")[0] == 0 and set(tops) == {0.25}
-
-
 MINI = SHIPPED["mini"]
 
 

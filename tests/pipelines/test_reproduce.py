@@ -358,12 +358,6 @@ def test_mistakes_in_a_recipe_are_named(tmp_path, text, fault):
     assert fault in str(error.value)
 
 
-def test_a_column_with_a_task_goes_before_a_row_named_like_a_task():
-    spots = [spot for spot in load_recipe("table-pretraining", "smoke").spots if spot.row == "bit-memory"]
-    assert [spot.cells[0][0].task for spot in spots] == ["bit-xor", "bit-xor", "listops", "listops"]
-    assert {spot.cells[0][0].task for spot in load_recipe("table18", "smoke").spots if spot.row == "mnist"} == {"mnist"}
-
-
 def test_names_that_do_not_exist_are_refused():
     with pytest.raises(InputError, match="did you mean 'table1'"):
         load_recipe("tabel1", "smoke")

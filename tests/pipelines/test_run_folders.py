@@ -75,15 +75,6 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     assert again.steps == 8 and again.best_step in (6, 8)
 
 
-def test_a_checkpoint_that_a_kill_left_beside_the_last_one_goes(go, cache):
-    done, checkpoints = go(steps=4), cache / "run" / "checkpoints"
-    kept = sorted(checkpoints.iterdir())
-    shutil.copytree(kept[-1], checkpoints / "step-00000001")
-    (cache / "run" / "run.json").unlink()
-    assert go(steps=4, resume=True).test_loss == done.test_loss
-    assert sorted(checkpoints.iterdir()) == kept
-
-
 def test_a_damaged_configuration_is_refused(go, cache):
     go(steps=1)
     for config in ("", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'):
@@ -158,13 +149,6 @@ def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
         assert "\n" not in str(caught.value)
         path.write_text(before)
     assert go(steps=2).steps == 2
-
-
-def test_a_run_that_diverged_before_any_checkpoint_leaves_the_folder_free(go, cache):
-    with pytest.raises(DivergedError, match="use a smaller --learning-rate"):
-        go(steps=4, eval_every=4, learning_rate=1e4, bound=5.0)
-    done = go(steps=4, eval_every=4, learning_rate=1e-4, bound=5.0)
-    assert [line["step"] for line in done.history] == [1, 2, 3, 4, 4]
 
 
 def test_a_regression_does_not_depend_on_the_unit_of_its_targets(cache, tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import shutil
 import warnings
 
 import numpy as np
@@ -250,11 +249,3 @@ def test_fits_with_other_options_have_other_folders(extracted):
     folders = [fit(extracted, **(plain | one)).saved.parent for one in settings]
     assert len(set(folders)) == len(settings)
     assert fit(extracted, **plain).saved.parent == folders[0]
-
-
-def test_a_missing_file_of_weights_is_named(extracted, tmp_path):
-    folder = fit(extracted, columns="final/mean", out=tmp_path / "fit").saved.parent
-    (weights,) = folder.glob("readout-*.safetensors")
-    shutil.move(weights, tmp_path / "away")
-    with pytest.raises(InputError, match=weights.name):
-        Bundle.load(folder)

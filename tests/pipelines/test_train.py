@@ -7,8 +7,11 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.cli import run as command
+from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.training.run_folder import RunFolder, load_run
 from reservoir_pipelines.training.training_result import Training
@@ -487,3 +490,35 @@ def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsy
 def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):
     with pytest.raises(InputError, match="every run diverged before its first validation"):
         train("bit-xor", sweep={"clip": [1.0, 2.0]}, bound=1e-9, **SHORT)
+
+
+@pytest.fixture
+def panels(tmp_path, monkeypatch):
+    """Return a function that draws a history and returns the panels of the picture."""
+    made = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *_, **__: figure.draw_without_rendering() or made.append(figure)
+    )
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
+
+    def draw(history, best_step):
+        plot_training(tmp_path / "curve.png", history, best_step, "a training")
+        return made[-1].axes
+
+    return draw
+
+
+def test_the_chosen_step_is_seen_and_named_in_the_picture(panels):
+    history = [{"step": step, "loss": 2 / step, "accuracy": 0.5} for step in range(1, 101)]
+    history[50:50] = [{"step": 50, "valid_loss": 0.1, "valid_score": 0.4}]
+    for best, names in ((50, ["train", "valid", "best"]), (None, ["train", "valid"])):
+        for axes in panels(history, best):
+            assert [text.get_text() for text in axes.get_legend().get_texts()] == names
+            for mark in (line for line in axes.lines if line.get_label() == "best"):
+                assert list(mark.get_xdata()) == [50, 50] and to_hex(mark.get_color()) == INK != GRID
+
+
+def test_a_training_that_diverged_at_once_has_a_picture(panels):
+    for lines in ([], [{"step": 1, "loss": 3.0, "accuracy": 0.1}, {"step": 2, "loss": None, "accuracy": 0.1}]):
+        assert len(panels(lines, None)) == 2
+    assert panels([{"step": 1, "loss": 0.0, "accuracy": 1.0}], None)[0].get_yscale() == "linear"

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reservoir.backbone_names import KNOWN
-from reservoir.backbones import FAMILIES, default_init, describe_weights, find, load_backbone, weights_digest
+from reservoir.backbones import describe_weights, find, load_backbone, weights_digest
 from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
@@ -64,12 +63,6 @@ def refusal(*arguments, **settings):
 def test_known_configurations_have_the_published_number_of_parameters(name):
     family, config = find(name)
     assert family.loader.count(config) == PUBLISHED[name]
-
-
-def test_every_known_name_has_a_family():
-    assert {family for family, _ in KNOWN.values()} <= set(FAMILIES)
-    assert default_init("esn:units=20") == default_init("lstm") == "random"
-    assert default_init("gpt2") == default_init("some/folder") == "pretrained"
 
 
 def test_seed_decides_random_weights_also_of_a_shallower_model():

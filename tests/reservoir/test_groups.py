@@ -13,36 +13,30 @@ from tests.reservoir.models import save
 
 TASK = Task(name="t", form=Vectors(3), max_tokens=8, classes=4)
 ENDS = ["inputs.map.weight", "inputs.map.bias", "output.weight", "output.bias"]
+
+
+def affine(*norms):
+    """Return the names of the parameters of norms."""
+    return [f"{norm}.{end}" for norm in norms for end in ("weight", "bias")]
+
+
 # Of block 0 (and, for the second entry, outside of the blocks): norms and positions, by the family's own names.
 BLOCK = {
-    "gpt2": ("h.{}.", ["ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"]),
-    "bert": (
-        "encoder.layer.{}.",
-        [f"{part}.LayerNorm.{end}" for part in ("attention.output", "output") for end in ("weight", "bias")],
-    ),
-    "distilbert": (
-        "transformer.layer.{}.",
-        [f"{part}.{end}" for part in ("sa_layer_norm", "output_layer_norm") for end in ("weight", "bias")],
-    ),
+    "gpt2": ("h.{}.", affine("ln_1", "ln_2")),
+    "bert": ("encoder.layer.{}.", affine("attention.output.LayerNorm", "output.LayerNorm")),
+    "distilbert": ("transformer.layer.{}.", affine("sa_layer_norm", "output_layer_norm")),
     "t5": ("encoder.block.{}.", ["layer.0.layer_norm.weight", "layer.1.layer_norm.weight"]),
-    "vit": (
-        "layers.{}.",
-        [f"{part}.{end}" for part in ("layernorm_before", "layernorm_after") for end in ("weight", "bias")],
-    ),
+    "vit": ("layers.{}.", affine("layernorm_before", "layernorm_after")),
     "llama": ("layers.{}.", ["input_layernorm.weight", "post_attention_layernorm.weight"]),
-    "lstm": (
-        "blocks.{}.cell.",
-        [f"{part}_norm.{end}" for part in ("input", "hidden", "cell") for end in ("weight", "bias")],
-    ),
+    "lstm": ("blocks.{}.cell.", affine("input_norm", "hidden_norm", "cell_norm")),
     "esn": ("blocks.{}.", []),
+    "wav2vec2": ("encoder.layers.{}.", affine("layer_norm", "final_layer_norm")),
+    "hubert": ("encoder.layers.{}.", affine("layer_norm", "final_layer_norm")),
+    "dinov2": ("encoder.layer.{}.", affine("norm1", "norm2")),
+    "esm": ("encoder.layer.{}.", affine("attention.LayerNorm", "LayerNorm")),
 }
-_SOUND_NORMS = [f"{part}layer_norm.{end}" for part in ("", "final_") for end in ("weight", "bias")]
-BLOCK["wav2vec2"] = BLOCK["hubert"] = ("encoder.layers.{}.", _SOUND_NORMS)
-BLOCK["dinov2"] = ("encoder.layer.{}.", [f"{part}.{end}" for part in ("norm1", "norm2") for end in ("weight", "bias")])
 for same in ("roberta", "xlm-roberta", "longformer"):
     BLOCK[same] = BLOCK["bert"]
-_ESM_NORMS = [f"{part}LayerNorm.{end}" for part in ("attention.", "") for end in ("weight", "bias")]
-BLOCK["esm"] = ("encoder.layer.{}.", _ESM_NORMS)
 _MORE = ("pre_feedforward_layernorm", "post_feedforward_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 BLOCK["gemma3_text"] = ("layers.{}.", BLOCK["llama"][1] + [f"{norm}.weight" for norm in _MORE])
 BLOCK["lstm-star"] = BLOCK["lstm"]

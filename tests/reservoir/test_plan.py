@@ -105,6 +105,10 @@ def test_one_option_of_the_windows_replaces_all_of_their_defaults():
         ({"pool": "cls"}, "--pool cls"),
         ({"pool": ","}, "no columns"),
         ({"depth": 7}, "has 6 blocks"),
+        ({"limit": 0}, "--limit 0"),
+        ({"gain": 0.0}, "--gain"),
+        ({"compute": "float64"}, "float64"),
+        ({"batch_rows": 0}, "--batch-rows"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(given, message, monkeypatch):

@@ -94,12 +94,6 @@ def test_unknown_poolings_are_refused(name):
         parse_column(f"block01/{name}")
 
 
-def test_parse_column_splits_layer_and_pooling():
-    assert parse_column("block06/quantiles9") == ("block06", "quantiles9")
-    with pytest.raises(InputError, match="write layer/pooling"):
-        parse_column("mean")
-
-
 @pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 12, 12]])
 def test_poolings_that_share_a_sorted_copy_equal_each_one_by_torch_alone(lengths):
     hidden, counts = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)

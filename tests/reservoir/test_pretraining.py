@@ -180,11 +180,7 @@ def test_trained_tokenizers_need_utf8_and_bytes_do_not(prose, tmp_path):
 @pytest.mark.parametrize(
     ("name", "vocabulary", "message"),
     [
-        ("uniform", 1, "--vocabulary 1: uniform has at least 2"),
-        ("zipf", 0, "--vocabulary 0: zipf has at least 2"),
-        ("nesting", 255, "--vocabulary 255: nesting needs an even number"),
         ("zipff", 256, "zipff: no such file or folder; give text, or one of uniform, zipf, nesting, bit-memory"),
-        ("small", 255, "--vocabulary 255: give 256 for bytes, or more"),
         ("small", 5000, r"--vocabulary 5000: the text gives only \d+ tokens"),
         ("empty", 256, "it has no text"),
         ("bare", 256, "it has no text"),

@@ -156,13 +156,6 @@ def test_names_of_recordings_keep_their_leading_zeros(tmp_path):
     assert task_named(str(tmp_path / "runs"), labels=str(tmp_path / "labels.csv")).task.classes == 2
 
 
-def test_recordings_in_folders_of_classes_need_no_table(tmp_path):
-    for n in range(20):
-        (tmp_path / "runs" / KIND[n % 2]).mkdir(parents=True, exist_ok=True)
-        table(tmp_path / "runs" / KIND[n % 2] / f"{n}.csv", RNG.normal(size=(6, 2)), "u,v")
-    assert task_named(str(tmp_path / "runs")).task.labels == ("a", "b")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -63,15 +63,6 @@ def test_xor_has_the_shape_of_the_paper_and_its_sums():
     assert len(np.unique(x.reshape(3000, 10), axis=0)) > 900
 
 
-@pytest.mark.parametrize("name", ["bit-memory", "bit-xor"])
-def test_fewer_rows_are_the_first_of_more(name):
-    small, _ = rows_of(name, train_rows=1500)
-    large, _ = rows_of(name, train_rows=2600)
-    assert np.array_equal(small, large[:1500])
-    assert not np.array_equal(small, rows_of(name, train_rows=1500, seed=1)[0])
-    assert not np.array_equal(small[:1000], rows_of(name, "valid")[0])
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [({"n": 7, "token_bits": 2}, "whole number of tokens"), ({"mask": 1.5}, "probability"), ({"n": 0}, "above 0")],
@@ -257,14 +248,6 @@ def test_a_generated_piece_is_a_split_of_different_expressions():
     assert source.task.form.vocabulary == len(SYMBOLS) == 16
 
 
-def test_pieces_do_not_depend_on_the_number_of_rows(monkeypatch):
-    monkeypatch.setattr(listops, "PIECE_ROWS", 64)
-    small, large = (task_named("listops", train_rows=n) for n in (100, 150))
-    for a, b in zip(small.pieces()[:2], large.pieces()[:2], strict=True):
-        rows = a.hi - a.lo
-        assert np.array_equal(small.read(a)["train"].x, large.read(b)["train"].x[:rows])
-
-
 def lra_files(folder, rows=(40, 12, 9), shortest=100, longest=900):
     """Write files as Long Range Arena has them; return texts and values by split."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -312,15 +295,6 @@ def test_the_protocol_of_the_paper(tmp_path):
     assert generated.task.max_tokens == 512
     (train, valid) = (generated.read(piece) for piece in generated.pieces())
     assert set(valid) == {"valid", "test"} and (train["train"].x == CLOSE).sum() == 0
-
-
-def test_new_texts_become_sequences():
-    task = task_named("listops", train_rows=10).task
-    x, lengths = encode(task, np.array(["[MAX 2 3 ]", "7"]))
-    assert lengths.tolist() == [4, 1] and decode_text(x[0, :4]) == "[MAX 2 3 ]"
-    assert np.array_equal(encode(task, x)[1], lengths)
-    with pytest.raises(InputError, match="at most 512"):
-        encode(task, np.array(["[MAX " + "1 " * 600 + "]"]))
 
 
 @pytest.mark.parametrize(("protocol", "symbols"), [("ours", 16), ("paper", 15)])

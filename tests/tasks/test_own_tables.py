@@ -317,14 +317,6 @@ def test_zones_of_times_are_counted_in(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_many_columns_are_known_by_their_order(tmp_path):
-    wide = {f"w{n}": RNG.normal(size=ROWS).round(3) for n in range(300)}
-    task = task_named(str(write(tmp_path / "t.csv", {**wide, "label": LABEL}))).task
-    assert read_new(write(tmp_path / "new.csv", wide), task)[0].shape == (ROWS, 300)
-    with pytest.raises(InputError, match="its columns are in another order"):
-        read_new(write(tmp_path / "new.csv", dict(reversed(wide.items()))), task)
-
-
 def test_a_last_column_that_is_not_there_is_missing(tmp_path):
     task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
     new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
@@ -450,13 +442,6 @@ def test_csv_with_a_column_per_value(tmp_path):
     assert np.array_equal(in_order(splits, "x")[:, :, 0], x.astype(np.float32))
     assert in_order(splits, "lengths").tolist() == [5] * 7 + [3] + [5] * 4
     assert in_order(splits, "y").ravel().tolist() == [1, 0] * 6
-
-
-@pytest.mark.parametrize(("labels", "classes"), [(["0.5", "1"], 0), (["1", "2"], 2), (["1", "b"], 2)])
-def test_csv_labels_are_numbers_where_they_can_be(tmp_path, labels, classes):
-    rows = [f"{labels[n % 2]},{n % 5}.5,{n}" for n in range(20)]
-    (tmp_path / "mine.csv").write_text("\n".join(["y,a,b", *rows]))
-    assert task_named(str(tmp_path / "mine.csv")).task.classes == classes
 
 
 @pytest.mark.parametrize(
