@@ -10,10 +10,11 @@ The LSTM (Hochreiter & Schmidhuber 1997) is as their released code has it, after
 
 The next token receives the normalised cell, LN divides by the unbiased deviation, gains and biases of its n channels
 are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`, dropout acts on the state that is fed back, and the first states are
-random. The authors draw the first states again for every row and pass. Cached features must be the same each time, so
-here they are drawn once, from the seed. The paper's LSTM has 3 layers. Its LSTM* has 12, with a residual connection
-around each, and learned positions, which start at zero there and are drawn like GPT-2's here. No fused kernel has a
-norm inside the recurrence, so the cell loops over the tokens; the products with the input are computed before the loop.
+random. The authors draw the first states again for every row and pass, and so does `train` with ``--protocol paper``.
+Cached features must be the same each time, so otherwise they are drawn once, from the seed. The paper's LSTM has 3
+layers. Its LSTM* has 12, with a residual connection around each, and learned positions, which start at zero there and
+are drawn like GPT-2's here. No fused kernel has a norm inside the recurrence, so the cell loops over the tokens; the
+products with the input are computed before the loop.
 
 An echo state network (Jaeger 2001) is a sparse random recurrent layer of leaky units, named as in reservoirpy:
 
@@ -97,6 +98,8 @@ class UnbiasedNorm(nn.LayerNorm):
 class LSTMCell(nn.Module):
     """One layer of the paper's released LSTM."""
 
+    redraws = False  # whether each row gets first states of its own, other ones at each pass of training
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.input = nn.Linear(width, 4 * width)
@@ -110,6 +113,9 @@ class LSTMCell(nn.Module):
         """Map (batch, tokens, width) to the hidden states (batch, tokens, width)."""
         drive = self.input_norm(self.input(x))
         hidden, cell = (start.expand(len(x), -1) for start in (self.first_hidden, self.first_cell))
+        if self.redraws:
+            fixed = None if self.training else torch.Generator(x.device).manual_seed(0)
+            hidden, cell = torch.randn(2, *hidden.shape, generator=fixed, device=x.device) * hidden.shape[1] ** -0.5
         states = []
         for at_token in drive.unbind(1):
             i, f, o, g = (at_token + self.hidden_norm(self.hidden(hidden))).chunk(4, dim=-1)
@@ -117,6 +123,13 @@ class LSTMCell(nn.Module):
             hidden = self.dropout(o.sigmoid() * cell.tanh())
             states.append(hidden)
         return torch.stack(states, dim=1)
+
+
+def redraw_first_states(model: nn.Module) -> None:
+    """Let each LSTM of a model draw the first states of each row anew, as the authors' code does."""
+    for module in model.modules():
+        if isinstance(module, LSTMCell):
+            module.redraws = True
 
 
 class LSTMLayer(nn.Module):
@@ -201,7 +214,7 @@ LSTM = Family(
     groups={"positions": ("positions",), "layernorm": ("_norm.",), "recurrent": (".cell.",)},
     draw=_draw_lstm,
     scheme="uniform up to width^-1/2, also the norms of the released cell, by their own width; first states normal",
-    note="first states are drawn once from the seed; the authors draw them again for every row and pass",
+    note="first states are drawn once from the seed; train --protocol paper draws them again for every row and pass",
     allows_bfloat16=False,
 )
 ESN = Family(

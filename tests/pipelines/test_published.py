@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from reservoir.backbones import default_init, find, load_backbone, weights_digest
 from reservoir.backbones.names import SHIPPED
+from reservoir.backbones.recurrent import LSTMCell, redraw_first_states
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.plan import resolve_model
@@ -59,7 +60,7 @@ def test_the_draw_is_named_in_the_entrys_card(cache, call):
 
 
 def test_every_named_task_takes_the_papers_protocol(cache):
-    for name in ("bit-memory", "bit-xor", "mnist", "cifar10", "cifar10-lra", "digits"):
+    for name in ("bit-memory", "bit-xor", "modular-addition", "cifar10", "cifar10-lra", "digits"):
         assert task_named(name, protocol="paper") == task_named(name)
         with pytest.raises(InputError, match="no parameter 'protocol'"):
             task_named(name, protocol="other")
@@ -181,3 +182,18 @@ def test_it_is_meant_where_no_backbone_is_named(decoy):
     # A folder of its name is meant only when it is written as one.
     assert choose(backbone="mini").backbone == "mini"
     assert choose(backbone="./mini").backbone == choose(init="mini").backbone == str(decoy)
+
+
+def test_the_papers_protocol_draws_the_first_states_of_an_lstm_for_each_row_and_pass(cache):
+    cell = LSTMCell(8)
+    rows = torch.zeros(3, 2, 8)
+    assert torch.equal(cell(rows)[0], cell(rows)[1])
+    redraw_first_states(cell)
+    assert not torch.equal(cell(rows)[0], cell(rows)[1]) and not torch.equal(cell(rows), cell(rows))
+    cell.eval()
+    assert torch.equal(cell(rows), cell(rows))
+    settings = {"backbone": "lstm:width=16,depth=1", "limit": 20, "steps": 2, "eval_every": 2, "train": "all"}
+    ours, paper = (train("bit-xor", protocol=protocol, **settings) for protocol in (None, "paper"))
+    assert ours.losses != paper.losses and paper.test_score is not None
+    again = train("bit-xor", protocol="paper", run=cache / "again", **settings)
+    assert again.losses == paper.losses and again.test_score == paper.test_score

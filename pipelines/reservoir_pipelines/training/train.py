@@ -15,6 +15,7 @@ from reservoir_cache import path_below
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from reservoir.backbones.recurrent import redraw_first_states
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import RECIPE, ExtractOptions, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
@@ -118,6 +119,8 @@ def _train_once(
             settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
         model, groups = load_trainable(prepared.task, settings, groups, device, options.compute, output_init)
+        if source.published:
+            redraw_first_states(model.fpt)
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
         options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
