@@ -39,12 +39,6 @@ def test_a_lock_that_is_a_link_neither_empties_nor_creates_a_file(tmp_path, outs
     assert untouched(outside)
 
 
-def test_open_lock_keeps_the_content_of_a_lock_file(tmp_path):
-    (tmp_path / "lock").write_text("content")
-    os.close(open_lock(tmp_path / "lock"))
-    assert (tmp_path / "lock").read_text() == "content"
-
-
 def test_train_does_not_empty_the_file_that_the_lock_of_a_run_leads_to(tmp_path, outside, call):
     run = tmp_path / "run"
     run.mkdir()
@@ -84,13 +78,6 @@ def test_cache_remove_does_not_follow_a_link_out_of_the_cache(cache, outside, ca
     assert code == 2 and len(err.splitlines()) == 1
     code, _, _ = call("cache", "remove", cache / name)
     assert code == 2 and untouched(outside)
-
-
-def test_cache_remove_does_not_follow_a_link_in_place_of_a_kind_of_folder(cache, outside, call):
-    cache.mkdir()
-    (cache / "reproductions").symlink_to(outside)
-    assert call("cache", "remove", "reproductions/sub")[0] == 2 and untouched(outside)
-    assert "reproductions" not in call("cache", "list")[1]
 
 
 def test_a_cache_that_is_itself_reached_through_a_link_can_be_cleaned(tmp_path, call):

@@ -43,12 +43,6 @@ def test_a_cache_that_cannot_be_made(tmp_path, capfd, command):
         assert why in line
 
 
-def test_a_cache_that_is_a_file(tmp_path, capfd):
-    (tmp_path / "file").touch()
-    assert run(["cache", "list", "--cache", str(tmp_path / "file")]) == 2
-    assert one_line(capfd).endswith("file is not a folder; name another with --cache DIR or RESERVOIR_CACHE\n")
-
-
 WIDE = "gpt2:n_layer=2,n_embd=64,n_head=2,n_positions=70"
 FEW = ["--param", "train_rows=64", "--param", "valid_rows=20", "--param", "test_rows=20"]
 

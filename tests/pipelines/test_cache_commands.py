@@ -105,17 +105,6 @@ def test_prune_asks_on_a_terminal(cache, two_entries, answer, code):
     assert two_entries[0].exists() == (code != 0) and two_entries[1].exists()
 
 
-def test_the_precision_is_listed_and_stands_in_the_card(call, cache, listed):
-    compute = "bfloat16"
-    entry = extract("digits", **SMALL, compute=compute).entry
-    entries, text = listed()
-    assert [each["compute"] for each in entries] == [compute]
-    assert compute in text
-    shown = call("cache", "show", entry.name)[1]
-    assert "other processors round differently" in shown
-    assert json.loads(call("cache", "show", entry.name, "--json")[1])["spec"]["compute"] == compute
-
-
 SHAPE = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}
 
 

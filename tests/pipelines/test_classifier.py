@@ -264,12 +264,3 @@ def test_texts_are_refused_with_a_remedy_that_works(tiny_gpt2):
         model.fit(texts, [0, 1] * 20)
     rows = [list(text.encode()) for text in texts]
     assert model.fit(rows, [0, 1] * 20).predict(rows[:2]).tolist() == [0, 1]
-
-
-def test_other_channels_are_refused(classifier):
-    x, y = waves()
-    model = classifier().fit(x, y)
-    with pytest.raises(ValueError, match="1 channels, but ReservoirClassifier was fitted on 2"):
-        model.predict(x[:, :, :1])
-    with pytest.raises(ValueError, match="beyond the range of float32"):
-        model.predict(x * 1e300)

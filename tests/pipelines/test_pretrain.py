@@ -361,16 +361,6 @@ def test_options_that_do_not_apply_are_refused(flags, message, root, tmp_path, c
     assert message in err.splitlines()[-1]
 
 
-def test_the_command_tells_accuracies(made, root, capfd):
-    arguments = ["pretrain", "bit-memory", "--out", made.folder, "--steps", 4, "--cache", root]
-    for name, value in SHORT.items():
-        arguments += [f"--{name.replace('_', '-')}", value]
-    assert run([str(a) for a in [*arguments, "--json"]]) == 0
-    assert json.loads(capfd.readouterr().out) == made.to_dict()
-    assert run([str(a) for a in arguments]) == 0
-    assert f"{100 * made.test_accuracy:.2f}% right (75% by copying)" in capfd.readouterr().out
-
-
 @pytest.fixture
 def letters(tmp_path):
     """Return a file of 6 kB."""

@@ -9,7 +9,6 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.class_weight import compute_class_weight
 
 from reservoir.errors import InputError
 from reservoir.readouts.device import Arithmetic, products_on
@@ -131,13 +130,6 @@ def test_the_smallest_penalties_are_solved_on_singular_features():
     np.testing.assert_allclose(Scorer(path)(x)[..., 0], np.stack([x[:, 0]] * 2), atol=1e-6)
 
 
-def test_kernel_names_a_feature_that_is_not_finite():
-    x = features(30, 4, "plain")
-    x[3, 2] = np.nan
-    with pytest.raises(InputError, match="feature 2"):
-        KernelMatrix(x).path(np.ones((30, 1)), ALPHAS)
-
-
 def test_penalty_grids():
     np.testing.assert_allclose(parse_alphas("1e-2:1e6:25"), DEFAULT_ALPHAS)
     np.testing.assert_allclose(parse_alphas("3:3:1"), [3])
@@ -190,13 +182,6 @@ def test_weighted_solutions_equal_weighted_scaler_and_ridge(rows, width):
         np.testing.assert_allclose(
             path.coef[i] * scaler.scale_[:, None], ridge.coef_.reshape(-1, 1), rtol=1e-6, atol=1e-10
         )
-
-
-def test_balanced_weights_equal_scikit_learn():
-    y = np.array([0, 0, 0, 1, 3, 3])
-    ours = np.array(balanced_weights(np.bincount(y, minlength=5)))
-    np.testing.assert_allclose(ours[[0, 1, 3]], compute_class_weight("balanced", classes=np.unique(y), y=y))
-    assert not ours[[2, 4]].any()
 
 
 @pytest.mark.parametrize(("outputs", "classes", "weights"), [(2, 2, (1.0, 1.0)), (1, 3, (1.0, 1.0)), (1, 0, (1.0,))])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from reservoir.backbone_names import SHORT
 from reservoir.backbones import Backbone, attention_maps, load_backbone, names, weights_digest
-from reservoir.backbones.backbone import paper_counts, trained_counts, whole_count
+from reservoir.backbones.backbone import paper_counts, trained_counts
 from reservoir.backbones.names import find
 from reservoir.errors import InputError
 from reservoir.reservoir import full_name
@@ -96,15 +96,6 @@ def test_paper_counts_for_every_size_of_gpt2(name):
     }
     if thousands:
         assert sum(counts.values()) // 1000 in (thousands, thousands + 1)
-
-
-def test_gpt2_small_trains_as_many_parameters_as_in_the_paper():
-    backbone = without_weights("gpt2")
-    counts = paper_counts(backbone, CIFAR10)
-    assert counts == {"output": 7680, "input": 13056, "layernorm": 36864, "positions": 49152}
-    assert f"{sum(counts.values()) / whole_count(backbone):.3%}" == "0.086%"
-    ours = trained_counts(backbone, CIFAR10)
-    assert ours == {"output": 7690, "input": 49 * 768, "layernorm": 36864 + 2 * 768, "positions": 49152}
 
 
 def test_trained_counts_equal_parameters_with_a_gradient():

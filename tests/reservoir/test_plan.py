@@ -201,7 +201,3 @@ def test_bfloat16_trial_runs_only_if_instructions_do_not_decide(monkeypatch, use
     monkeypatch.setattr(reservoir, "bfloat16_is_faster", lambda: faster)
     assert reservoir.choose_compute("auto", torch.device("cpu")) == precision
     assert reservoir.choose_compute("float32", torch.device("cpu")) == "float32"
-
-
-def test_trials_agree():
-    assert len({reservoir.bfloat16_is_faster.__wrapped__() for _ in range(3)}) == 1

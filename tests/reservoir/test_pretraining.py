@@ -111,19 +111,6 @@ def test_text_is_split_in_order_into_bytes(tmp_path):
     assert text.entropy is None and text.unit == "byte" and text.vocabulary == BYTES
 
 
-def test_text_windows_cover_the_training_part(tmp_path):
-    (tmp_path / "data").write_bytes(bytes(range(250)) * 4)
-    text = Text(tmp_path / "data")
-    windows = text.draw(0, 5, 4000, 6)
-    assert windows.dtype == np.int64
-    assert ((np.diff(windows, axis=1) % 250) == 1).all()
-    starts = np.bincount(windows[:, 0], minlength=250)
-    assert starts.min() > 0 and starts.max() < 4 * starts.mean()
-    np.testing.assert_array_equal(Text(tmp_path / "data").draw(0, 5, 4000, 6), windows)
-    assert not np.array_equal(text.draw(0, 6, 4000, 6), windows)
-    assert Text(tmp_path / "data").draw(0, 0, 50, 900)[:, 0].max() == 0
-
-
 def test_folder_is_read_in_the_order_of_file_names(tmp_path):
     (tmp_path / "books" / "b").mkdir(parents=True)
     (tmp_path / "books" / "c.txt").write_bytes(b"3" * 50)

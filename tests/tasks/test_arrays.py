@@ -106,13 +106,6 @@ def test_a_pickled_source_holds_no_arrays(tmp_path):
     assert pickle.loads(pickle.dumps(source)).task == source.task
 
 
-def test_labels_that_are_all_the_same_are_refused(tmp_path):
-    for y in (np.full(30, 3), np.array(["cat"] * 30), np.ones((30, 2), bool)):
-        path = save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=y)
-        with pytest.raises(InputError, match=r"a\.npz: all labels are the same"):
-            _ = task_named(str(path)).task
-
-
 @pytest.mark.parametrize(
     ("y", "message"),
     [

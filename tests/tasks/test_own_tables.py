@@ -199,13 +199,6 @@ def test_bad_fasta(tmp_path, text, parameters, message):
         source_of(tmp_path / "t.fasta", text, **parameters).task  # noqa: B018
 
 
-def test_new_rows_of_a_named_task_are_texts(tmp_path):
-    (tmp_path / "p.fasta").write_text(">a\nACD\n>b\nMK\n")
-    task = task_named("homology").task
-    x, lengths, ids, _ = read_new(tmp_path / "p.fasta", task)
-    assert ids == ["a", "b"] and encode(task, x, lengths)[0][:, :3].tolist() == [[1, 2, 3], [11, 9, 0]]
-
-
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
     text = wide({"id": np.arange(60) // 4, "u": range(9, 69), "v": range(60), "y": np.arange(60) % 2})
     with pytest.raises(InputError, match=r"another label than before under .* say --group id or --drop id"):
@@ -547,10 +540,3 @@ def test_a_function_yields_sequences(module):
 def test_other_objects_than_functions_are_refused(module, name, message):
     with pytest.raises(InputError, match=message):
         task_named(name).task  # noqa: B018
-
-
-def test_without_standardisation_values_stay(tmp_path):
-    x = np.random.default_rng(0).normal(3, 2, size=(12, 6, 2)).astype(np.float32)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 2, split=SPLITS)
-    source = task_named(str(tmp_path / "a.npz"), standardise=False)
-    assert np.array_equal(source.scaling()(x), x) and source.task.parameters == {"standardise": False}

@@ -75,12 +75,6 @@ def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
     assert task_named(str(folder), regression=True).task.classes == 0
 
 
-def test_a_table_with_names_is_still_one(tmp_path):
-    rows = "".join(f"{'ab'[n % 2]}\t{n}\t{n + 1}.5\n" for n in range(20))
-    path = written(tmp_path, "label\tu\tv\n" + rows, suffix=".tsv", test="label\tu\tv\n" + rows) / "Hand_TRAIN.tsv"
-    assert task_named(str(path)).task.parameters["columns"] == ["u", "v"]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
