@@ -50,23 +50,12 @@ Check = Callable[[Any], str | None]
 def option(
     default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "", where: bool = False
 ) -> Any:
-    """Return a field of a group of options.
+    """Return a field of a group of options; its default is None where it depends on the data.
 
-    Parameters
-    ----------
-    default : Any
-        The default; None for one that depends on the data.
-    text : str
-        One line of help.
-    check : callable, optional
-        Returns what to do about a value that cannot be used, or None.
-    flag : str
-        The flag without dashes, where it is not the field's name.
-    shown : str
-        The default as the help shows it, where it is not the value.
-    where : bool
-        Whether the option names a folder, a device, a process or a network address. A file never decides it: see
-        `without_where`.
+    ``text`` is one line of help. ``check`` returns what to do about a value that cannot be used, or None. ``flag`` is
+    the flag without dashes, where it is not the field's name, and ``shown`` the default as the help shows it, where it
+    is not the value. ``where``: whether the option names a folder, a device, a process or a network address, which a
+    file never decides, see `without_where`.
     """
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
 

@@ -22,30 +22,16 @@ _COLUMN_OVERHEAD = 3072  # groups, object headers and the manifest's line of a c
 
 @dataclass(frozen=True)
 class EntrySummary:
-    """What `cache list` shows of an entry.
-
-    Parameters
-    ----------
-    bytes : int
-        Size of all its files.
-    created, used : datetime
-        UTC. Used is when it was last extracted or read; reads of an entry of another user are not recorded.
-    columns : tuple of str
-        Every column that any block has, sorted.
-    blocks_done, blocks : int
-        How many blocks have all columns, and how many there are; see ``Entry.progress``.
-    fault : str or None
-        Why a manifest cannot be read.
-    """
+    """What `cache list` shows of an entry; times are UTC."""
 
     entry: Entry
-    bytes: int
+    bytes: int  # of all its files
     created: datetime
-    used: datetime
-    columns: tuple[str, ...]
-    blocks_done: int
+    used: datetime  # when it was last extracted or read; reads of an entry of another user are not recorded
+    columns: tuple[str, ...]  # that any block has, sorted
+    blocks_done: int  # that have all columns, see ``Entry.progress``
     blocks: int
-    fault: str | None
+    fault: str | None  # why a manifest cannot be read
 
     @property
     def finished(self) -> bool:

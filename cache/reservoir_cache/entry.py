@@ -185,22 +185,12 @@ def _check(manifest: Manifest, page: int) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder of the cache; make it with ``Entry.create`` or ``Entry.open``.
+    """One folder of the cache; make it with ``Entry.create`` or ``Entry.open``."""
 
-    Parameters
-    ----------
-    path : Path
-        The folder ``<root>/features/<task>/<name>-<key16>``.
-    spec : Spec
-    layout : Layout
-    made_with : mapping
-        Host, library versions and the like; for people, not part of the key.
-    """
-
-    path: Path
+    path: Path  # <root>/features/<task>/<name>-<key16>
     spec: Spec
     layout: Layout
-    made_with: Mapping[str, Any] = field(compare=False)
+    made_with: Mapping[str, Any] = field(compare=False)  # host, library versions and the like; for people
 
     def __post_init__(self) -> None:
         """Refuse more blocks than can be listed: a file may claim any number."""

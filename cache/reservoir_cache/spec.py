@@ -37,38 +37,17 @@ class Spec:
     Paths, the batch size, the device, the host and library versions are not in it. Two specifications with the same
     numbers have the same key, whatever the order of their mappings and whether a whole number is written 1 or 1.0.
     Values are JSON: null, bool, int, finite float, str, list, mapping.
-
-    Parameters
-    ----------
-    task : mapping
-        ``name`` and every parameter of the task.
-    data : mapping
-        ``digest`` of the prepared data in row order, and ``rows``: {split: number of rows}, each at least 1.
-    backbone : mapping
-        ``family``, ``digest`` of the weights, and the architecture's parameters.
-    init : mapping
-        ``kind`` and ``seed`` of the frozen weights.
-    input : mapping
-        ``kind``, ``seed``, ``gain``, ``patch`` and ``stride`` of the fixed input layer.
-    padding : str
-        The padding and mask rule.
-    compute : str
-        Data type of the forward pass.
-    store : {"float16", "bfloat16", "float32"}
-        Data type on disk.
-    format : int, default FORMAT
-        Version of the format on disk.
     """
 
-    task: Mapping[str, Any]
-    data: Mapping[str, Any]
-    backbone: Mapping[str, Any]
-    init: Mapping[str, Any]
-    input: Mapping[str, Any]
-    padding: str
-    compute: str
-    store: str
-    format: int = FORMAT
+    task: Mapping[str, Any]  # ``name`` and every parameter
+    data: Mapping[str, Any]  # ``digest`` in row order, and ``rows``: {split: number of rows}, each at least 1
+    backbone: Mapping[str, Any]  # ``family``, ``digest`` of the weights, and the architecture's parameters
+    init: Mapping[str, Any]  # ``kind`` and ``seed`` of the frozen weights
+    input: Mapping[str, Any]  # ``kind``, ``seed``, ``gain``, ``patch`` and ``stride`` of the fixed input layer
+    padding: str  # the padding and mask rule
+    compute: str  # data type of the forward pass
+    store: str  # data type on disk, one of `STORES`
+    format: int = FORMAT  # version of the format on disk
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -116,21 +95,11 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How an entry is cut into files, chosen when it is created and kept with it; not part of the key.
+    """How an entry is cut into files, chosen when it is created and kept with it; not part of the key."""
 
-    Parameters
-    ----------
-    batch_rows : int
-        Rows of one forward pass. It changes the last bits, so every later run uses the same.
-    block_rows : int, default 256
-        Rows of one shard.
-    offset_rows : int, optional
-        Rows that are computed together and share an offset, counted from the first row of a block; by default all rows
-        of a block.
-    """
-
-    batch_rows: int
-    block_rows: int = 256
+    batch_rows: int  # of one forward pass; it changes the last bits, so every later run uses the same
+    block_rows: int = 256  # of one shard
+    # Rows that are computed together and share an offset, counted from the first of a block; by default all of a block.
     offset_rows: int = 0
 
     def __post_init__(self) -> None:

@@ -25,23 +25,13 @@ class Backbone(nn.Module):
     Layers are ``embed`` (what enters the first block: the input with positions added), ``block01`` to ``blockNN``
     (what leaves each block) and ``final`` (after the last norm; where a family has none, the last block's output).
 
-    Parameters
-    ----------
-    model : Module
-        The model; its parameters are frozen here.
-    family, config
-        Its family and its configuration, as `find` returns them.
-    depth : int, optional
-        Number of blocks to keep, from the first; the final norm stays. All blocks by default.
+    The parameters of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth``
+    only this number of blocks, from the first, and the final norm are kept.
 
-    Attributes
-    ----------
-    depth, width, max_tokens, causal
-        Number of blocks, hidden width, longest sequence (None if unlimited), whether a token sees only earlier tokens.
-    layers : tuple of str
-        Names of all layers, from the input side to the output side.
-    compute : torch.dtype
-        Precision of the matrix products; norms, positions and the residual stream stay in float32.
+    The attributes ``depth``, ``width``, ``max_tokens`` and ``causal`` are the number of blocks, the hidden width, the
+    longest sequence (None if unlimited) and whether a token sees only earlier tokens; ``layers`` names all layers, from
+    the input side to the output side. Matrix products have the precision ``compute``; norms, positions and the residual
+    stream stay in float32.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -62,22 +52,11 @@ class Backbone(nn.Module):
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
 
     def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
-        """Map embedded sequences to hidden states after the last norm.
+        """Map embedded sequences (batch, tokens, width) to hidden states after the last norm, of the same shape.
 
-        Parameters
-        ----------
-        embeds : Tensor, (batch, tokens, width)
-            Right-padded sequences; padding has no influence on the real tokens.
-        lengths : Tensor of int, (batch,), optional
-            Real tokens of each sequence; all of them by default.
-        last : int, optional
-            How many of the last real tokens are read. The last block's feedforward skips the other tokens, because it
-            processes each token separately.
-
-        Returns
-        -------
-        Tensor of float32, (batch, tokens, width)
-            Also for bfloat16 products, because the residual stream stays in float32.
+        Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on the real tokens.
+        If only the ``last`` real tokens are read, the last block's feedforward skips the others, because it processes
+        each token separately. The result is float32, also for bfloat16 products, as the residual stream is.
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
@@ -241,22 +220,8 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
     r"""Return the attention maps of one block, :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
 
     Fused kernels do not compute the maps, so this forward pass, up to this block, uses the plain attention function.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        A model with attention over the whole sequence.
-    embeds : Tensor, (batch, tokens, width)
-        Right-padded sequences, as in `Backbone.forward`.
-    lengths : Tensor of int64, (batch,)
-        Real tokens of each sequence.
-    layer : int, default 1
-        Number of the block, from 1.
-
-    Returns
-    -------
-    Tensor of float32, (batch, heads, queries, keys)
-        Rows of real queries sum to one; entries of padding are zero.
+    Sequences are those of `Backbone.forward`; blocks are numbered from 1. The maps are float32, (batch, heads, queries,
+    keys): rows of real queries sum to one, and entries of padding are zero.
     """
     path = backbone.family.attention
     if not path:

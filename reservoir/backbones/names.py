@@ -81,11 +81,7 @@ def random_init(name: str, init: str, *, published: bool = False) -> str:
     ``random`` is the initialisation of the family; for GPT-2 the one of its authors, also called ``random-scaled``.
     With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1: ``random-flat``. For
     other families that library did what it does today, and the LSTM's initialisation is that of the released code.
-
-    Raises
-    ------
-    InputError
-        For ``random-scaled`` with another family than GPT-2.
+    With another family than GPT-2, ``random-scaled`` raises `InputError`.
     """
     if init == "random-scaled":
         if find(name)[0] is not gpt2.GPT2:

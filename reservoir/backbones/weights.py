@@ -29,28 +29,17 @@ _LOADING = threading.Lock()
 
 
 def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | None = None) -> Backbone:
-    """Make a frozen backbone.
+    """Make a frozen backbone, in float32, on the CPU, in evaluation mode, with no gradients.
 
-    Parameters
-    ----------
-    name : str
-        A known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the name of
-        a model on the Hugging Face hub. The weights of ``mini`` come with this package.
-    init : {"random", "random-flat", "pretrained", "statistics"}, default "random"
-        ``random`` draws every weight from the family's own scheme and needs neither network nor weights;
-        ``random-flat`` draws every matrix with the one deviation ``initializer_range``, as the "random" GPT-2 of Lu et
-        al. 2021 was, whose library did not yet scale its ``c_proj`` down; ``pretrained`` loads safetensors;
-        ``statistics`` draws every tensor from a normal distribution with the mean and the standard deviation of the
-        pretrained one (ibid., section 3.7).
-    seed : int, default 0
-        Seed of what is drawn.
-    depth : int, optional
-        Keep only this number of blocks, from the first, and the final norm.
+    ``name`` is a known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the
+    name of a model on the Hugging Face hub. The weights of ``mini`` come with this package. With ``depth`` only this
+    number of blocks, from the first, and the final norm are kept.
 
-    Returns
-    -------
-    Backbone
-        In float32, on the CPU, in evaluation mode, with no gradients.
+    ``init="random"`` draws every weight from the family's own scheme, by the seed, and needs neither network nor
+    weights; ``random-flat`` draws every matrix with the one deviation ``initializer_range``, as the "random" GPT-2 of
+    Lu et al. 2021 was, whose library did not yet scale its ``c_proj`` down; ``pretrained`` loads safetensors;
+    ``statistics`` draws every tensor from a normal distribution with the mean and the standard deviation of the
+    pretrained one (ibid., section 3.7).
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")

@@ -40,42 +40,25 @@ class Readout(Protocol):
 class Evaluation:
     """How predictions compare with labels.
 
-    Parameters
-    ----------
-    samples, rows : int
-        Labels that were compared, and the rows that they belong to.
-    scores : dict of str to float
-        By name. For classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
-        (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; for real targets ``R²``,
-        ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the labels, and ``accuracy_of_label_0``
-        ... (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline`` (copying the visible
-        input) and ``accuracy_of_all`` (sequences left out as too long count as wrong).
-    interval : tuple of (float, float), optional
-        95% interval of the accuracy, see `accuracy_interval`, or of R², by a bootstrap.
-    recall : dict of str to float
-        Share of correct labels of each class that occurs.
-    classes : tuple of str
-        Names of the rows and columns of ``confusion``.
-    confusion : ndarray of int, (classes, classes)
-        How many samples of each class were given each label; empty for real targets.
-    merits : ndarray of float, (rows,)
-        Share of correct labels of each row, or its negative squared error.
-    reliability : tuple of (int, float, float)
-        Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
-        probability, and the share that is correct. Empty bins are left out; without probabilities there are none.
-    values : ndarray of float, (2, n)
-        True and predicted values of a regression, the first 2,000.
+    The scores of classes are ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
+    (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; those of real targets ``R²``,
+    ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the labels, and ``accuracy_of_label_0`` ...
+    (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline`` (copying the visible input) and
+    ``accuracy_of_all`` (sequences left out as too long count as wrong).
     """
 
-    samples: int
+    samples: int  # labels that were compared
     scores: dict[str, float]
-    interval: tuple[float, float] | None
-    recall: dict[str, float]
-    classes: tuple[str, ...]
-    confusion: np.ndarray
-    merits: np.ndarray
-    rows: int = 0
+    interval: tuple[float, float] | None  # of the accuracy, see `accuracy_interval`, or of R², by a bootstrap; 95%
+    recall: dict[str, float]  # share of correct labels of each class that occurs
+    classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
+    confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets
+    merits: np.ndarray  # share of correct labels of each row, or its negative squared error, (rows,)
+    rows: int = 0  # that the labels belong to
+    # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
+    # probability, and the share that is correct. Empty bins are left out; without probabilities there are none.
     reliability: tuple[tuple[int, float, float], ...] = ()
+    # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     def with_baseline(self, floor: float | None, kept: float) -> "Evaluation":

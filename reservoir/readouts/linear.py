@@ -16,31 +16,12 @@ LINKS = ("softmax", "sigmoid", "clipped", "none")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearReadout:
-    """scores = x coef + intercept.
+    """scores = x coef + intercept; raises `InputError` if ``link`` is none of `LINKS`."""
 
-    Parameters
-    ----------
-    coef : ndarray of float64, (w, t)
-        Weights, for features as they are in the store.
-    intercept : ndarray of float64, (t,)
-        Scores of x = 0.
-    targets : Targets
-        How scores code labels.
-    temperature : float, default 1
-        Divides the logits before they become probabilities.
-    link : {"softmax", "sigmoid", "clipped", "none"}, default "softmax"
-        How logits become probabilities; ``none`` where the readout gives labels alone.
-
-    Raises
-    ------
-    InputError
-        If ``link`` is none of these.
-    """
-
-    coef: np.ndarray
-    intercept: np.ndarray
-    targets: Targets
-    temperature: float = 1.0
+    coef: np.ndarray  # weights of features as they are in the store, float64 (w, t)
+    intercept: np.ndarray  # scores of x = 0, float64 (t,)
+    targets: Targets  # how scores code labels
+    temperature: float = 1.0  # divides the logits before they become probabilities
     link: str = "softmax"
 
     def __post_init__(self) -> None:

@@ -227,11 +227,8 @@ def forward_selection(
     Each step then solves every candidate and reads valid once for all of them. Memory grows with the square of the
     total width, so callers cut a long list of columns to the most accurate ones first.
 
-    Returns
-    -------
-    list of (tuple of str, Sweep)
-        For each step the columns chosen so far, in order, and the sweep over them side by side. At least one step, with
-        rising accuracy; between equally accurate columns the first one is added.
+    Returns for each step the columns chosen so far, in order, and the sweep over them side by side: at least one step,
+    with rising accuracy. Between equally accurate columns the first one is added.
     """
     if not columns or limit < 1:
         raise InputError(f"columns: at most {limit} of {len(columns)} columns; give at least one of both")

@@ -33,19 +33,11 @@ class Targets:
 
     Two classes become one column per output, -1 and +1. More classes become one column per class and output, +1 where
     the class is the label and -1 elsewhere. Regression targets stay as they are.
-
-    Parameters
-    ----------
-    outputs : int
-        Labels per sample.
-    classes : int
-        Classes per output; 0 for regression.
-    class_weights : tuple of float, optional
-        Weight of the samples of each class in fitting, 1 by default; only for a single output of classes.
     """
 
-    outputs: int
-    classes: int
+    outputs: int  # labels per sample
+    classes: int  # per output; 0 for regression
+    # Weight of the samples of each class in fitting, 1 by default; only for a single output of classes.
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -123,10 +115,8 @@ class Targets:
 
         ``scores`` (n, T) are of rows that the readout was not fitted on; ``y`` (n, outputs) are their labels.
 
-        References
-        ----------
-        Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
-        for support vector machines, section 2.2, for smoothed labels.
+        References: Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999),
+        Probabilistic outputs for support vector machines, section 2.2, for smoothed labels.
         """
         from scipy.optimize import minimize_scalar  # takes a quarter of a second, so it is imported only here
 

@@ -58,17 +58,10 @@ PROTOCOLS = ("ours", "paper")  # protocols: ours is correct, the paper's repeats
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, or of your own data.
+    """Return the source of a named task, a key of `TASKS`, or of your own data, a path or ``module:function``.
 
-    Parameters
-    ----------
-    name : str
-        A key of `TASKS`, the path of a file, or ``module:function``.
-    data : Path, optional
-        The folder with the publisher's files, for a named task.
-    **parameters
-        The task's parameters; ``protocol`` is accepted for every named task. For your own data, the fields of
-        `OwnDataOptions`.
+    ``data`` is the folder with the publisher's files, for a named task. ``parameters`` are the task's (``protocol`` is
+    accepted for every named task), or for your own data the fields of `OwnDataOptions`.
     """
     own = name not in TASKS
     named = (
@@ -99,14 +92,8 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs of a prepared task as stored sequences and their lengths, without the data of the task.
 
-    Parameters
-    ----------
-    task : Task
-        The description, as prepared.
-    x : ndarray
-        Raw inputs (images, for the image tasks), or sequences already.
-    lengths : ndarray of int, (rows,), optional
-        Real tokens of each row; all of them by default.
+    ``x`` are raw inputs (images, for the image tasks), or sequences already, with ``lengths`` (rows,) real tokens; all
+    of them by default.
     """
     if task.name not in TASKS:
         return encode_own(task, x, lengths)

@@ -47,17 +47,10 @@ class Windows2d:
     Each window is centred and divided by its standard deviation, then multiplied by a fixed whitening matrix, that of
     pixels whose correlation falls with distance as in photographs. No data are needed to make the matrix. The values
     are stored as bytes, ``128 + 24 * value``.
-
-    Parameters
-    ----------
-    window : int
-        Side of a window in pixels.
-    stride : int
-        Pixels from one window to the next, down and to the right.
     """
 
-    window: int
-    stride: int
+    window: int  # side in pixels
+    stride: int  # pixels from one window to the next, down and to the right
 
     def task(self, plain: Task, side: int, channels: int) -> Task:
         """Return the task of square images with these windows as tokens; refuse windows that do not fill the image."""
