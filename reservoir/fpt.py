@@ -15,8 +15,7 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 
 DEFAULT_GAIN = 1.41
 
-KernelShape = tuple[int, int, int, int]
-"""Dilations, values per window, forms of a channel, channels."""
+KernelShape = tuple[int, int, int, int]  # dilations, values per window, forms of a channel, channels
 
 
 class InputLayer(nn.Module):

@@ -25,12 +25,9 @@ MODULE_FUNCTION = re.compile(r"(?!hf:)[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 
 G = TypeVar("G", bound="Options")
 
-_where: set[str] = set()
-"""Names of the options declared with ``where=True``."""
+_where: set[str] = set()  # names of the options declared with ``where=True``
 
-panels: dict[str, str] = {}
-"""The heading in ``--help`` of each option."""
-
+panels: dict[str, str] = {}  # the heading in ``--help`` of each option
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "None": (NoneType, ""),
     "bool": (bool, "True or False"),
@@ -43,8 +40,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 }
 """What a field of each type accepts, and its name in messages."""
 
-Check = Callable[[Any], str | None]
-"""Returns what to do about an invalid value, or None."""
+Check = Callable[[Any], str | None]  # returns what to do about an invalid value, or None
 
 
 def option(

@@ -29,8 +29,7 @@ from reservoir.option_fields import (
 )
 
 SERIES = "{} for your own series, else {}"
-OWN = "{} for your own series and symbols, else {}"
-"""Data-dependent defaults, as the help shows them."""
+OWN = "{} for your own series and symbols, else {}"  # data-dependent defaults, as the help shows them
 
 
 def own_parameters(given: Mapping[str, Any]) -> str | None:

@@ -40,9 +40,7 @@ SHOWN_CANDIDATES = 6
 GIVEN, PLAIN = "given", "default"
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 
-RAW = "raw"
-"""Name of the raw input among the columns that a readout is chosen from."""
-
+RAW = "raw"  # name of the raw input among the columns that a readout is chosen from
 SERIES_KERNEL = 9  # values of each window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
 KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values

@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from reservoir.fpt import FPT
     from reservoir.inputs.native import Reader
 
-DEFAULT_BACKBONE = "mini"
-"""The default backbone; its weights come with this package."""
-
-MOST_SYMBOLS = 64
-"""The largest vocabulary of which windows are made, with one channel per symbol."""
+DEFAULT_BACKBONE = "mini"  # the default backbone; its weights come with this package
+MOST_SYMBOLS = 64  # the largest vocabulary of which windows are made, with one channel per symbol
 
 
 class Reservoir(ReservoirOptions):

@@ -26,12 +26,8 @@ from reservoir_cache.publish import (
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
 MOST_BLOCKS = 1_000_000
-NAME = "manifest.json"
-"""The first page, which also names the labels."""
-
-PAGE_BLOCKS = 128
-"""Blocks of a page."""
-
+NAME = "manifest.json"  # the first page, which also names the labels
+PAGE_BLOCKS = 128  # blocks of a page
 TARGETS_FILE = "targets.h5"
 
 _PAGE_FILE = re.compile(r"manifest(?:-([1-9][0-9]*))?\.json")

@@ -18,9 +18,7 @@ from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, read_array, target_ranks
 
-FEW = 1 / 8
-"""Share of the rows of a block below which they are read one by one."""
-
+FEW = 1 / 8  # share of the rows of a block below which they are read one by one
 Stamp = tuple[int, int, int, int]
 """Device, inode, modification time and size of a file: another stamp is another content."""
 

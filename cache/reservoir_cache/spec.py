@@ -17,8 +17,7 @@ BLOCK_BYTES = 2**24
 """Size of a shard: a file costs some milliseconds whatever its size, and a kill loses the block it is computing."""
 
 SPEC_FILE = "spec.json"
-STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
-"""The data types on disk, and the bytes of a value in each."""
+STORES = {"float16": 2, "bfloat16": 2, "float32": 4}  # the data types on disk, and the bytes of a value in each
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REQUIRED = {

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, FolderLoader, HubLoader, Shape, draw_normal, run_unmasked
 
-TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
-"""Names of the tanh approximation of GELU in transformers."""
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # names of the tanh approximation of GELU in transformers
 
 
 @dataclass

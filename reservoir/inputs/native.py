@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 PREPROCESSOR = "preprocessor_config.json"
 
-BLANKS = ((97, 61), (50, 120))
-"""Sizes of two pictures that show whether a processor gives all pictures one size."""
+BLANKS = ((97, 61), (50, 120))  # sizes of two pictures that show whether a processor gives all pictures one size
 
 
 def settings_digest(processor: Any) -> str:
@@ -139,8 +138,7 @@ class SoundReader:
         return samples
 
 
-Reader = TextReader | PixelReader | SoundReader
-"""Converts stored rows of a task to the tokens of a model."""
+Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a task to the tokens of a model
 
 
 class NativeInput(nn.Module):

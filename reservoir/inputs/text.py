@@ -15,15 +15,9 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.own.texts import texts_of
 from reservoir.tasks.task import Tokens
 
-TEXT_TOKENS = 64
-"""Typical tokens of a text, from which the batch size is computed."""
-
-MOST_TOKENS = 2048
-"""Longest text, if neither the model nor its tokenizer states a limit."""
-
-HIGHEST_TOKEN = 2**24
-"""Upper bound for token numbers; no vocabulary is larger."""
-
+TEXT_TOKENS = 64  # typical tokens of a text, from which the batch size is computed
+MOST_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
+HIGHEST_TOKEN = 2**24  # upper bound for token numbers; no vocabulary is larger
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
 
 

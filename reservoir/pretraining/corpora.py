@@ -29,11 +29,8 @@ TRAIN, VALID = 0.90, 0.05
 SEEN = 0.25
 """Share of a held-out window of text that repeats the window before, so that every counted token has a context."""
 
-CHUNK = 1 << 16
-"""Bytes of text that are tokenized together; long enough that the cuts between chunks hardly matter."""
-
-HELD_OUT_TOKENS = 1 << 18
-"""Tokens of a held-out part of a stream, rounded down to whole windows."""
+CHUNK = 1 << 16  # bytes of text that are tokenized together; long enough that the cuts between chunks hardly matter
+HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down to whole windows
 
 
 @dataclass(frozen=True)

@@ -18,21 +18,13 @@ from reservoir.options import PretrainOptions
 from reservoir.pretraining.corpora import Corpus, HeldOut
 from reservoir.random import generator
 
-MASKED = 0.15
-"""Share of the tokens that a masked model predicts (Devlin et al. 2019, section 3.1)."""
-
+MASKED = 0.15  # share of the tokens that a masked model predicts (Devlin et al. 2019, section 3.1).
 CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 BOTH_WAYS = ("bert", "roberta", "xlm-roberta", "distilbert")
 
-MEASURED_TOKENS = 8192
-"""Tokens of one forward pass over held-out windows."""
-
-VALID_TOKENS = 2**16
-"""Largest number of held-out tokens in a validation."""
-
-CONTEXT = 1024
-"""Default of the longest context, in tokens."""
-
+MEASURED_TOKENS = 8192  # tokens of one forward pass over held-out windows
+VALID_TOKENS = 2**16  # largest number of held-out tokens in a validation
+CONTEXT = 1024  # default of the longest context, in tokens
 STEPS, LEARNING_RATE = 2000, 2e-3
 
 RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_rate", "warm_up", "weight_decay")

@@ -27,9 +27,7 @@ from reservoir.readouts.targets import Block, Targets
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 
-Evaluation = tuple[float, np.ndarray]
-"""Value and gradient at a point."""
-
+Evaluation = tuple[float, np.ndarray]  # value and gradient at a point
 EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-8  # relative error of values that are summed from products in float32
 ARMIJO = 1e-4

@@ -9,9 +9,7 @@ from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
 
-Block = tuple[np.ndarray, np.ndarray]
-"""Features (m, w) and labels (m, outputs) of some samples."""
-
+Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs) of some samples
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
 

@@ -15,9 +15,7 @@ from reservoir.errors import InputError
 SYMBOLS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 """The vocabulary, fixed for good: padding, ten digits, four operators and the closing bracket."""
 
-DIGIT, OPERATOR, CLOSE = 1, 11, 15
-"""The first digit, the first operator, and the closing bracket."""
-
+DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
 _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if number}
 

@@ -12,23 +12,14 @@ from reservoir.backbones.family import attention_name
 from reservoir.backbones.gpt2 import ATTENTION, Attention, GPT2Model
 from reservoir.fpt import FPT
 
-NAME = "reservoir"
-"""Name under which this attention is registered."""
-
+NAME = "reservoir"  # name under which this attention is registered
 STEEPNESS, CUBIC = math.sqrt(8 / math.pi), 0.044715
 """Constants of the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016, section 2)."""
 
-CHUNK = 2**16
-"""Values that GELU processes together, which fit into a CPU's cache."""
-
-QUERIES = 128
-"""Queries of a block of attention; larger blocks compute more scores that a causal query does not see."""
-
-SCORES = 2**18
-"""Scores of a block, over several heads, which fit into a CPU's cache."""
-
-LEVELS = 2**16
-"""Dropout rates are rounded to multiples of 1 / `LEVELS`."""
+CHUNK = 2**16  # values that GELU processes together, which fit into a CPU's cache
+QUERIES = 128  # queries of a block of attention; larger blocks compute more scores that a causal query does not see
+SCORES = 2**18  # scores of a block, over several heads, which fit into a CPU's cache
+LEVELS = 2**16  # dropout rates are rounded to multiples of 1 / `LEVELS`
 
 
 def speed_up(model: FPT) -> None:

@@ -15,9 +15,7 @@ from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.inputs.native import content_digest
 
-FPT_GROUPS = ("input", "layernorm", "positions", "output")
-"""Groups that a Frozen Pretrained Transformer trains."""
-
+FPT_GROUPS = ("input", "layernorm", "positions", "output")  # groups that a Frozen Pretrained Transformer trains
 NAMES = ("input", "output", *GROUPS, "last-attention", "all")
 """Groups of ``--train``; ``last-attention`` is the attention of the last block, ``all`` every parameter."""
 

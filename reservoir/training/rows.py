@@ -14,8 +14,7 @@ from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
-Rows = Callable[[np.ndarray], Split]
-"""Returns the rows at some positions (n,) of an endless sequence of rows."""
+Rows = Callable[[np.ndarray], Split]  # returns the rows at some positions (n,) of an endless sequence of rows
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,7 @@ class Batch:
     lengths: Tensor
 
 
-Convert = Callable[[Split], Batch]
-"""Converts stored rows to a batch on the device."""
+Convert = Callable[[Split], Batch]  # converts stored rows to a batch on the device
 
 
 @dataclass(frozen=True, kw_only=True)

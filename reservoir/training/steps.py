@@ -20,11 +20,8 @@ LEARNING_RATE = 1e-3
 LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
 """The paper's learning rates of LSTMs and of homology; `LEARNING_RATE` is that of everything else."""
 
-TOLERANCE = 0.01
-"""A validation score has converged when it stays this close to its last value."""
-
-VALIDATIONS = 3
-"""Smallest number of validations that can show convergence."""
+TOLERANCE = 0.01  # a validation score has converged when it stays this close to its last value
+VALIDATIONS = 3  # smallest number of validations that can show convergence
 
 
 def default_rate(family: str, task: str) -> float:

@@ -31,12 +31,8 @@ BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data
 BATCH_ROWS = 10_000
 RECORD = 1 + 3072
 
-MOST_BYTES = 64 * 2**20
-"""Twice the size of a batch; a member of an archive that claims more is damaged or hostile."""
-
-MOST_UNPACKED = 2**28
-"""Largest number of unpacked bytes; the whole archive has 184 million."""
-
+MOST_BYTES = 64 * 2**20  # twice the size of a batch; a member of an archive that claims more is damaged or hostile
+MOST_UNPACKED = 2**28  # largest number of unpacked bytes; the whole archive has 184 million
 MOST_MEMBERS = 100
 
 FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
@@ -164,11 +160,8 @@ def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-SIDE = 32
-"""Pixels of a side."""
-
-BLOCK = 128
-"""Images converted at once, so that their intermediate values stay in the processor's cache."""
+SIDE = 32  # pixels of a side
+BLOCK = 128  # images converted at once, so that their intermediate values stay in the processor's cache
 
 
 def grey(images: np.ndarray) -> np.ndarray:

@@ -20,8 +20,7 @@ CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 MOST_EXPANSION = 50
 """Published sets expand by less than a tenth of this; a large file that expands by more is damaged or hostile."""
 
-FREE_BYTES = 2**26
-"""Up to this size an array may expand by any factor: sorted labels compress to almost nothing."""
+FREE_BYTES = 2**26  # up to this size an array may expand by any factor: sorted labels compress to almost nothing
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,12 @@ from reservoir.tasks.rows import row_hash
 from reservoir.tasks.source import classes_of, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
-PADDING = 4
-"""Pixels of black around an image that a crop may reach into."""
-
+PADDING = 4  # pixels of black around an image that a crop may reach into
 MOST_DEGREES = 20.0
 
-MARGIN = 2
-"""Pixels around an image, copies of its border, that overlapping windows may reach into."""
-
-LEVELS = 24
-"""Stored levels per unit of whitened values."""
-
-BLOCK = 512
-"""Images worked on at once, so that the index arrays stay in the processor's cache."""
+MARGIN = 2  # pixels around an image, copies of its border, that overlapping windows may reach into
+LEVELS = 24  # stored levels per unit of whitened values
+BLOCK = 512  # images worked on at once, so that the index arrays stay in the processor's cache
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:

@@ -20,9 +20,7 @@ from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
 PIECE_ROWS = 4096
 PIECE_BYTES = 2**28  # rows that are read at a time have no more bytes than this
 MEMORY = 2**31  # bytes that the checking process may take beside what it has when it starts
-SECONDS = 20
-"""Processor time of the checking process, and a second more for each `BYTES_PER_SECOND` of the file."""
-
+SECONDS = 20  # processor time of the checking process, and a second more for each `BYTES_PER_SECOND` of the file
 BYTES_PER_SECOND = 2 * 10**7
 
 

@@ -31,9 +31,7 @@ SMOOTH = 0.65
 
 SMOOTH_MANY = 0.8  # the same share for more than 256 different numbers
 BYTE = 256
-HEAD = 0.1
-"""A vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens."""
-
+HEAD = 0.1  # a vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens
 FEW_CLASSES = 20
 FEW_ROWS_PER_CLASS = 5
 ROWS_PER_CLASS = 50

@@ -15,9 +15,7 @@ from reservoir.tasks.task import Task, Vectors
 RATE = 16_000  # default samples per second: what models of speech take
 RATES = (1_000, 768_000)
 BANDS = 40
-WINDOW, STEP = 0.025, 0.010
-"""Seconds that a frame spans, and from one frame to the next."""
-
+WINDOW, STEP = 0.025, 0.010  # seconds that a frame spans, and from one frame to the next
 LOWEST = 20.0
 FLOOR = 1e-8  # power of silence: a step of 16 bits is 1e-9 of the loudest
 PIECE_VALUES = 2**25

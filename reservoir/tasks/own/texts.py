@@ -12,8 +12,7 @@ UNKNOWN = "\ufffd"  # stands first in every alphabet, for the letters that no tr
 MOST_LETTERS = 64
 PIECE_LETTERS = 2**23
 
-TOKEN, WORD = "token", "word"
-"""What a label can belong to if a row has several: a token or a word."""
+TOKEN, WORD = "token", "word"  # what a label can belong to if a row has several: a token or a word
 
 
 class Texts(Arrays):
