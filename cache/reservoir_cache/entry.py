@@ -214,9 +214,7 @@ class Entry:
             try:
                 make_folder(path)
             except OSError as error:
-                raise CacheError(
-                    f"{path}: cannot be created ({error.strerror}); choose another folder with --cache"
-                ) from error
+                raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another --cache") from error
             locks = entry_locks(path, create=True)
             with locks.run(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():

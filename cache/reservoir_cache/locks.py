@@ -120,9 +120,7 @@ class EntryLocks:
             with self.mutex(whole=False):
                 if runs := live_runs(self._folder):
                     host, pid, started = (runs[0].get(name) for name in ("host", "pid", "started"))
-                    raise CacheError(
-                        f"{self._folder}: process {pid} on {host} is at work on it since {started}; stop it first"
-                    )
+                    raise CacheError(f"{self._folder}: used by process {pid} on {host} since {started}; stop it first")
                 yield
             with _open_guard:
                 status = os.fstat(self._descriptor)

@@ -225,9 +225,7 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
     """
     path = backbone.family.attention
     if not path:
-        raise InputError(
-            f"attention: {backbone.family.name} has no attention maps over the whole sequence; use another backbone"
-        )
+        raise InputError(f"attention: {backbone.family.name} has no maps of the whole sequence; use another backbone")
     if not 1 <= layer <= backbone.depth:
         raise InputError(f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}")
     maps: list[Tensor] = []

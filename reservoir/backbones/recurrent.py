@@ -77,9 +77,7 @@ class ESNConfig(Config):
         limits = {"units": 1e6, "sr": 1e6, "lr": 1.0, "input_scaling": 1e6, "rc_connectivity": 1.0}
         for name, most in limits.items():
             if not 0 < getattr(self, name) <= most:
-                raise InputError(
-                    f"backbone 'esn': {name}={getattr(self, name)}; give a number above 0, at most {most:g}"
-                )
+                raise InputError(f"backbone 'esn': {name}={getattr(self, name)}; give more than 0, at most {most:g}")
 
 
 class UnbiasedNorm(nn.LayerNorm):

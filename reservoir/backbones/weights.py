@@ -164,9 +164,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
     folder = Path(SHIPPED.get(name, name))
     known, colon, _ = name.partition(":")
     if colon and known in KNOWN:
-        raise InputError(
-            f"backbone {name!r}: its settings were changed, so no pretrained weights fit; use --init random"
-        )
+        raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
     source = str(folder.parent) if gguf_argument(name) else str(SHIPPED.get(name, name))
@@ -186,9 +184,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
     for what, keys in wrong.items():
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise InputError(
-                f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a complete checkpoint"
-            )
+            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a complete one")
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get the checkpoint again")

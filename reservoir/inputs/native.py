@@ -190,9 +190,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         reader = SoundReader(extractor, config, task.max_tokens)
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
-        raise InputError(
-            f"backbone {name!r}: it reads {reader.rate} samples per second, not {rate}; pass --rate {reader.rate}"
-        )
+        raise InputError(f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}; pass --rate {reader.rate}")
     return reader
 
 

@@ -101,9 +101,7 @@ class TextReader:
             return numbers[np.searchsorted(begins, ends) - 1]  # the last that begins before the end
         special = self._tokenizer("")["input_ids"]
         if tokens - len(special) != len(ends):
-            raise InputError(
-                "labels of every token need a tokenizer.json, which the model does not have; use another model"
-            )
+            raise InputError("labels of every token need a model with a tokenizer.json; use another model")
         return np.arange(len(ends)) + int(bool(special) and special[0] == read["input_ids"][0])
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:

@@ -263,9 +263,7 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
         if vocabulary < 2:
             raise InputError(f"--vocabulary {vocabulary}: {name} has at least 2 tokens")
         if name == "nesting" and vocabulary % 2:
-            raise InputError(
-                f"--vocabulary {vocabulary}: nesting needs an even number, because every token has a closing token"
-            )
+            raise InputError(f"--vocabulary {vocabulary}: nesting needs an even number: each token has a closing one")
         return STREAMS[name](vocabulary)
     if not Path(name).exists():
         raise InputError(f"corpus {name}: no such file or folder; give text, or one of {known}")

@@ -47,9 +47,7 @@ class Moments:
     def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
         if self.xy.shape != other.xy.shape:
-            raise InputError(
-                f"moments: (features, targets) {self.xy.shape} and {other.xy.shape} do not add; use the same columns"
-            )
+            raise InputError(f"moments of {self.xy.shape} and {other.xy.shape} do not add; use the same columns")
         count = self.count + other.count
         apart, y_apart = other.mean - self.mean, other.y_mean - self.y_mean
         share, product = other.count / count, self.count * other.count / count
@@ -135,9 +133,7 @@ class Accumulator:
         for what, sums in (("feature", np.diagonal(xx)), ("target", y_shift + y_apart)):
             wrong = np.flatnonzero(~np.isfinite(sums))
             if wrong.size:
-                raise InputError(
-                    f"moments: {what} {wrong[0]} holds a value that is not finite or too large; leave it out"
-                )
+                raise InputError(f"moments: {what} {wrong[0]} is not finite, or too large, in some row; leave it out")
         return Moments(
             count=count,
             mean=shift + apart,

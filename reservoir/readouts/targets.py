@@ -50,9 +50,7 @@ class Targets:
                 "(--class-weight), or fit each label as a task of its own"
             )
         if self.class_weights is not None and len(self.class_weights) != self.classes:
-            raise InputError(
-                f"class weights: {len(self.class_weights)} for {self.classes} classes; give one weight per class"
-            )
+            raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one for each")
 
     @property
     def columns(self) -> int:

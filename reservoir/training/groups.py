@@ -49,9 +49,7 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     have = [name for name in NAMES if any(name in of for of in groups_of.values())]
     for group in groups:
         if group not in have:
-            raise InputError(
-                f"--train {group}: this {backbone.family.name} has no such parameters; it has {', '.join(have)}"
-            )
+            raise InputError(f"--train {group}: not in this {backbone.family.name}; it has {', '.join(have)}")
     trained = tuple(name for name, of in groups_of.items() if of & set(groups))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)

@@ -240,7 +240,7 @@ def test_training_from_the_cache_takes_the_same_steps(groups, cache):
     ("settings", "message"),
     [
         ({"train": "norms"}, "--train norms: no such group"),
-        ({"train": "recurrent"}, "--train recurrent: this gpt2 has no such parameters"),
+        ({"train": "recurrent"}, "--train recurrent: not in this gpt2"),
         ({"batch": 0}, "--batch 0: give a whole number"),
         ({"steps": 0}, "--steps 0"),
         ({"learning_rate": -1.0}, "--learning-rate -1.0: give a positive"),

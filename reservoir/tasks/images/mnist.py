@@ -204,7 +204,5 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
         raise InputError(f"{path}: damaged or cut short ({error}); fetch the file again") from None
     if len(body) != size:
         found = "more" if len(body) > size else f"{len(body)}"
-        raise InputError(
-            f"{path}: its header promises {size} bytes {shape}, and {found} follow; the file is damaged: fetch it again"
-        )
+        raise InputError(f"{path}: its header promises {size} bytes, and {found} follow; fetch the file again")
     return np.frombuffer(body, np.uint8).reshape(shape)

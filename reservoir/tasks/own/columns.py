@@ -10,7 +10,7 @@ label      ``label`` or ``y`` (``y0``, ``y1`` ... are several outputs), or the o
 id         ``id``, ``series_id`` or ``case``, or a column such as ``patient_id`` without repetitions
 group      ``groups``
 sequence   ``x`` or ``sequence``; a single column of lists; a column of paths of existing files; or, if
-           all others are texts, the longer one, and a second one is then the label
+           all others are texts, the longest one
 time       ``time``, ``t``, ``step``, ``timestamp``, ``date`` or ``datetime`` with dates or rising numbers
 values     all others, in their order
 =========  ============================================================================================
@@ -114,7 +114,6 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         roles.id = roles.id or (_unique_id(table, free) if known is None else "")
         roles.chosen |= {"id": roles.id} if roles.id else {}
     roles.sequence = named("text") or _sequence(table, roles, asked.time, known)
-    roles.labels = roles.labels or [roles.chosen[name] for name in ("label",) if name in roles.chosen]
     if not roles.labels and known is None:
         refuse_unlabelled(table, roles.sequence)
     roles.time = named("time")
@@ -137,7 +136,7 @@ def _unique_id(table: Table, names: list[str]) -> str:
 
 
 def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, Any] | None) -> str:
-    """Return the column that holds whole sequences, and choose a second column of texts as the label."""
+    """Return the column that holds whole sequences, or ""."""
     frame, values = table.frame, (known or {}).get("columns", ())
     others = {*roles.labels, roles.id, roles.group, "split", time}
     others |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
@@ -155,13 +154,6 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
         return ""
     text = max(rest, key=lambda name: int(frame[name].astype(str).str.len().sum()))
     roles.chosen["text"] = text
-    if known is None:
-        more = [name for name in rest if name != text]
-        if len(more) != (not roles.labels):
-            raise InputError(f"{table.path}: texts in the columns {rest}; say which is --text and which is --label")
-        for name in more:
-            roles.chosen["label"] = name
-            roles.notes.append(f"the column {name!r} is the label")
     return text
 
 
