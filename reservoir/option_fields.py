@@ -155,10 +155,8 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
     named = sorted(_where & values.keys())
     if named and source:
         flag = named[0].replace("_", "-")
-        raise InputError(
-            f"{source}: {named[0]!r} says where work runs or where files lie, which a file cannot decide; remove it, "
-            f"or pass --{flag} on the command line"
-        )
+        problem = f"{source}: {named[0]!r} says where work runs or where files lie, which a file cannot decide"
+        raise InputError(f"{problem}; remove it, or pass --{flag} on the command line")
     return {name: value for name, value in values.items() if name not in _where}
 
 
@@ -171,10 +169,8 @@ def refuse_modules(values: Mapping[str, Any], source: str) -> None:
     path = readout.partition(":")[0]
     imports = {"task": MODULE_FUNCTION.fullmatch(task), "readout": "." in path and not path.startswith("sklearn.")}
     for name in (name for name, found in imports.items() if found):
-        raise InputError(
-            f"{source}: the {name} {values[name]!r} would import a module, and a file cannot decide that; if you trust "
-            "it, type it on the command line"
-        )
+        problem = f"{source}: the {name} {values[name]!r} would import a module, and a file cannot decide that"
+        raise InputError(f"{problem}; if you trust it, type it on the command line")
 
 
 def as_group(options: Options | Mapping[str, Any], kind: type[G]) -> G:

@@ -65,18 +65,14 @@ class Reservoir(ReservoirOptions):
         what = f"--patch {self.patch}: "
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MOST_SYMBOLS:
-            raise InputError(
-                f"{what}windows take up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}; "
-                "leave the options of windows out"
-            )
+            problem = f"{what}windows take up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}"
+            raise InputError(f"{problem}; leave the options of windows out")
         if task.readout_tokens > 1 and not (task.each == "token" and self.stride == 1 and self.pad == "same"):
             raise InputError(f"{what}task {task.name!r} labels single tokens, which windows join; leave it out")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
-            raise InputError(
-                f"{what}no window fits the sequences of task {task.name!r}, of {task.max_tokens} values; "
-                "give a smaller patch or smaller dilations"
-            )
+            problem = f"{what}no window fits the sequences of task {task.name!r}, of {task.max_tokens} values"
+            raise InputError(f"{problem}; give a smaller patch or smaller dilations")
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 

@@ -286,10 +286,8 @@ class Entry:
             raise CacheError(f"{where}: not a sound manifest ({error}); {repair_command(self.key)}") from error
         for name in ("format", "key", "split", "rows"):
             if getattr(found, name) != getattr(empty, name):
-                raise CacheError(
-                    f"{where}: its {name} is {getattr(found, name)!r}, not "
-                    f"{getattr(empty, name)!r}; {repair_command(self.key)}"
-                )
+                problem = f"{where}: its {name} is {getattr(found, name)!r}, not {getattr(empty, name)!r}"
+                raise CacheError(f"{problem}; {repair_command(self.key)}")
         if max((shard.block for shard in found.shards), default=0) >= self.block_count(split):
             raise CacheError(f"{where}: lists a block too many; {repair_command(self.key)}")
         return found

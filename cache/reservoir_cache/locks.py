@@ -139,10 +139,8 @@ class EntryLocks:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return False
-            raise CacheError(
-                f"{self._folder}: this file system gives no file locks ({error.strerror}); "
-                "put the cache on a local disk with --cache or RESERVOIR_CACHE"
-            ) from error
+            problem = f"{self._folder}: this file system gives no file locks ({error.strerror})"
+            raise CacheError(f"{problem}; put the cache on a local disk with --cache or RESERVOIR_CACHE") from error
         return True
 
 

@@ -170,10 +170,8 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     except (OSError, CacheError, KeyError, TypeError) as error:
         raise CacheError(f"{path}: not a sound specification ({error}); remove {folder} and extract again") from error
     if spec.key != key:
-        raise CacheError(
-            f"{path}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}; "
-            f"remove {folder} and extract again"
-        )
+        problem = f"{path}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}"
+        raise CacheError(f"{problem}; remove {folder} and extract again")
     return spec, layout, made_with
 
 

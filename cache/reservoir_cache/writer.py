@@ -53,10 +53,8 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
         raise CacheError(f"targets of {split}: need {', '.join(ranks)}, not {', '.join(arrays)}")
     for name, array in arrays.items():
         if array.ndim != ranks[name] or len(array) != rows or array.dtype.kind not in "biuf":
-            raise CacheError(
-                f"targets of {split}: {name} has shape {array.shape} and type {array.dtype}; "
-                f"it needs {ranks[name]} dimensions, {rows} rows, and numbers"
-            )
+            problem = f"targets of {split}: {name} has shape {array.shape} and type {array.dtype}"
+            raise CacheError(f"{problem}; it needs {ranks[name]} dimensions, {rows} rows, and numbers")
 
     if is_sound(folder, entry.page(split, 0).targets):
         return  # before any lock is taken, which needs the right to write

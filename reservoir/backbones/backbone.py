@@ -161,10 +161,8 @@ def check_layers(layers: Iterable[str], family: Family, depth: int) -> None:
     """Raise `InputError` if one of ``layers`` is not a layer of a backbone of this family and depth."""
     for layer in layers:
         if layer not in layer_names(depth):
-            raise InputError(
-                f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} "
-                "and final; choose among them"
-            )
+            problem = f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} and final"
+            raise InputError(f"{problem}; choose among them")
 
 
 def block_name(number: int) -> str:

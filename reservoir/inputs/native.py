@@ -157,10 +157,8 @@ class NativeInput(nn.Module):
 def open_reader(task: Task, name: str, init: str) -> Reader:
     """Return the reader that converts rows of a task to a pretrained model's tokens, without loading the model."""
     if init != "pretrained":
-        raise InputError(
-            f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}; "
-            "leave one of the two options out"
-        )
+        problem = f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}"
+        raise InputError(f"{problem}; leave one of the two options out")
     family, config = find(name)
     reads = {"pixels": shows_pictures, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
     if not reads(task):

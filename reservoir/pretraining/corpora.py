@@ -111,10 +111,8 @@ class Text:
     def _part(self, split: str, tokens: int) -> np.ndarray:
         part = self._tokens[split]
         if len(part) < tokens:
-            raise InputError(
-                f"{self._name}: its {split} part has {len(part):,} tokens, and a window {tokens:,}; give more text, "
-                "or a smaller --context"
-            )
+            problem = f"{self._name}: its {split} part has {len(part):,} tokens, and a window {tokens:,}"
+            raise InputError(f"{problem}; give more text, or a smaller --context")
         return part
 
 

@@ -41,10 +41,8 @@ class LanguageModel(nn.Module):
         silence_transformers()
         family, config = find(backbone)
         if family.name not in (*CAUSAL, *BOTH_WAYS):
-            raise InputError(
-                f"--backbone {backbone}: {family.name} models cannot be pretrained; use one of "
-                f"{', '.join((*CAUSAL, *BOTH_WAYS))}"
-            )
+            problem = f"--backbone {backbone}: {family.name} models cannot be pretrained"
+            raise InputError(f"{problem}; use one of {', '.join((*CAUSAL, *BOTH_WAYS))}")
         if family.name == "gpt2":  # transformers has a GPT-2 with token embeddings and a head
             config = AutoConfig.for_model(**config.to_dict())
         self.causal = family.name in CAUSAL

@@ -40,10 +40,8 @@ class Targets:
 
     def __post_init__(self) -> None:
         if self.outputs < 1 or self.classes < 0 or self.classes == 1:
-            raise InputError(
-                f"targets: {self.outputs} outputs of {self.classes} classes; give at least one output, and two "
-                "classes or more (0 for regression)"
-            )
+            problem = f"targets: {self.outputs} outputs of {self.classes} classes"
+            raise InputError(f"{problem}; give at least one output, and two classes or more (0 for regression)")
         if self.class_weights is not None and self.outputs > 1:
             raise InputError(
                 f"class weights: a sample has {self.outputs} labels, whose weights may differ; leave the weights out "

@@ -99,10 +99,8 @@ def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: 
     """Return new symbols (rows, tokens) and their lengths without padding; errors name ``texts`` as the other form."""
     assert isinstance(task.form, Tokens)
     if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
-        raise InputError(
-            f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give {texts}, or symbols of shape "
-            f"(rows, at most {task.max_tokens})"
-        )
+        problem = f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}"
+        raise InputError(f"{problem}; give {texts}, or symbols of shape (rows, at most {task.max_tokens})")
     wrong = (x < 0) | (x >= task.form.vocabulary)
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])

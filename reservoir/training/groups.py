@@ -115,10 +115,8 @@ class UpperPart(nn.Module):
             return
         skipped = backbone.blocks[:below]
         if any(piece in name for piece in family.groups.get("positions", ()) for name, _ in skipped.named_parameters()):
-            raise InputError(
-                f"--from-cache: blocks of this {family.name} share the positions of the first block; train without it, "
-                "or train only the output"
-            )
+            problem = f"--from-cache: blocks of this {family.name} share the positions of the first block"
+            raise InputError(f"{problem}; train without it, or train only the output")
         for block in skipped:
             block.forward = partial(_skip, block.forward, [])
         first = backbone.blocks[below] if below < backbone.depth else backbone.model.get_submodule(family.final_norm)

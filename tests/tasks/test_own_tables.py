@@ -102,7 +102,9 @@ KINDS = ["left" if "A" in word else "right" for word in WORDS]
 
 def write_texts(path, words=WORDS, kinds=KINDS):
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps({"category": k, "seq": w}) + "\n" for w, k in zip(words, kinds, strict=True)))
+        path.write_text(
+            "".join(json.dumps({"category": k, "seq": w}) + "\n" for w, k in zip(words, kinds, strict=True))
+        )
     elif path.suffix in {".csv", ".tsv"}:
         mark = "," if path.suffix == ".csv" else "\t"
         path.write_text("".join(f"{a}{mark}{b}\n" for a, b in [("seq", "category"), *zip(words, kinds, strict=True)]))

@@ -52,10 +52,8 @@ class Arrays:
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
     """Refuse an array that would unpack to far more bytes than are stored of it."""
     if size > FREE_BYTES and size > MOST_EXPANSION * stored:
-        raise InputError(
-            f"{path}: array {name!r} claims {size} bytes and {stored} are stored; the file is damaged, or write it "
-            "without compression"
-        )
+        problem = f"{path}: array {name!r} claims {size} bytes and {stored} are stored"
+        raise InputError(f"{problem}; the file is damaged, or write it without compression")
 
 
 def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
@@ -117,10 +115,8 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[tuple
         width = 2 if version == (1, 0) else 4
         length = int.from_bytes(file.read(width), "little")
         if length > MOST_HEADER:
-            raise InputError(
-                f"{path}: the header of array {name!r} has {length:,} bytes, more than {MOST_HEADER:,}; "
-                "the file is damaged: write it again"
-            )
+            problem = f"{path}: the header of array {name!r} has {length:,} bytes, more than {MOST_HEADER:,}"
+            raise InputError(f"{problem}; the file is damaged: write it again")
         file.seek(-width, 1)
         shape, fortran, dtype = read(file)
         start = file.tell()
@@ -132,8 +128,6 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[tuple
     size = math.prod(shape) * dtype.itemsize
     check_expansion(path, name, max(size, member.file_size), min(member.compress_size, path.stat().st_size))
     if size != member.file_size - start or not dtype.itemsize or min(shape, default=0) < 0:
-        raise InputError(
-            f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {member.file_size - start}; "
-            "the file is damaged: write it again"
-        )
+        problem = f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {member.file_size - start}"
+        raise InputError(f"{problem}; the file is damaged: write it again")
     return shape, start, dtype, fortran and len(shape) > 1

@@ -164,10 +164,8 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
     outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
     usual = [name for name in free if name.lower() in USUAL_LABELS]
     if usual and len(usual + outputs) > 1 and alone:
-        raise InputError(
-            f"{table.path}: labels may be in the columns {usual + outputs}; say --label NAME, and "
-            "--drop those that are no values"
-        )
+        problem = f"{table.path}: labels may be in the columns {usual + outputs}"
+        raise InputError(f"{problem}; say --label NAME, and --drop those that are no values")
     return usual[:1] or outputs
 
 
@@ -365,10 +363,8 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
         if wrong.sum() > MOST_TEXT * (~empty).sum():
             row = int(np.argmax(wrong))
             or_else = f", or pass --text {name} if it holds the sequences" if is_sequences(column) else ""
-            raise InputError(
-                f"{table.path}, {table.bad.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}; leave "
-                f"the column out with --drop {name}{or_else}"
-            )
+            problem = f"{table.path}, {table.bad.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}"
+            raise InputError(f"{problem}; leave the column out with --drop {name}{or_else}")
         for row in np.flatnonzero(wrong):
             table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}", "fix the cell")
         columns.append(numbers.to_numpy(np.float64))

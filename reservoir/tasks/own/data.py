@@ -169,10 +169,8 @@ class OwnData(Source):
         rows = columns.shapes["x"][:1]
         for name, shape in columns.shapes.items():
             if shape[:1] != rows or (name in {"groups", "split"} and len(shape) != 1):
-                raise InputError(
-                    f"{self.origin}: x has the shape {columns.shapes['x']} and {name} {shape}; give one of {name} per "
-                    "row of x"
-                )
+                problem = f"{self.origin}: x has the shape {columns.shapes['x']} and {name} {shape}"
+                raise InputError(f"{problem}; give one of {name} per row of x")
         return columns
 
     @cached_property

@@ -71,10 +71,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
             columns["label"] = [header.rsplit("|", 1)[1].strip() for header in headers]
             notes = ["the label is what follows the last | of the header"]
         else:
-            raise InputError(
-                f"{path}: no label in headers like {headers[0][:60]!r}; say where, as in --label 'class=(\\w+)', "
-                "or pass a table with --labels"
-            )
+            problem = f"{path}: no label in headers like {headers[0][:60]!r}"
+            raise InputError(f"{problem}; say where, as in --label 'class=(\\w+)', or pass a table with --labels")
         if asked.group:
             columns["groups"] = _found_in_headers(where, asked.group, "group")
     roles = {"id": "id", "text": "sequence"}

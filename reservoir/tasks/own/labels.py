@@ -134,10 +134,8 @@ def encode_labels(
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
-        raise InputError(
-            f"{where}: each row has a label of its own ({names[0]!r}, ...), as names of rows have; name "
-            "the column of the labels with --label"
-        )
+        problem = f"{where}: each row has a label of its own ({names[0]!r}, ...), as names of rows have"
+        raise InputError(f"{problem}; name the column of the labels with --label")
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
     return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts))
 

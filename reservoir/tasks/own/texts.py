@@ -94,10 +94,8 @@ def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str
     wrong = real & (symbols < 0)
     if wrong.any() and alphabet[0] != UNKNOWN:
         row, token = (int(i) for i in np.argwhere(wrong)[0])
-        raise InputError(
-            f"{where}, row {row}, letter {token}: {chr(codes[row, token])!r} is no letter of the training "
-            f"rows; they are {shown(alphabet)}"
-        )
+        problem = f"{where}, row {row}, letter {token}: {chr(codes[row, token])!r} is no letter of the training rows"
+        raise InputError(f"{problem}; they are {shown(alphabet)}")
     return np.where(real & ~wrong, symbols, 0).astype(np.min_scalar_type(len(alphabet) - 1))
 
 

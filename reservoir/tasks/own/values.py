@@ -48,10 +48,8 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
         fill = ", or pass --missing interpolate or mask" if np.isnan(value) else ""
-        raise InputError(
-            f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}; repair or remove the "
-            f"row, end it there with lengths{fill}"
-        )
+        problem = f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}"
+        raise InputError(f"{problem}; repair or remove the row, end it there with lengths{fill}")
     if missing != "mask":
         return values
     values[gaps] = np.nan  # one of many bit patterns
@@ -109,10 +107,8 @@ def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
     scale = 1 / np.where(still, 1, deviation)
     if (scale > np.finfo(np.float32).max).any():
         channel = int(np.argmax(scale))
-        raise InputError(
-            f"{where}: the values of column {channel} deviate by {deviation[channel]:.3g}, too little for float32; "
-            "multiply them by a constant"
-        )
+        problem = f"{where}: the values of column {channel} deviate by {deviation[channel]:.3g}, too little for float32"
+        raise InputError(f"{problem}; multiply them by a constant")
     return Scaling(offset=(shift + mean).astype(np.float32), scale=scale.astype(np.float32))
 
 
