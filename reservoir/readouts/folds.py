@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import eigh
 from scipy.special import log_softmax
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import LinearPath, Scorer
 from reservoir.readouts.moments import Moments, by_fold, check_folds, fold_moments
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, ridge_path
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, held_out_scores, ridge_path
 from reservoir.readouts.sweep import DeferredPath, Sweep, Tally, head
 from reservoir.readouts.targets import FoldBlock, RereadableBlocks, Targets
 
@@ -109,7 +108,7 @@ def _score_kernel(
 ) -> list[tuple[Any, ...]]:
     """Return the held-out scores of each fold of one repeat, from products of samples, and the rest of its samples."""
     check_folds(np.bincount(fold, minlength=folds))
-    scores = kernel.held_out(coded, fold, alphas)
+    scores = held_out_scores(kernel.products, kernel.weights, coded, fold, alphas)
     return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]
 
 
@@ -209,60 +208,19 @@ def score_by_kernel(
 ) -> HeldOutScore:
     """Return the held-out score of the most accurate penalty; equally accurate ones are compared by their loss.
 
-    With K = ZZ' of standardised features, centred to Q diag(l) Q', the residuals of all samples under a penalty a are
-
-        r = Q diag(a / (l + a)) Q'(Y - mean Y),
-
-    and the residuals of the samples F of a fold, predicted by the readout of all other samples, are (I - S)_FF^-1 r_F,
-    with
-
-        I - S = Q diag(a / (l + a)) Q' - 11'/n.
-
-    One decomposition therefore serves every penalty and every fold, and the kernel matrix of columns side by side is
-    the sum of their kernel matrices.
-
-    Parameters
-    ----------
-    kernel : ndarray, (n, n)
-        Kernel matrix of the samples.
-    y : ndarray, (n, outputs)
-        Labels.
-    targets : Targets
-        Coding of the labels.
-    folds : ndarray of int, (repeats, n)
-        Fold of each sample, for each repeat of the cross-validation.
-    alphas : ndarray, (A,)
-        Penalties.
+    ``kernel`` (n, n) is the kernel matrix of the samples; that of columns side by side is the sum of theirs. ``y``
+    (n, outputs) are labels, ``folds`` (repeats, n) the fold of each sample in each repeat of the cross-validation.
     """
-    found: list[tuple[float, float, np.ndarray]] = []
-    for alpha, scores in _scores(kernel, targets.encode(y), folds, alphas):
-        tally = Tally(targets)
-        for part in scores:
-            tally.update(part[None], y)
-        found.append((alpha, float(tally.accuracy()[0]), scores))
-    best = max(score for _, score, _ in found)
-    equal = [(alpha, _losses(scores, y, targets)) for alpha, score, scores in found if score == best]
+    products, weights, coded = kernel.astype(np.float64), np.ones(len(y)), targets.encode(y)
+    scores = np.stack([held_out_scores(products, weights, coded, fold, alphas) for fold in folds], axis=1)
+    tally = Tally(targets)
+    for repeat in range(len(folds)):
+        tally.update(scores[:, repeat], y)
+    accuracies = tally.accuracy()
+    equal = [(alphas[n], _losses(scores[n], y, targets)) for n in np.flatnonzero(accuracies == accuracies.max())]
     alpha, losses = min(equal, key=lambda pair: (float(pair[1].mean()), -pair[0]))
-    return HeldOutScore(alpha=alpha, score=best, loss=float(losses.mean()), losses=losses)
-
-
-def _scores(
-    kernel: np.ndarray, y: np.ndarray, folds: np.ndarray, alphas: np.ndarray
-) -> Iterator[tuple[float, np.ndarray]]:
-    """Yield every penalty with the held-out scores (repeats, n, T) for encoded targets (n, T)."""
-    mean = kernel.mean(axis=0, dtype=np.float64)
-    values, vectors = eigh(kernel - mean - mean[:, None] + mean.mean())
-    centred = vectors.T @ (y - y.mean(axis=0, dtype=np.float64))
-    for alpha in alphas.tolist():
-        shrinkage = alpha / (np.maximum(values, 0) + alpha)
-        residuals = vectors @ (shrinkage[:, None] * centred)
-        scores = np.empty((len(folds), *y.shape))
-        for repeat, fold in enumerate(folds):
-            for number in np.unique(fold):
-                rows = fold == number
-                part = (vectors[rows] * shrinkage) @ vectors[rows].T - 1 / len(y)
-                scores[repeat, rows] = y[rows] - np.linalg.solve(part, residuals[rows])
-        yield alpha, scores
+    best = float(accuracies.max())
+    return HeldOutScore(alpha=float(alpha), score=best, loss=float(losses.mean()), losses=losses)
 
 
 def _losses(scores: np.ndarray, y: np.ndarray, targets: Targets) -> np.ndarray:

@@ -168,7 +168,7 @@ class KernelMatrix:
 
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
         """Return the ridge solutions of every penalty for targets (n, t)."""
-        dual, offset = self._solve(y, np.ones(len(y), bool), alphas)
+        dual, offset = _dual(self.products, self.weights, y, alphas)
         on = arithmetic()
         on_device = on.put(np.ascontiguousarray(dual.transpose(1, 0, 2)).reshape(len(y), -1))
         coef = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
@@ -179,36 +179,42 @@ class KernelMatrix:
         weights = coef.reshape(len(coef), len(alphas), -1).transpose(1, 0, 2)
         return LinearPath(alphas, weights, offset, self.mean, self.scale)
 
-    def held_out(self, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray) -> np.ndarray:
-        """Return the scores (A, n, t) of every sample under every penalty, fitted to the folds that it is not in."""
-        scores = np.empty((len(alphas), *y.shape))
-        for k in np.unique(fold):
-            fitted, held = fold != k, fold == k
-            dual, offset = self._solve(y, fitted, alphas)
-            # The products of held-out samples with centred ones; the mean of those they are fitted with is 0.
-            share = self.weights[fitted] / self.weights[fitted].sum()
-            among = self.products[np.ix_(fitted, fitted)] @ share
-            with_held = self.products[np.ix_(held, fitted)]
-            with_held = with_held - (with_held @ share)[:, None] - among + share @ among
-            scores[:, held] = with_held @ dual + offset
-        return scores
-
-    def _solve(self, y: np.ndarray, rows: np.ndarray, alphas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weight of each of some samples in the solutions, (A, m, t), and the mean target (t,)."""
-        weights, y = self.weights[rows], y[rows].astype(np.float64)
-        share, roots = weights / weights.sum(), np.sqrt(weights)[:, None]
-        offset = share @ y
-        products = self.products[np.ix_(rows, rows)]
-        among = products @ share
-        products -= among[:, None]
-        products -= among - share @ among
-        products *= roots
-        products *= roots.T
-        return solve_penalties(products, positive(alphas), (y - offset) * roots) * roots, offset
-
     def _chunks(self, first: int = 0) -> Iterator[slice]:
         for start in range(first, self.x.shape[1], CHUNK):
             yield slice(start, min(start + CHUNK, self.x.shape[1]))
+
+
+def held_out_scores(
+    products: np.ndarray, weights: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray
+) -> np.ndarray:
+    """Return the scores (A, n, t) of every sample under every penalty, fitted to the folds that it is not in.
+
+    ``products`` (n, n) are those of samples with ``weights`` (n,) and targets (n, t).
+    """
+    scores = np.empty((len(alphas), *y.shape))
+    for k in np.unique(fold):
+        fitted, held = fold != k, fold == k
+        among_fitted = products[np.ix_(fitted, fitted)]
+        dual, offset = _dual(among_fitted, weights[fitted], y[fitted], alphas)
+        # The products of held-out samples with centred ones; the mean of those they are fitted with is 0.
+        share = weights[fitted] / weights[fitted].sum()
+        among = among_fitted @ share
+        with_held = products[np.ix_(held, fitted)]
+        with_held = with_held - (with_held @ share)[:, None] - among + share @ among
+        scores[:, held] = with_held @ dual + offset
+    return scores
+
+
+def _dual(
+    products: np.ndarray, weights: np.ndarray, y: np.ndarray, alphas: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weight of each sample in the solutions, (A, n, t), and the mean target (t,)."""
+    y, share, roots = y.astype(np.float64), weights / weights.sum(), np.sqrt(weights)[:, None]
+    offset, among = share @ y, products @ share
+    centred = products - among[:, None] - (among - share @ among)
+    centred *= roots
+    centred *= roots.T
+    return solve_penalties(centred, positive(alphas), (y - offset) * roots) * roots, offset
 
 
 def balance_raw(raw: np.ndarray) -> np.ndarray:

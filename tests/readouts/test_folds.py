@@ -11,8 +11,9 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.folds import _scores, cross_sweep, draw_folds, draw_ranks, kernel_matrix, score_by_kernel
+from reservoir.readouts.folds import cross_sweep, draw_folds, draw_ranks, kernel_matrix, score_by_kernel
 from reservoir.readouts.moments import fold_moments
+from reservoir.readouts.ridge import held_out_scores
 from reservoir.readouts.sweep import Tally, best_penalty, forward_selection, sweep
 from reservoir.readouts.targets import Targets
 
@@ -103,12 +104,13 @@ def test_scores_by_kernel_equal_refits_on_the_other_folds(classes):
     z = np.where(x.std(0) > 0, (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1), 0)
     coded = targets.encode(y)
     alphas = np.array([0.5, 300.0])
-    for alpha, scores in _scores(kernel_matrix(x), coded, folds[None], alphas):
-        wanted = np.empty_like(scores[0])
+    found = held_out_scores(kernel_matrix(x).astype(np.float64), np.ones(40), coded, folds, alphas)
+    for alpha, scores in zip(alphas, found, strict=True):
+        wanted = np.empty_like(scores)
         for k in range(5):
             model = Ridge(alpha).fit(z[folds != k], coded[folds != k])
             wanted[folds == k] = model.predict(z[folds == k]).reshape(-1, coded.shape[1])
-        np.testing.assert_allclose(scores[0], wanted, atol=2e-4)
+        np.testing.assert_allclose(scores, wanted, atol=2e-4)
 
 
 def test_ties_in_accuracy_go_to_the_smaller_loss():
