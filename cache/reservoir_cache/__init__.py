@@ -45,21 +45,11 @@ if TYPE_CHECKING:
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import ShardWriter, write_block, write_targets
 
-__all__ = ["EntrySummary", "ahead", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries"]
-__all__ += [
-    "CacheError",
-    "Entry",
-    "Problem",
-    "check_column_name",
-    "fault_point",
-    "prunable",
-    "remove",
-    "required_bytes",
-    "summarize",
-]
-__all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "refuse_links"]
+__all__ = ["EntrySummary", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries", "prunable"]
+__all__ += ["CacheError", "Entry", "Problem", "check_column_name", "fault_point", "remove", "required_bytes"]
+__all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "summarize"]
 __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
-__all__ += ["FeatureStore", "SplitFeatures", "new_file", "repair", "untracked", "verify"]
+__all__ += ["FeatureStore", "SplitFeatures", "ahead", "new_file", "refuse_links", "repair", "untracked", "verify"]
 __all__ += ["ShardWriter", "write_block", "write_targets"]
 
 _LATER = {

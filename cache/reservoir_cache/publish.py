@@ -202,7 +202,6 @@ def sync(path: Path) -> None:
 
 
 def _holds(path: Path, content: memoryview) -> bool:
-    """Return whether a file has this content."""
     done = 0
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK):

@@ -116,7 +116,6 @@ class _Graph:
 
 
 def _config(path: Path, graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return the configuration, read from the shapes and the graph."""
     width, channels, patch = tensors[PATCHES].shape[:3]
     heads = graph.heads(width)
     if not heads:

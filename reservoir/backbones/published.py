@@ -28,7 +28,6 @@ def _bert_shape(config: Any) -> Shape:
 
 
 def _bert(name: str, **facts: Any) -> Family:
-    """Return a family like BERT but for some facts."""
     defaults: dict[str, Any] = {
         "loader": HubLoader(options={"add_pooling_layer": False}),
         "shape": _bert_shape,
@@ -133,13 +132,11 @@ class SequenceEmbeddings(nn.Module):
 
 
 def _adapt_vit(model: Any, config: Any) -> nn.Module:
-    """Replace the embeddings of a model by `SequenceEmbeddings`, which keep the original ones."""
     model.embeddings = SequenceEmbeddings(model.embeddings, config.hidden_size)
     return model
 
 
 def _run_vit(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the last hidden states."""
     return model(pixel_values=embeds, attention_mask=mask).last_hidden_state
 
 

@@ -191,7 +191,6 @@ def _draw_lstm(name: str, shape: tuple[int, ...], config: LSTMConfig, generator:
 
 
 def _draw_esn(_name: str, shape: tuple[int, ...], config: ESNConfig, generator: np.random.Generator) -> np.ndarray:
-    """Draw a sparse normal matrix and scale it to the spectral radius."""
     matrix = np.where(generator.random(shape) < config.rc_connectivity, generator.standard_normal(shape), 0.0)
     radius = float(np.abs(np.linalg.eigvals(matrix)).max())
     if radius == 0.0:

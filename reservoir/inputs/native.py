@@ -1,7 +1,5 @@
 """Native input: texts, pictures and sounds as the tokens of a pretrained model, by its own preprocessing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -61,7 +59,7 @@ class PixelReader:
 
     kind, has_cls, note = "processor", True, ""
 
-    def __init__(self, processor: Any, config: Any, pictures: Callable[[np.ndarray], Iterable[Image]]) -> None:
+    def __init__(self, processor: Any, config: Any, pictures: Callable[[np.ndarray], Iterable["Image"]]) -> None:
         from PIL import Image
 
         self._processor, self._pictures = processor, pictures
@@ -87,7 +85,7 @@ class PixelReader:
         """Write the processor's settings, as transformers reads them."""
         path.write_text(self._processor.to_json_string())
 
-    def _pixels(self, images: list[Image]) -> np.ndarray:
+    def _pixels(self, images: list["Image"]) -> np.ndarray:
         """Return the prepared pixels of pictures, (rows, height, width, channels) of float32."""
         found = self._processor(images, return_tensors="np")["pixel_values"]
         return np.asarray(found, np.float32).transpose(0, 2, 3, 1)

@@ -97,7 +97,6 @@ def cross_sweep(
 def _score_blocks(
     train: Iterable[FoldBlock], repeat: int, paths: Sequence[LinearPath], targets: Targets
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield blocks of one repeat, each fold scored by the path of the other folds."""
     scorers = [Scorer(path, targets) for path in paths]
     for k, x, *rest in by_fold(train, repeat):
         yield k, scorers[k](x), *rest

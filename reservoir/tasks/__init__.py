@@ -8,8 +8,6 @@
 - your own data: the path of a file or ``module:function``, see `reservoir.tasks.own.data.OwnData`
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +106,7 @@ def shows_pictures(task: Task) -> bool:
     return task.pictures > 0 or task.name in IMAGES
 
 
-def pictures(task: Task, x: np.ndarray) -> Iterator[Image]:
+def pictures(task: Task, x: np.ndarray) -> Iterator["Image"]:
     """Yield stored rows of a task that `shows_pictures` as RGB images."""
     if task.pictures:
         yield from map(decoded, x)

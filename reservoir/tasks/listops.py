@@ -212,7 +212,6 @@ class ListOps(Source):
 
 
 def _lines(path: Path, lo: int, hi: int) -> list[str]:
-    """Return the lines that begin in a range of bytes."""
     with path.open("rb") as file:
         if lo:
             file.seek(lo - 1)

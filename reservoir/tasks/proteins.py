@@ -133,7 +133,6 @@ class Homology(Source):
         return find_file("homology", self.data, FOLDERS, (f"remote_homology_{PARTS[split]}.json",))
 
     def _rows(self, proteins: list[np.ndarray]) -> np.ndarray:
-        """Return proteins, given as code points, as symbols, right-padded with zeros."""
         place = np.zeros(128, np.uint8)
         place[[ord(letter) for letter in LETTERS]] = [self._symbols.index(letter) for letter in LETTERS]
         x = np.zeros((len(proteins), self.max_tokens), np.uint8)

@@ -118,7 +118,6 @@ def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
 
 
 def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Return images transformed by 64 random bits each."""
     rows, height, width, channels = images.shape
     steps = np.uint64(2 * PADDING + 1)
     down, right = ((_bits(chance, start, 16) % steps).astype(np.int32) - PADDING for start in (0, 16))

@@ -164,7 +164,6 @@ def check_file(path: Path) -> None:
 
 
 def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Path]) -> None:
-    """Refuse flags that name columns of data that have none."""
     path = Path(origin)
     suffix, bare = path.suffix.lower(), is_bare(path)
     joined = ("label", "id", "group") if asked.labels else ()

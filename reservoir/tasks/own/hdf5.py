@@ -52,7 +52,6 @@ class Hdf5(Arrays):
 
 
 def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and the type of a dataset; refuse links, external data and false sizes."""
     import h5py
 
     dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None

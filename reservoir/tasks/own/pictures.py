@@ -1,7 +1,5 @@
 """Your own pictures: their files are stored as they are, and Pillow decodes them when a model reads them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -90,7 +88,7 @@ def _stored_bytes(path: Path) -> np.ndarray:
     return found
 
 
-def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> Image:
+def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> "Image":
     """Return the picture of a file, or of its bytes, upright, on a white background, in RGB.
 
     A ``rough`` one may have fewer pixels, at least twice `SIDE` on each side.

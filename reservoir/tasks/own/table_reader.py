@@ -331,7 +331,6 @@ def _parts(label: Any) -> list[Any]:
 
 
 def _size(sequence: Any, kind: str) -> int:
-    """Return the number of tokens or of words of a sequence: a text, or a list."""
     if isinstance(sequence, str):
         return len(sequence.strip() if kind == TOKEN else sequence.split())
     return len(sequence) if kind == TOKEN and hasattr(sequence, "__len__") else 0
