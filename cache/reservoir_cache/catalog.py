@@ -166,10 +166,8 @@ def check_space(root: Path, needed: int) -> None:
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        raise CacheError(
-            f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free; extract fewer rows, layers or "
-            "poolings (--limit, --layers, --pool), or choose another disk with --cache"
-        )
+        problem = f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free"
+        raise CacheError(f"{problem}; extract less (--limit, --layers, --pool), or choose another disk with --cache")
 
 
 def folder_bytes(folder: Path | str) -> int:

@@ -176,10 +176,8 @@ def encode(
             mean = part.reshape(-1, width).mean(axis=0, dtype=np.float64)
         if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
             place, where = _farthest(~np.isfinite(part), column, first_row + low)
-            raise CacheError(
-                f"{where}: {part[place]} is not finite and cannot be stored; the "
-                "forward pass failed there: check that row of the input, or compute in float32"
-            )
+            start = f"{where}: {part[place]} is not finite and cannot be stored; the forward pass failed there"
+            raise CacheError(f"{start}: check that row of the input, or compute in float32")
         if store == "float32":
             continue
         offsets[number] = mean

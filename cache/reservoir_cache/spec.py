@@ -157,10 +157,8 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         version = FORMAT  # the file is damaged, which is reported below
     if version != FORMAT:
-        raise CacheError(
-            f"{path}: format version {version}, but this program reads version {FORMAT}; "
-            "install a newer version of reservoir-features, or extract again with another --cache"
-        )
+        start = f"{path}: format version {version}, but this program reads version {FORMAT}; install a newer version"
+        raise CacheError(f"{start} of reservoir-features, or extract again with another --cache")
     try:
         content = read_json(path, indent=2)
         spec, layout = Spec.from_dict(content["spec"]), Layout(**content["layout"])

@@ -120,10 +120,8 @@ class Backbone(nn.Module):
     def check_length(self, tokens: int, where: str = "") -> None:
         """Raise `InputError`, beginning with ``where``, if this backbone has fewer positions than tokens."""
         if self.max_tokens is not None and tokens > self.max_tokens:
-            raise InputError(
-                f"{where}sequences of {tokens} tokens, but this {self.family.name} has {self.max_tokens} positions; "
-                "shorten them or choose a longer backbone"
-            )
+            start = f"{where}sequences of {tokens} tokens, but this {self.family.name} has {self.max_tokens}"
+            raise InputError(f"{start} positions; shorten them or choose a longer backbone")
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
         if layer == "embed":

@@ -137,10 +137,8 @@ def _check_config(name: str, family: Family, config: Any) -> None:
         raise InputError(f"backbone {name!r}: its configuration says blocks: {shape.depth}; give at most {MOST_BLOCKS}")
     if config.model_type not in CONFIGS_BUILT_HERE and "/" in attention_name(config):
         # transformers would download compiled code from the hub and run it.
-        raise InputError(
-            f"backbone {name!r}: its config.json asks for the code of {attention_name(config)!r} as "
-            "attn_implementation, which is not run; remove that line"
-        )
+        start = f"backbone {name!r}: its config.json asks for code, {attention_name(config)!r}"
+        raise InputError(f"{start}, which is not run; remove attn_implementation")
     for key in ("activation_function", "activation", "hidden_act", "hidden_activation"):
         value = getattr(config, key, None)
         if value is None or value in gpt2.TANH_GELU:

@@ -90,10 +90,8 @@ def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     # Windows has no sysconf.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
     if size > memory:
-        raise InputError(
-            f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB in float32, and this machine has "
-            f"{memory / 1e9:,.0f} GB of memory; choose a smaller backbone"
-        )
+        start = f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has"
+        raise InputError(f"{start} {memory / 1e9:,.0f} GB of memory; choose a smaller backbone")
     check_depth(name, family.shape(config).depth, depth)
     return family, config
 

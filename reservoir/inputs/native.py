@@ -160,10 +160,8 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     family, config = find(name)
     reads = {"pixels": shows_pictures, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
     if not reads(task):
-        raise InputError(
-            f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r} does not have; "
-            "leave --input out"
-        )
+        start = f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r}"
+        raise InputError(f"{start} does not have; leave --input out")
     if family.reads not in ("sounds", "pixels"):
         return read_tokenizer(name, family.shape(config).max_tokens)
     from transformers import AutoImageProcessor, Wav2Vec2FeatureExtractor
@@ -212,10 +210,8 @@ def open_native(
     else:
         tokens, reader.embeddings = reader.form.vocabulary, getattr(embedding, "num_embeddings", None)
         if reader.embeddings is not None and tokens > reader.embeddings:
-            raise InputError(
-                f"backbone {name!r}: its tokenizer has {tokens:,} tokens, and the model has embeddings for "
-                f"{reader.embeddings:,}; use the tokenizer that the model was trained with"
-            )
+            start = f"backbone {name!r}: its tokenizer has {tokens:,} tokens, and the model has"
+            raise InputError(f"{start} {reader.embeddings:,} embeddings; use the tokenizer that it was trained with")
     seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
     return seen, backbone, NativeInput(embedding), reader, digests

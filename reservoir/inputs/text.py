@@ -91,10 +91,8 @@ class TextReader:
         tokens = len(read["input_ids"])
         ends = np.array([match.end() for match in re.finditer(r"\S+" if words or self.spaced else r".", text, re.S)])
         if tokens > self.max_tokens:
-            raise InputError(
-                f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads "
-                f"{self.max_tokens:,}; split the row, or leave it out"
-            )
+            start = f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads"
+            raise InputError(f"{start} {self.max_tokens:,}; split the row, or leave it out")
         if self._tokenizer.is_fast:
             spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
             begins, numbers = np.array(spans).T
@@ -122,10 +120,8 @@ class TextReader:
         x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
-            raise InputError(
-                f"tokenizer: it gives token {x.max():,}, and the model has embeddings for {self.embeddings:,} tokens; "
-                "use the tokenizer that the model was trained with"
-            )
+            start = f"tokenizer: it gives token {x.max():,}, and the model has embeddings for"
+            raise InputError(f"{start} {self.embeddings:,}; use the tokenizer that the model was trained with")
         return x, lengths
 
     @property

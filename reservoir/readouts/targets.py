@@ -43,10 +43,8 @@ class Targets:
             problem = f"targets: {self.outputs} outputs of {self.classes} classes"
             raise InputError(f"{problem}; give at least one output, and two classes or more (0 for regression)")
         if self.class_weights is not None and self.outputs > 1:
-            raise InputError(
-                f"class weights: a sample has {self.outputs} labels, whose weights may differ; leave the weights out "
-                "(--class-weight), or fit each label as a task of its own"
-            )
+            problem = f"class weights: a sample has {self.outputs} labels, whose weights may differ"
+            raise InputError(f"{problem}; leave the weights out (--class-weight), or fit each label alone")
         if self.class_weights is not None and len(self.class_weights) != self.classes:
             raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one for each")
 

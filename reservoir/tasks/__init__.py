@@ -18,7 +18,8 @@ from reservoir.errors import InputError, nearest
 from reservoir.option_fields import MODULE_FUNCTION
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
+from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
+from reservoir.tasks.images.mnist import Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
 from reservoir.tasks.modular import ModularAddition
 from reservoir.tasks.own.data import OwnData, own_name, read_new

@@ -178,10 +178,8 @@ class ListOps(Source):
             found |= dict.fromkeys(text[e - n : e] for e, n in zip(ends.tolist(), lengths.tolist(), strict=True))
             fruitless = 0 if len(found) > before else fruitless + 1
         if len(found) < rows:
-            raise InputError(
-                f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]} "
-                f"symbols, not {rows}; allow other lengths or ask for fewer rows"
-            )
+            start = f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]}"
+            raise InputError(f"{start} symbols, not {rows}; allow other lengths or ask for fewer rows")
         kept = list(found)[:rows]
         return np.frombuffer(b"".join(kept), np.uint8), np.array([len(expression) for expression in kept])
 

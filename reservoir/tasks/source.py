@@ -88,10 +88,8 @@ def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
     """Return ``x`` if it is an array of this task's sequences (rows, tokens, dim), or refuse it."""
     assert isinstance(task.form, Vectors)
     if x.ndim != 3 or x.shape[1:] != (task.max_tokens, task.form.dim) or x.dtype.kind not in "uif":
-        raise InputError(
-            f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give raw images, or sequences of shape "
-            f"(rows, {task.max_tokens}, {task.form.dim})"
-        )
+        start = f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give raw images, or sequences"
+        raise InputError(f"{start} of shape (rows, {task.max_tokens}, {task.form.dim})")
     return x
 
 
@@ -104,10 +102,8 @@ def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: 
     wrong = (x < 0) | (x >= task.form.vocabulary)
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
-        raise InputError(
-            f"task {task.name!r}, row {row}, token {token}: {x[row, token]} is no symbol from 0 to "
-            f"{task.form.vocabulary - 1}"
-        )
+        start = f"task {task.name!r}, row {row}, token {token}: {x[row, token]} is no symbol"
+        raise InputError(f"{start} from 0 to {task.form.vocabulary - 1}")
     return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
 
 

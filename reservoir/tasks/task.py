@@ -123,7 +123,5 @@ def check_split(task: Task, name: str, split: Split) -> None:
     wrong = (split.lengths < (1 if task.each else task.readout_tokens)) | (split.lengths > task.max_tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InputError(
-            f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between "
-            f"{task.readout_tokens} and {split.x.shape[1]} tokens"
-        )
+        start = f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between"
+        raise InputError(f"{start} {task.readout_tokens} and {split.x.shape[1]} tokens")

@@ -49,10 +49,8 @@ class Windows2d:
         """Return the task of square images with these windows as tokens; refuse windows that do not fill the image."""
         steps, rest = divmod(side + 2 * MARGIN - self.window, max(self.stride, 1))
         if not (2 <= self.window <= side and 1 <= self.stride <= self.window) or rest:
-            raise InputError(
-                f"task {plain.name!r}: windows of {self.window} pixels with stride {self.stride} do not fill "
-                f"{side} + {2 * MARGIN} pixels; try window=6 and stride=2"
-            )
+            start = f"task {plain.name!r}: windows of {self.window} pixels with stride {self.stride} do not fill"
+            raise InputError(f"{start} {side} + {2 * MARGIN} pixels; try window=6 and stride=2")
         parameters = {**plain.parameters, "window": self.window, "stride": self.stride}
         form = Vectors(self.window**2 * channels)
         return replace(plain, form=form, max_tokens=(steps + 1) ** 2, parameters=parameters)

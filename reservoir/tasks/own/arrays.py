@@ -121,10 +121,8 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[tuple
         shape, fortran, dtype = read(file)
         start = file.tell()
     if dtype.hasobject:
-        raise InputError(
-            f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape, "
-            "rows of unequal length filled up with 0 and an array lengths beside"
-        )
+        start = f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape"
+        raise InputError(f"{start}, rows of unequal length filled up with 0 and an array lengths beside")
     size = math.prod(shape) * dtype.itemsize
     check_expansion(path, name, max(size, member.file_size), min(member.compress_size, path.stat().st_size))
     if size != member.file_size - start or not dtype.itemsize or min(shape, default=0) < 0:

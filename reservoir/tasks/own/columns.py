@@ -128,10 +128,8 @@ def _unique_id(table: Table, names: list[str]) -> str:
             continue  # a measured value, such as a mid_id of 0.25
         if texts.is_unique:
             return name
-        raise InputError(
-            f"{table.path}: the column {name!r} repeats the same ids; say --id {name} if their "
-            f"rows make one sequence, --group {name} if each row is a sequence of its own, or --drop {name}"
-        )
+        start = f"{table.path}: the column {name!r} repeats the same ids; say --id {name} if their rows make one"
+        raise InputError(f"{start} sequence, --group {name} if each row is a sequence of its own, or --drop {name}")
     return ""
 
 
@@ -188,10 +186,8 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
         texts = table.frame[name].astype(str)
         repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
         if repeated and not has_ids:
-            raise InputError(
-                f"{table.path}: the column {name!r} repeats the same times, as in long form, and no column "
-                f"is called id; say --id NAME, or --drop {name}"
-            )
+            start = f"{table.path}: the column {name!r} repeats the same times, as in long form, and no column"
+            raise InputError(f"{start} is called id; say --id NAME, or --drop {name}")
         if are_times(table.frame[name]):
             return name
     return ""

@@ -83,10 +83,8 @@ def _check_apart(path: Path) -> None:
     if done.returncode == 1 and done.stdout:
         raise InputError(done.stdout.strip())
     if done.returncode:
-        raise InputError(
-            f"{path}: not a readable HDF5 file (reading it took too much memory or time, or crashed, code "
-            f"{done.returncode}); write it again"
-        )
+        start = f"{path}: not a readable HDF5 file (reading it took too much memory or time, or crashed"
+        raise InputError(f"{start}, code {done.returncode}); write it again")
 
 
 def check(name: str) -> None:

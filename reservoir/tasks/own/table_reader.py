@@ -217,10 +217,8 @@ class TableReader:
             for name in known[: max(end, 1)]:
                 if name not in table.frame:
                     others = [other for other in table.frame if other not in known]
-                    raise InputError(
-                        f"{table.path}: no column {name!r}, which the readout was fitted on, among "
-                        f"{list(table.frame)}{nearest(name, others)}"
-                    )
+                    start = f"{table.path}: no column {name!r}, which the readout was fitted on,"
+                    raise InputError(f"{start} among {list(table.frame)}{nearest(name, others)}")
             table.frame = table.frame[[name for name in known if name in table.frame]]
         names = list(table.frame)
         if not names:
