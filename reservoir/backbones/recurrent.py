@@ -194,8 +194,8 @@ def _draw_esn(_name: str, shape: tuple[int, ...], config: ESNConfig, generator: 
     matrix = np.where(generator.random(shape) < config.rc_connectivity, generator.standard_normal(shape), 0.0)
     radius = float(np.abs(np.linalg.eigvals(matrix)).max())
     if radius == 0.0:
-        start = f"backbone 'esn': {config.units} units with rc_connectivity={config.rc_connectivity} have no weights"
-        raise InputError(f"{start} to scale; raise one of the two")
+        start = f"backbone 'esn': {config.units} units with rc_connectivity={config.rc_connectivity} have no"
+        raise InputError(f"{start} recurrent weights to scale; raise one of the two")
     # The last digits of eigenvalues differ between machines; the tensor must not.
     return (matrix * (config.sr / float(f"{radius:.8g}"))).astype(np.float32)
 
