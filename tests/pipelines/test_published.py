@@ -166,7 +166,7 @@ def test_its_inits_are_three_models_and_other_shapes_only_random():
     altered = "mini:n_layer=2"
     assert default_init(altered) == "random"
     assert load_backbone(altered).depth == 2
-    with pytest.raises(InputError, match="its settings were changed, so no pretrained weights fit; use --init random"):
+    with pytest.raises(InputError, match="no pretrained weights fit changed settings; use --init random"):
         load_backbone(altered, "pretrained")
 
 

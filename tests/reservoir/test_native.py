@@ -12,7 +12,8 @@ from reservoir.features import forward
 from reservoir.options import ReservoirOptions
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, load_model
-from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
+from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
+from reservoir.tasks.images.mnist import Digits, Mnist
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.texts import codes_of
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -338,7 +339,7 @@ def test_features_equal_a_script_with_transformers_in_any_batch(folder):
     ("task", "settings", "message"),
     [
         (Task(name="t", form=Vectors(1), max_tokens=9, classes=2), {}, "reads sounds, which task 't' does not have"),
-        (SOUND_TASK, {"sampling_rate": 8000}, "reads 8000 samples per second, not 16000; pass --rate 8000"),
+        (SOUND_TASK, {"sampling_rate": 8000}, "reads 8,000 Hz, not 16,000; pass --rate 8000"),
         (SOUND_TASK, {"feature_size": 80}, "gives 80 values per sample"),
     ],
 )

@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.tasks import Tokens, check_split, encode, listops, task_named
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.expressions import CLOSE, DIGIT, OPERATOR, SYMBOLS, encode_texts, evaluate, random_expressions
-from reservoir.tasks.images import Cifar10, Cifar10Lra
+from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.listops import ListOps
 from reservoir.tasks.proteins import LETTERS, PARTS
