@@ -339,6 +339,6 @@ def test_missing_groups_are_refused(tmp_path):
         parse_groups("input, norms")
     with pytest.raises(InputError, match="name at least one"):
         parse_groups(" ,")
-    with pytest.raises(InputError, match="--train layernorm: this esn has no such parameters; it has input, output"):
+    with pytest.raises(InputError, match="--train layernorm: not in this esn; it has input, output"):
         unfreeze(drawn_model("esn", tmp_path), ["layernorm"])
     assert parse_groups("input,output,input") == ("input", "output")
