@@ -328,14 +328,6 @@ def test_a_manifest_is_rebuilt_without_damaged_or_foreign_shards(full, toy, tmp_
     assert toy.digest(full.path) == before
 
 
-def test_a_manifest_of_another_entry_is_refused(full, toy, tmp_path):
-    other = toy.fill(toy.entry(tmp_path, padding="none"))
-    (full.path / "train" / "manifest.json").write_bytes((other.path / "train" / "manifest.json").read_bytes())
-    with pytest.raises(CacheError, match="its key is"):
-        full.manifest("train")
-    assert [problem.path.name for problem in verify(full)] == ["manifest.json"]
-
-
 HOLD = """
 import sys, time
 from pathlib import Path

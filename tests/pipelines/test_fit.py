@@ -154,15 +154,6 @@ def test_predict_equals_the_readout_on_cached_features(extracted, fitted, tmp_pa
     assert np.mean([p.label for p in of_images] == load_digits().target[:20]) >= 0.5
 
 
-def test_a_saved_readout_is_loaded_unchanged(fitted):
-    bundle = Bundle.load(fitted.saved)
-    np.testing.assert_array_equal(bundle.readout.coef, fitted.readout.coef)
-    np.testing.assert_array_equal(bundle.readout.intercept, fitted.readout.intercept)
-    assert bundle.readout.temperature == fitted.readout.temperature
-    assert bundle.parts[0].columns == fitted.best.columns
-    assert bundle.scores["test_score"] == fitted.best.test_score
-
-
 def test_a_readout_refuses_other_weights(fitted, tmp_path, tiny_gpt2):
     for file in fitted.saved.parent.glob("readout*"):
         shutil.copy(file, tmp_path)
