@@ -9,6 +9,7 @@ import base64
 import io
 import itertools
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -281,7 +282,7 @@ def draw_settings(
     penalties = all(settings[i][:1].isdigit() for i in tried)
     axes.set_xlabel("penalty" if penalties else "setting")
     axes.tick_params("x", rotation=0 if penalties else 30)  # words do not fit side by side
-    axes.set_yticks(range(len(rows)), [shorten(places[i][0]) for i in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), shorten_all([places[i][0] for i in rows]), fontsize=8)
     axes.set_title(f"{shown}: validation {unit}{note}".removeprefix(": "), fontsize=9, color=INK)
     figure: Any = axes.get_figure()
     figure.colorbar(image, ax=axes, shrink=0.9)
@@ -376,6 +377,19 @@ def shorten(name: str, most: int = 32) -> str:
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
 
 
+def shorten_all(names: Sequence[str]) -> list[str]:
+    """Return short names; if two of them look alike, their words that differ, without those that all names share."""
+    short = [shorten(name) for name in names]
+    if len(set(short)) == len(set(names)):
+        return short
+    parts = [re.findall(r"\w+|\W+", name) for name in names]
+    before, after = (
+        len([*itertools.takewhile(lambda words: len(set(words)) == 1, zip(*rows, strict=False))])
+        for rows in (parts, [part[::-1] for part in parts])
+    )
+    return [f"…{shorten(''.join(part[before : len(part) - after]))}…" for part in parts]
+
+
 def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
     """Return layer and pooling of the single columns by their number, or of all if there are only joined ones."""
     places = {}
@@ -399,7 +413,7 @@ def layer_order(column: str) -> tuple[str, int, str]:
 
 def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
     ticks = range(0, len(names), -(-len(names) // MOST_TICKS))
-    shown = [shorten(str(names[i])) for i in ticks]
+    shown = shorten_all([str(names[i]) for i in ticks])
     axes.set_xticks(ticks, shown, fontsize=7, rotation=90)
     axes.set_yticks(ticks, shown, fontsize=7)
 

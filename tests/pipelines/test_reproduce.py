@@ -14,8 +14,8 @@ import pytest
 from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
-from reservoir_pipelines.fitting.results import SUMMARY
-from reservoir_pipelines.plots import draw_confusion, page_picture
+from reservoir_pipelines.fitting.results import SUMMARY, Result
+from reservoir_pipelines.plots import draw_confusion, page_picture, shorten_all
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
@@ -569,3 +569,11 @@ def test_labels_in_pictures_are_complete_and_literal(painted):
     assert len({text for text in texts if text.startswith("a class")}) == 9
     assert page_picture((side, side), draw_confusion, np.eye(2, dtype=int), "ab") != source
     assert page_picture((side, side), draw_confusion, np.eye(2), "no picture") == ""
+
+
+def test_long_labels_that_differ_in_the_middle_look_different():
+    speeds = [f"a bearing fault at {100 * number} rpm, outer race" for number in range(3)]
+    assert shorten_all(speeds) == ["…0…", "…100…", "…200…"]
+    assert shorten_all(["cat", "dog"]) == ["cat", "dog"]
+    columns = tuple(f"block{number:02d}/mean" for number in range(4))
+    assert Result(columns=columns, readout="weighted", alpha=1.0, valid_score=0.0).title == "mean of 4 layers"

@@ -77,14 +77,15 @@ class Result(Record):
 
     @property
     def title(self) -> str:
-        """A short name: the columns, or of more than two their layers and their number."""
+        """A short name: the columns, or of more than two their layers, and their pooling or number."""
         if len(self.columns) <= 2:
             return self.name
         layers = list(dict.fromkeys(column.partition("/")[0] for column in self.columns))
         named = "+".join(layers) if len(layers) <= 3 else f"{layers[0]} ... {layers[-1]}"
         poolings = {column.partition("/")[2] for column in self.columns}
-        kind = f"{poolings.pop()}, " if len(poolings) == 1 else ""
-        return f"{named} ({kind}{len(self.columns)} columns)"
+        if len(poolings) > 1:
+            return f"{named} ({len(self.columns)} columns)"
+        return f"{named} ({poolings.pop()})" if len(layers) <= 3 else f"{poolings.pop()} of {len(layers)} layers"
 
     @property
     def setting(self) -> str:
