@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import glob
 import hashlib
 import json
@@ -220,6 +221,18 @@ def remove_parts(folder: Path) -> None:
     for path in folder.glob(".*.part"):
         if PART.fullmatch(path.name):
             _remove(path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that no process removes files that another is about to name in a card."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        remove_parts(folder)
+        yield
+    finally:
+        os.close(handle)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

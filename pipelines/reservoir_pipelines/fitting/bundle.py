@@ -7,12 +7,8 @@ several write at once.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +22,7 @@ from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
-from reservoir_pipelines.files import IMPORTED, read_checked, remove_parts, replace_file, write_checked
+from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.fitting.sources import Pool, RawSource
 from reservoir_pipelines.output import notify
@@ -95,7 +91,7 @@ class Bundle:
             parts.append(part)
         lengths, made = pool.store["train"].lengths, pool.entry
         return cls(
-            task=Task.from_dict(made.spec.task),
+            task=pool.task,
             scaling=scaling_from_json(made.made_with["scaling"]),
             parts=tuple(parts),
             readout=readout,
@@ -276,15 +272,3 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             if hashlib.sha256(data).hexdigest() != card["files"][name]:
                 raise InputError(f"readout {folder / name}: damaged, its checksum does not match; fit it again")
         return card, {name.rpartition(".")[2]: data for name, data in files.items()}
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that no process removes files that another is about to name in its card."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        remove_parts(folder)
-        yield
-    finally:
-        os.close(handle)

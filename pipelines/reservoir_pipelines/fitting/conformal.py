@@ -7,7 +7,7 @@ from reservoir.readouts.logistic import logistic_path
 from reservoir.readouts.sweep import gather, solve
 from reservoir.readouts.targets import RereadableBlocks
 from reservoir_pipelines.fitting.fitters import EstimatorFitter, Fitter, RidgeFitter
-from reservoir_pipelines.fitting.sources import Source, emphasis_of
+from reservoir_pipelines.fitting.sources import Source
 
 
 def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
@@ -24,7 +24,7 @@ def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: flo
         train, alphas = RereadableBlocks(source.blocks, ("train",)), np.array([alpha])
         training = gather(train, targets)
         if isinstance(fitter, RidgeFitter):
-            path = solve(training, alphas, emphasis_of(source))
+            path = solve(training, alphas, source.emphasis)
         else:
             path = logistic_path(train, targets, alphas, training)
         readout = path.readout(0, targets, getattr(readout, "temperature", 1.0))

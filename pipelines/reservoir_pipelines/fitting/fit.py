@@ -31,9 +31,9 @@ from reservoir.readouts.targets import RereadableBlocks
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
-from reservoir_pipelines.files import write_checked, writing
+from reservoir_pipelines.files import locked, write_checked, write_csv, writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
-from reservoir_pipelines.fitting.bundle import Bundle, locked
+from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.conformal import held_out_scores
 from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
@@ -46,7 +46,7 @@ from reservoir_pipelines.fitting.fitters import (
     score_split,
 )
 from reservoir_pipelines.fitting.race import race
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, CurvePoint, Fit, Result, score_matrix, write_table
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, CurvePoint, Fit, Result, score_matrix, table_lines
 from reservoir_pipelines.fitting.sources import (
     ColumnSource,
     Features,
@@ -54,7 +54,6 @@ from reservoir_pipelines.fitting.sources import (
     Pool,
     Source,
     choose_columns,
-    emphasis_of,
     groups_of,
     stage_blocks,
 )
@@ -85,7 +84,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     """Fit a readout to every column under every setting, and choose one by validation."""
     started = time.monotonic()
     pool = Pool.of(features)
-    task, groups = Task.from_dict(pool.entry.spec.task), groups_of(pool.store)
+    task, groups = pool.task, groups_of(pool.store)
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
     fitter = make_fitter(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
     folds = fitter.folds if isinstance(fitter, RidgeFitter) else 0
@@ -98,7 +97,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
-    folder = _make_folder(pool, names, most, options)
+    folder, default = _make_folder(pool, names, most, options)
     for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
         notify(f"{number}: {store.entry.path.name}")
     how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
@@ -125,8 +124,11 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     kept = raw if raw and better else chosen
     table = tuple(result for fit in fits for result in fit.results)
     _warn(kept, len(table), rows["valid"], folds, task.classes)
+    lines = table_lines(table, kept.result, raw and raw.result)
+    made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
+    commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
     with locked(folder):  # so that all files in the folder are of one fit
-        write_table(folder / "results.csv", table, kept.result, raw and raw.result)
+        write_csv(folder / "results.csv", lines)
         done = Fit(
             entry=pool.entry.path,
             best=kept.result,
@@ -145,9 +147,11 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             saved=Bundle.of(pool, kept.readout, kept.result, kept.held_out()).write(folder),
             seconds=round(time.monotonic() - started, 3),
         )
-        made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
-        commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
         write_checked(folder / SUMMARY, {**done.to_dict(), "title": kept.result.title, "commands": commands})
+        if folder != default and default.parents[1].name == "readouts":
+            with suppress(OSError):  # a cache that others own can be read only
+                default.mkdir(parents=True, exist_ok=True)
+                write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
         _draw(folder, f"{task.name}, {pool.title}", done, on_reservoir)
     return done
 
@@ -163,8 +167,8 @@ def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     return tuple(sorted({min(size, rows) for size in sizes}))
 
 
-def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
-    """Create the folder of the results; its default name differs between fits of other columns or options."""
+def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> tuple[Path, Path]:
+    """Create the folder of the results, and return it with the default one, named by columns and options."""
     settings = [names, most, options.readout, options.alphas, options.select, options.class_weight]
     if options.one_standard_error:
         settings.append("one-standard-error")
@@ -174,11 +178,7 @@ def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOption
     folder = Path(options.out) if options.out else default
     with writing(folder):
         make_folder(folder)
-    if options.out and default.parents[1].name == "readouts":
-        with suppress(OSError):  # a cache that others own can be read only
-            default.mkdir(parents=True, exist_ok=True)
-            write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
-    return folder
+    return folder, default
 
 
 def _fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
@@ -215,7 +215,7 @@ def _learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -
     In a draw each size takes its rows from the next larger one, and has its own penalty, chosen on valid. One pass over
     the rows gives the moments of each stage, whose running sums are the moments of every size.
     """
-    targets, emphasis = fitter.targets(source), emphasis_of(source)
+    targets, emphasis = fitter.targets(source), source.emphasis
     scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
     with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
         for draw in range(CURVE_DRAWS):

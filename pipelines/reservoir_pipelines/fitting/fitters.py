@@ -30,13 +30,7 @@ from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weigh
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
-from reservoir_pipelines.fitting.sources import (
-    ColumnSource,
-    Source,
-    emphasis_of,
-    fold_blocks,
-    in_memory_if_small,
-)
+from reservoir_pipelines.fitting.sources import ColumnSource, Source, fold_blocks, in_memory_if_small
 from reservoir_pipelines.output import notify
 
 MOST_BYTES = 2 * 10**9  # size of float32 features, which an estimator gets all at once
@@ -176,7 +170,7 @@ class RidgeFitter:
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
-        targets, emphasis = self.targets(source), emphasis_of(source)
+        targets, emphasis = self.targets(source), source.emphasis
         # Moments of repeated folds are not stored.
         moments = stored_moments(source, targets, self.folds) if self.repeats == 1 else None
         if self.folds:
@@ -213,7 +207,7 @@ class RidgeFitter:
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that was chosen on valid, fitted to train and valid; its temperature stays as it was."""
-        alphas, emphasis = np.array([alpha]), emphasis_of(source)
+        alphas, emphasis = np.array([alpha]), source.emphasis
         if moments := stored_moments(source, self.targets(source)):
             both = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
             path = ridge_path(both, alphas, emphasis=emphasis)

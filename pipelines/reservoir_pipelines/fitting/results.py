@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reservoir.readouts.evaluation import Evaluation, Readout
-from reservoir_pipelines.files import write_csv
 from reservoir_pipelines.output import Record, as_json
 
 SUMMARY = "fit.json"
@@ -211,12 +210,12 @@ def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndar
     return columns, settings, scores
 
 
-def write_table(path: Path, results: Sequence[Result], chosen: Result, raw: Result | None) -> None:
-    """Write one line per readout as CSV, with the chosen one marked."""
-    lines = []
+def table_lines(results: Sequence[Result], chosen: Result, raw: Result | None) -> list[tuple[Any, ...]]:
+    """Return the headings, and a line for each readout with the chosen one marked."""
+    lines: list[tuple[Any, ...]] = [FIELDS]
     for result in [*results, *([raw] if raw else [])]:
         mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
         scores = result.valid_score, int(result.converged), int(mine), (chosen if mine else result).test_score
         lines.append((result.name, result.readout, alpha, result.metric, *scores))
-    write_csv(path, [FIELDS, *lines])
+    return lines

@@ -7,7 +7,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Source(ABC):
 
     store: FeatureStore
     some: SomeRows | None = None
+    emphasis: np.ndarray | None = None  # the weight of each feature, (w,), where the raw input stands beside columns
 
     @property
     @abstractmethod
@@ -201,13 +202,12 @@ class JoinedSource(Source):
         """Return the number of samples per row; where rows differ, the largest."""
         return self.parts[0].tokens()
 
-
-def emphasis_of(source: Source) -> np.ndarray | None:
-    """Return the weight of each feature, (w,), for columns joined with the raw input; else None."""
-    if not isinstance(source, JoinedSource) or not any(isinstance(part, RawSource) for part in source.parts):
-        return None
-    sides = [np.full(next(part.blocks("train"))[0].shape[1], isinstance(part, RawSource)) for part in source.parts]
-    return balance_raw(np.concatenate(sides))
+    @cached_property
+    def emphasis(self) -> np.ndarray | None:
+        """The weight of each feature, (w,), if the raw input is one of the parts."""
+        raw = [isinstance(part, RawSource) for part in self.parts]
+        widths = [next(part.blocks("train"))[0].shape[1] for part in self.parts] if any(raw) else []
+        return balance_raw(np.repeat(raw, widths)) if widths else None
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,11 @@ class Pool:
     def entry(self) -> Entry:
         """The first entry."""
         return self.stores[0].entry
+
+    @property
+    def task(self) -> Task:
+        """The task whose rows the entries hold."""
+        return Task.from_dict(self.entry.spec.task)
 
     @property
     def title(self) -> str:
@@ -327,7 +332,7 @@ def choose_columns(
         sources = {column: pool.column(column) for column in cached}
         widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
-        task, rows = Task.from_dict(pool.entry.spec.task), pool.store["train"].rows
+        task, rows = pool.task, pool.store["train"].rows
         wanted = (
             [*single_columns(available)]
             if most
