@@ -1,11 +1,9 @@
 """The stage ``attention``: attention maps of a task's sequences, one of them and the mean over many."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from reservoir_cache import path_below
@@ -17,7 +15,7 @@ from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, Re
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
-from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, writing
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import attention_top, plot_attention
@@ -25,13 +23,9 @@ from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 from reservoir_pipelines.training.run_folder import RunFolder, load_run
 
-if TYPE_CHECKING:
-    from reservoir.tasks.task import Scaling
-
 BIT_TASKS = ("bit-xor", "bit-memory")
 
-BATCH_PAIRS = 2**21
-"""Pairs of tokens in one batch: 100 MiB of maps for 12 heads."""
+BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 heads
 
 
 @dataclass(frozen=True, kw_only=True)

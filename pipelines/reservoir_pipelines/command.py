@@ -15,8 +15,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import flag_of, keyword, panels, refuse_modules
 from reservoir_pipelines.output import print_json, print_table
 
-HELP = {"help_option_names": ["-h", "--help"]}
-"""The flags that print the help."""
+HELP = {"help_option_names": ["-h", "--help"]}  # the flags that print the help
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
 
@@ -28,8 +27,7 @@ SECTIONS = (
 )
 """The sections of a command's help, in their order."""
 
-Table = tuple[Any, ...]
-"""Headings, rows and perhaps a title, as `print_table` takes them."""
+Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` takes them
 
 
 class SectionedCommand(TyperCommand):

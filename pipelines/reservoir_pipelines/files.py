@@ -62,12 +62,8 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 DIGEST = "sha256"
-MEMO = "files.json"
-"""The checksums of source files, kept with the folders of prepared data."""
-
-UNSETTLED = 2 * 10**9
-"""Nanoseconds after a file's last change during which another change may carry the same time."""
-
+MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
+UNSETTLED = 2 * 10**9  # nanoseconds after a file's last change during which another change may carry the same time
 PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
 """Temporary names of files and folders that `replace_file` and checkpoints are still writing."""
 

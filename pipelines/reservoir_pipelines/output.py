@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 clock = time.monotonic
 
-SECONDS = 30.0
-"""Longest silence on stderr, in seconds, if it is not a terminal."""
+SECONDS = 30.0  # longest silence on stderr, in seconds, if it is not a terminal
 
 
 class Record:

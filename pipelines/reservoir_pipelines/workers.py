@@ -16,8 +16,7 @@ from reservoir_pipelines.output import notify
 PAYS_OFF = 5.0
 """Seconds of work below which starting processes takes longer than it saves (``benchmarks/prepare.py``)."""
 
-PATIENCE = 30
-"""Seconds to wait for the answer of a scheduler."""
+PATIENCE = 30  # seconds to wait for the answer of a scheduler
 
 
 def map_pieces(

@@ -3,8 +3,6 @@
 Receipts of finished extractions let an equal call find its entry without the model and without torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,25 +14,31 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from reservoir_cache import CacheError, Entry, FeatureStore, folder_bytes, last_entry, list_entries, path_below, verify
+from reservoir_cache import (
+    CacheError,
+    Entry,
+    FeatureStore,
+    SplitFeatures,
+    folder_bytes,
+    last_entry,
+    list_entries,
+    path_below,
+    verify,
+)
 
 from reservoir import backbone_names
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
+from reservoir.plan import Plan
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
 from reservoir_pipelines.files import cache_root, read_checked, stamp, write_checked
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
-
-if TYPE_CHECKING:
-    from reservoir_cache import SplitFeatures
-
-    from reservoir.plan import Plan
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
 """The code that resolves and computes a call, with the weights that come with it."""

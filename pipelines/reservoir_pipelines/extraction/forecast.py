@@ -17,11 +17,8 @@ from reservoir_pipelines.preparation.prepare import prepare
 
 clock = time.perf_counter
 
-SECONDS, REPEATS = 2.0, 3
-"""Minimum seconds of a trial, and the number of trials, whose median is used."""
-
-QUEUED = 6
-"""Blocks in memory at a time: four that wait for the writer, one being written, and one being computed."""
+SECONDS, REPEATS = 2.0, 3  # minimum seconds of a trial, and the number of trials, whose median is used
+QUEUED = 6  # blocks in memory at a time: four that wait for the writer, one being written, and one being computed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,7 @@ from reservoir_pipelines.preparation.prepared import Prepared
 Rows = tuple[tuple[int, ...], Callable[[int, int], Any]]
 """The shape of an array in a file, and a function that returns the rows ``low`` to ``high`` of it."""
 
-Columns = dict[str, dict[str, Rows]]
-"""The array of each split of each column."""
+Columns = dict[str, dict[str, Rows]]  # the array of each split of each column
 
 
 def import_features(file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions) -> Extraction:

@@ -61,9 +61,7 @@ LEAST_BLOCKS = 8  # several workers can share them
 LOADED_AHEAD = 2  # parts of a block that wait for the model
 POLL = 0.5  # seconds between looks at the blocks that other processes have claimed
 
-TASK_BLOCKS, MOST_TASKS = 8, 512
-"""Blocks per task; fewer if there would be fewer than `MOST_TASKS` tasks."""
-
+TASK_BLOCKS, MOST_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MOST_TASKS` tasks
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
 """Rows that every worker of a cluster computes first, and the largest difference, in standard deviations of a column.
 

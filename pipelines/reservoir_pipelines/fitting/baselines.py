@@ -1,7 +1,5 @@
 """Baselines without a reservoir: linear models of the raw input, and of simple statistics of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -5,14 +5,12 @@ one step after they are on disk, so that a reader sees the old bundle or the new
 several write at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,23 +21,19 @@ from reservoir.readouts.targets import Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked
+from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.fitting.sources import Pool, RawSource
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
-if TYPE_CHECKING:
-    from reservoir_pipelines.fitting.results import Result
-
 FORMAT = 3
-READABLE = (2, 3)
-"""Format 2 has no links, calls the input digests ``door``, and does not name its estimators."""
+READABLE = (2, 3)  # format 2 has no links, calls the input digests ``door``, and does not name its estimators
 CARD = "readout.json"
 INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
 """The fields of the specification of an entry with native input that are SHA-256 digests."""
 
-WEIGHTS, ESTIMATOR = "safetensors", "skops"
-"""Suffixes of the two files of weights."""
+WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +63,7 @@ class Bundle:
     held_out: np.ndarray | None = None  # scores of validation rows, see `held_out_scores`
 
     @classmethod
-    def of(cls, pool: Pool, readout: Readout, result: Result, held_out: np.ndarray | None = None) -> Bundle:
+    def of(cls, pool: Pool, readout: Readout, result: Result, held_out: np.ndarray | None = None) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries."""
         parts: list[Part] = []
         for name in result.columns:
@@ -157,7 +151,7 @@ class Bundle:
         return folder / CARD
 
     @classmethod
-    def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
+    def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> "Bundle":
         """Return the bundle in a folder, or of a JSON file; with ``linear`` only one of a linear readout.
 
         Raises

@@ -1,7 +1,5 @@
 """The stage ``fit``: every column under every setting of a readout; validation chooses, test is scored once."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator, each with all of its settings."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import itertools
@@ -284,7 +282,7 @@ class EstimatorFitter:
     balanced: bool
 
     @classmethod
-    def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorFitter:
+    def parse(cls, text: str, classes: int, *, balanced: bool = False) -> "EstimatorFitter":
         """Return the fitter of ``module.Class:name=value,value;name=value``."""
         path, _, settings = text.partition(":")
         values: dict[str, list[Any]] = {}

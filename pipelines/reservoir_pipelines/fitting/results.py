@@ -1,7 +1,5 @@
 """The results of ``fit``: the score of each readout, the chosen one, and its evaluation on test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +11,7 @@ import numpy as np
 from reservoir.readouts.evaluation import Evaluation, Readout
 from reservoir_pipelines.output import Record, as_json
 
-SUMMARY = "fit.json"
-"""The file with the summary of a fit."""
-
+SUMMARY = "fit.json"  # the file with the summary of a fit
 ELSEWHERE = "folder.json"
 """In the default folder of a fit, the file with the path of the folder that ``--out`` named; `report` reads it."""
 
@@ -93,7 +89,7 @@ class Result(Record):
             return f"{self.alpha:.3g}"
         return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
 
-    def tested(self, found: Evaluation) -> Result:
+    def tested(self, found: Evaluation) -> "Result":
         """Return the result with its test score."""
         interval = None if self.metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
         return replace(self, test_score=found.scores[self.metric], test_interval=interval)
@@ -112,7 +108,7 @@ class CurvePoint(NamedTuple):
     test_range: tuple[float, float]
 
     @classmethod
-    def of(cls, rows: int, scores: Sequence[tuple[float, float]]) -> CurvePoint:
+    def of(cls, rows: int, scores: Sequence[tuple[float, float]]) -> "CurvePoint":
         """Return the point of the validation and test scores of some draws."""
         valid, test = zip(*scores, strict=True)
         return cls(rows, fmean(valid), fmean(test), (min(valid), max(valid)), (min(test), max(test)))

@@ -1,7 +1,5 @@
 """Fits of several reservoirs that differ in their seed: how much a score depends on the random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A linear one is stored as coefficients, like the readouts of this project. Any o
 can run code when it is loaded or used, so it is loaded only where the user trusts its origin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``fit`` reads: the columns of cached entries and the raw input, as streams of features and labels."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
@@ -222,7 +220,7 @@ class Pool:
     some: SomeRows | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, features: Pool | Features | Sequence[Features]) -> Pool:
+    def of(cls, features: "Pool | Features | Sequence[Features]") -> "Pool":
         """Open the features given to `fit`; raise `InputError` if entries differ in their task or rows."""
         if isinstance(features, Pool):
             return features

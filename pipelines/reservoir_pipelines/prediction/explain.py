@@ -1,7 +1,5 @@
 """The stage ``explain``: what each position of a sequence adds to the score of its label."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

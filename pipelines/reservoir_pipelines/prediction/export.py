@@ -1,7 +1,5 @@
 """The stage ``export``: a saved readout and its frozen model as one file that runs without this package."""
 
-from __future__ import annotations
-
 import json
 import logging
 import warnings

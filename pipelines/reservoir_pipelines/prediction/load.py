@@ -1,7 +1,5 @@
 """Load saved readouts and trained runs, with the models whose features they read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

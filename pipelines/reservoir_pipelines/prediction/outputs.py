@@ -1,13 +1,11 @@
 """Outputs of predictions: columns, files (``.csv``, ``.jsonl``, ``.parquet``), and their evaluation."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +13,7 @@ from reservoir import InputError
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import as_json
-
-if TYPE_CHECKING:
-    from reservoir_pipelines.prediction.predict import Prediction
+from reservoir_pipelines.prediction.predict import Prediction
 
 BATCH = 4096  # predictions that are in memory at a time
 EVALUATED = 1024  # predictions that are converted to arrays at a time

@@ -1,7 +1,5 @@
 """The stage ``predict``: labels and probabilities for new sequences, through the same frozen model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +80,7 @@ class Prediction:
 
 def predict(
     readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions, cover: CoverageOptions
-) -> Predictions:
+) -> "Predictions":
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=safety.trust)
     task = bundle.task

@@ -22,8 +22,7 @@ from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import INDEX, Prepared, PreparedSplit, scaling_to_json, split_order
 from reservoir_pipelines.workers import map_pieces
 
-BLOCK = 2**16
-"""Bytes received at a time; an interrupted download loses fewer."""
+BLOCK = 2**16  # bytes received at a time; an interrupted download loses fewer
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ def _continue(url: str, part: Path) -> None:
         raise requests.ConnectionError(f"the connection ended after {here} of {total} bytes")
 
 
-VERSION = 4
-"""Version of the files; part of the folder's name, so files of another version are never misread."""
+VERSION = 4  # version of the files; part of the folder's name, so files of another version are never misread
 
 
 def prepare(

@@ -19,9 +19,7 @@ from reservoir.tasks import SPLITS, Scaling, Split, Task
 if TYPE_CHECKING:
     import h5py
 
-GAP = 64
-"""Gaps of up to this number of rows between two wanted rows are read too; longer gaps are skipped."""
-
+GAP = 64  # gaps of up to this number of rows between two wanted rows are read too; longer gaps are skipped
 INDEX = "prepared.json"
 
 

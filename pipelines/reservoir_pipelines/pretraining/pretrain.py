@@ -24,8 +24,7 @@ from reservoir_pipelines.plots import plot_pretraining
 from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
 from reservoir_pipelines.training.train import train
 
-RUN = "pretraining"
-"""Name of the folder inside the model's folder that holds the run of the pretraining."""
+RUN = "pretraining"  # name of the folder inside the model's folder that holds the run of the pretraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +119,7 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
         shutil.rmtree(part, ignore_errors=True)
 
 
-FINAL_TOKENS = 2**18
-"""Largest number of held-out tokens that the final losses are measured on."""
-
+FINAL_TOKENS = 2**18  # largest number of held-out tokens that the final losses are measured on
 BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 

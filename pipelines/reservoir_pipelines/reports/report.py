@@ -20,8 +20,7 @@ from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_repro
 
 HERE = files("reservoir_pipelines") / "reports"
 
-MOST = 12
-"""Largest number of fits on the page; the latest are shown."""
+MOST = 12  # largest number of fits on the page; the latest are shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,7 @@ SCALES = {
 }
 """Each scale with the scales whose settings apply, the first that is present."""
 
-LARGE = ("full", "paper")
-"""Scales that use the paper's backbone instead of the small one of this package."""
-
+LARGE = ("full", "paper")  # scales that use the paper's backbone instead of the small one of this package
 STAGES: dict[str, tuple[type[Options], ...]] = {
     "fit": (options.ExtractOptions, options.FitOptions),
     "train": (options.ReservoirOptions, options.RowOptions, options.TrainOptions),

@@ -38,14 +38,9 @@ from reservoir_pipelines.reports.views import fit_values, read_sweep, train_valu
 from reservoir_pipelines.reproduction.recipe import Cell, groups
 from reservoir_pipelines.training.train import train
 
-STEPS, ROWS = 8, 32
-"""Steps and rows of a trial."""
-
-FORWARD = 1 / 3
-"""Share of the forward pass in the time of a training step; validation takes this share."""
-
-MOST_TOKENS = 120
-"""Largest side of a saved attention map, in tokens; larger maps are averaged over squares."""
+STEPS, ROWS = 8, 32  # steps and rows of a trial
+FORWARD = 1 / 3  # share of the forward pass in the time of a training step; validation takes this share
+MOST_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
 
 def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:

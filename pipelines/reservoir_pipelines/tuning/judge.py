@@ -52,8 +52,7 @@ class ColumnKernel:
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]
-"""Names of columns that are read together, and their kernel."""
+Kernels = dict[tuple[str, ...], ColumnKernel]  # names of columns that are read together, and their kernel
 
 
 @dataclass(frozen=True, kw_only=True)
