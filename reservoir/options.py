@@ -112,7 +112,6 @@ class DownloadOptions(Options, panel="Data"):
     """Whether the data set's files are downloaded."""
 
     fetch: bool = option(False, "Download the files that are missing.", flag="download", where=True)
-    mirrors: Sequence[str] = option((), "Addresses of mirrors to try before the publisher.", flag="mirror", where=True)
 
 
 class CorpusOptions(Options, panel="Data"):
@@ -349,7 +348,6 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
         one_of("auto", "fresh", "augmented", "stored"),
     )
     from_cache: bool = option(False, "Read the layers below the lowest trained one from the cache.")
-    recompute: bool = option(False, "Recompute each block in the backward pass, which saves memory.")
     on_divergence: str = option(
         "stop", "If the loss diverges: stop with an error, or report the best checkpoint.", one_of("stop", "report")
     )

@@ -873,7 +873,6 @@ def prepare(
     workers: int = 0,
     scheduler: str | None = None,
     fetch: bool = False,
-    mirrors: Sequence[str] = (),
     cache: StrPath | None = None,
 ) -> Prepared:
     """Prepare a task's data, or open it if that has been done.
@@ -931,8 +930,6 @@ def prepare(
         Address of a dask.distributed scheduler: tcp://host:port.
     fetch : bool, default=False
         Download the files that are missing.
-    mirrors : sequence of str, default=()
-        Addresses of mirrors to try before the publisher.
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
@@ -1240,7 +1237,6 @@ def train(
     clip: float = 1.0,
     rows: str = 'auto',
     from_cache: bool = False,
-    recompute: bool = False,
     on_divergence: str = 'stop',
     bound: float = 10000.0,
     sweep: Mapping[str, Any] | None = None,
@@ -1367,8 +1363,6 @@ def train(
         Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.
     from_cache : bool, default=False
         Read the layers below the lowest trained one from the cache.
-    recompute : bool, default=False
-        Recompute each block in the backward pass, which saves memory.
     on_divergence : str, default='stop'
         If the loss diverges: stop with an error, or report the best checkpoint.
     bound : float, default=10000.0

@@ -73,11 +73,7 @@ class Attention(Record):
 def attention(
     task: str, reservoir: ReservoirOptions, source: TaskOptions, options: AttentionOptions, place: PlaceOptions
 ) -> Attention:
-    """Draw and save the attention maps of one block over the first rows of a task's split.
-
-    If ``run``, the folder of a run of `train`, is given, the model, the parameters of the task and the scaling are
-    those of the run.
-    """
+    """Draw and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: name a picture such as maps.png; the arrays go to maps.h5 in the same folder")

@@ -27,22 +27,11 @@ def map_pieces(
     scheduler: str | None = None,
     done: Callable[[Any], None] = lambda result: None,
 ) -> list[Any]:
-    """Return ``work(*a)`` for each tuple of arguments, in their order.
+    """Return ``work(*a)`` for each tuple of arguments, in their order; ``done`` is called with each result.
 
-    Parameters
-    ----------
-    work : callable
-        A function of a module; other processes import it by its name. A piece whose worker dies, or whose scheduler
-        disconnects, is computed again, so that the result must not depend on how often it is called.
-    arguments : iterable of tuple
-        The arguments of each piece.
-    workers : int
-        Number of local processes. With 0 or 1, or where the first piece shows that processes would take longer than
-        they save, the pieces are computed in this process.
-    scheduler : str, optional
-        Address of a dask scheduler, ``tcp://host:port``, which is used instead of local processes.
-    done : callable
-        Called with each result.
+    The pieces are computed by a dask ``scheduler`` (``tcp://host:port``), by ``workers`` local processes, or in this
+    process, also if the first piece shows that processes would take longer than they save. A piece whose worker dies,
+    or whose scheduler disconnects, is computed again: the result must not depend on how often ``work`` is called.
     """
     tasks, found = list(arguments), {}
     if scheduler is not None:

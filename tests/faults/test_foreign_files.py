@@ -142,7 +142,7 @@ def test_a_task_parameter_is_no_way_to_name_a_folder(call, cache, tmp_path):
 def test_the_options_that_say_where_are_these():
     groups = [kind for kind in vars(options).values() if isinstance(kind, type) and issubclass(kind, options.Options)]
     declared = {item.name for group in groups for item in fields(group) if item.metadata.get("where")}
-    assert declared >= {"cache", "data", "out", "run", "device", "workers", "scheduler", "fetch", "mirrors"}
+    assert declared >= {"cache", "data", "out", "run", "device", "workers", "scheduler", "fetch"}
     assert without_where(dict.fromkeys(declared, 1) | {"seed": 3}) == {"seed": 3}
     with pytest.raises(InputError, match=r"spec\.json: 'device'"):
         without_where({"seed": 3, "device": "cuda"}, "spec.json")

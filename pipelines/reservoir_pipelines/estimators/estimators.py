@@ -13,18 +13,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, Transfo
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
+from reservoir import options as opt
 from reservoir.errors import InputError
 from reservoir.features import check_lengths, column_shapes
 from reservoir.option_fields import keyword
-from reservoir.options import (
-    CacheOptions,
-    ComputeOptions,
-    DeviceOptions,
-    ExtractOptions,
-    FeatureOptions,
-    OwnDataOptions,
-    ReservoirOptions,
-)
 from reservoir.plan import RAW, Plan, resolve
 from reservoir.pooling import raw_features
 from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
@@ -55,12 +47,12 @@ _validate: Callable[..., Any] = validate_data
 
 
 _OPTIONS: tuple[Field[Any], ...] = (
-    *fields(ReservoirOptions),
-    *(item for item in fields(FeatureOptions) if item.name in ("layers", "pool")),
-    *(item for item in fields(OwnDataOptions) if item.name == "standardise"),
-    *fields(CacheOptions),
-    *fields(DeviceOptions),
-    *fields(ComputeOptions),
+    *fields(opt.ReservoirOptions),
+    *(item for item in fields(opt.FeatureOptions) if item.name in ("layers", "pool")),
+    *(item for item in fields(opt.OwnDataOptions) if item.name == "standardise"),
+    *fields(opt.CacheOptions),
+    *fields(opt.DeviceOptions),
+    *fields(opt.ComputeOptions),
 )
 _OWN: dict[str, tuple[Any, str]] = {
     "vocabulary": (
@@ -153,7 +145,7 @@ class _ReservoirEstimator(BaseEstimator):
         self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
         given = {item.name: getattr(self, item.name) for item in _OPTIONS}
         # Kept for predict: another machine may choose another precision, or have other weights under this name.
-        self._plan = resolve(self._task, ExtractOptions(**given, store="float32"), {"train": len(x)})
+        self._plan = resolve(self._task, opt.ExtractOptions(**given, store="float32"), {"train": len(x)})
         self.columns_ = list(self._plan.columns)
         self._digest = self._model().digest
         self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)

@@ -61,12 +61,7 @@ class Export(Record):
 
 
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
-    """Write a linear readout and its frozen models as one model, from stored sequences to logits.
-
-    ``torch`` writes a program for ``torch.export.load`` in the precision in which the readout was fitted, so its
-    results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators. By
-    default the file is ``model.pt2`` or ``model.onnx`` in the folder of the readout.
-    """
+    """Write a linear readout and its frozen models as one model, from stored sequences to logits; see `api.export`."""
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):

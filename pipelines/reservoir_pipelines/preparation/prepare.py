@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,10 @@ FILES: dict[str, tuple[Remote, ...]] = {
 FOLDERS = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "cifar10": "cifar-10", "cifar10-lra": "cifar-10"}
 
 
-def download(task: str, *, cache: Path | None = None, mirrors: Sequence[str] = ()) -> Path:
+def download(task: str, *, cache: Path | None = None) -> Path:
     """Download the files of a task that the cache does not have, and return their folder.
 
-    An interrupted download continues where it stopped. A file gets its name once its SHA-256 matches. Mirrors are tried
-    before the publisher.
+    An interrupted download continues where it stopped. A file gets its name once its SHA-256 matches.
     """
     if task not in FILES:
         raise InputError(f"task {task!r} cannot be downloaded, only {', '.join(FILES)}; give --data DIR")
@@ -83,15 +82,15 @@ def download(task: str, *, cache: Path | None = None, mirrors: Sequence[str] = (
     folder.mkdir(parents=True, exist_ok=True)
     for remote in FILES[task]:
         if not (folder / remote.name).is_file():
-            _fetch(remote, folder, [*mirrors, *remote.bases])
+            _fetch(remote, folder)
     return folder
 
 
-def _fetch(remote: Remote, folder: Path, bases: Sequence[str]) -> None:
+def _fetch(remote: Remote, folder: Path) -> None:
     import requests
 
     part, failures = path_below(folder, f"{remote.name}.part"), []
-    for base in bases:
+    for base in remote.bases:
         url = f"{base.rstrip('/')}/{remote.name}"
         try:
             _continue(url, part)
@@ -104,8 +103,8 @@ def _fetch(remote: Remote, folder: Path, bases: Sequence[str]) -> None:
         part.unlink()  # the next address starts anew
         failures.append(f"{url}: checksum mismatch")
     raise InputError(
-        f"{remote.name} could not be downloaded ({'; '.join(failures)}); try again, name a "
-        "mirror, or download it yourself and give --data DIR"
+        f"{remote.name} could not be downloaded ({'; '.join(failures)}); try again, or "
+        "download it yourself and give --data DIR"
     )
 
 
@@ -150,7 +149,7 @@ def prepare(
     parameters and of the names and contents of the source files. Such a folder is written under another name and
     then renamed, so it is whole or absent, and never changes: changed source files lead to another folder.
     """
-    folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
+    folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
     source = task_named(task, data=folder, **options.given)
     try:
         found = source.files()

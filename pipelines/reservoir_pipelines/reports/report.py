@@ -33,10 +33,7 @@ class Report(Record):
 
 
 def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False) -> Report:
-    """Write a page about folders of `reproduce`, `fit` and `train`; without folders, about all reproductions and fits.
-
-    With ``markdown`` the tables alone, as text.
-    """
+    """Write a page about folders of `reproduce`, `fit` and `train`; see `api.report`."""
     root = cache_root(place.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
     if not parts:

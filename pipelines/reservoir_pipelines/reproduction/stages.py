@@ -11,19 +11,9 @@ from typing import Any
 import numpy as np
 from reservoir_cache import CacheError, folder_bytes, refuse_links, untracked
 
+from reservoir import options as opt
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
-from reservoir.options import (
-    CacheOptions,
-    ExtractOptions,
-    FitOptions,
-    ModelOptions,
-    OutOptions,
-    PlaceOptions,
-    RowOptions,
-    TaskOptions,
-    TrainOptions,
-)
 from reservoir.reservoir import choose_device
 from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.card import card
@@ -57,8 +47,8 @@ def _finished(commands: list[str], folder: object, size: int, values: dict[str, 
 
 
 def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
-    asked, of_fit = as_group(settings, ExtractOptions), as_group(settings, FitOptions)
-    place = as_group(settings, PlaceOptions)
+    asked, of_fit = as_group(settings, opt.ExtractOptions), as_group(settings, opt.FitOptions)
+    place = as_group(settings, opt.PlaceOptions)
     with untracked():
         features = extract(task, asked)
     done = fit(features, of_fit, place)
@@ -76,7 +66,7 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
 
 def _train(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
     given = groups("train", settings)
-    done, recipe = train(task, *given), as_group(settings, TrainOptions)
+    done, recipe = train(task, *given), as_group(settings, opt.TrainOptions)
     cost = sum(run["seconds"] for run in done.swept) or done.seconds
     passes = done.steps * recipe.batch * recipe.accumulate * max(1, len(done.swept))
     values = train_values(done) | {"cost": cost, "passes": passes}
@@ -112,15 +102,16 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
     done = pretrain(corpus, shape, recipe, place, out=out)
     values = {"test_score": done.test_accuracy, "test_bits": done.test_bits, "steps": done.steps}
     values |= {"train_seconds": done.seconds, "cost": done.seconds}
-    command = typed("pretrain", [corpus], shape, recipe, place, OutOptions(out=out))
+    command = typed("pretrain", [corpus], shape, recipe, place, opt.OutOptions(out=out))
     return _finished([command], out, folder_bytes(out), values)
 
 
 def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     name, plot = settings.pop("backbone"), place.with_suffix(".png")
     settings.pop("device", None)  # `card` has no device
-    model, root, out = as_group(settings, ModelOptions), as_group(settings, CacheOptions), OutOptions(out=plot)
-    done = card(name, model, as_group({}, TaskOptions), root, out)
+    model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
+    out = opt.OutOptions(out=plot)
+    done = card(name, model, as_group({}, opt.TaskOptions), root, out)
     values = {name: getattr(done, name) for name in ("width", "heads", "weight_deviation", "bias_deviation")}
     values |= {"blocks": done.depth, "parameters": done.whole, "deviations": done.deviations}
     command = typed("backbone", [name], model, root, out)
@@ -183,11 +174,11 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
     try:
         with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as folder:
             if cell.stage == "fit":
-                found = plan(task, as_group(settings, ExtractOptions))
+                found = plan(task, as_group(settings, opt.ExtractOptions))
                 return Cost(found.seconds, found.bytes)
             if cell.stage != "train":  # maps and cards take seconds; scoring a pretraining takes as long as many steps
                 return Cost()
-            rows = prepare(task, as_group(settings, RowOptions), cache=settings.get("cache")).rows
+            rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows
             steps, every = settings["steps"], settings["eval_every"]
             short = {"steps": STEPS, "eval_every": STEPS, "limit": ROWS, "resume": False, "from_cache": False}
             done = train(task, *groups("train", settings | short | {"run": Path(folder) / "run"}))

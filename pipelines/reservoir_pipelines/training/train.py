@@ -6,14 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from reservoir_cache import path_below
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from reservoir.backbones.recurrent import redraw_first_states
 from reservoir.errors import InputError
@@ -49,12 +47,10 @@ STEPS = 5000
 def train(
     task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
 ) -> Training:
-    """Train some groups of a model's parameters on a task; everything else is frozen.
+    """Train some groups of a model's parameters on a task; see `api.train`.
 
-    On a CPU the same settings give the same weights, also if the run was stopped and resumed. With several processes,
-    started by ``accelerate launch``, each process takes ``batch * accumulate`` rows of a step. Of a sweep, only the run
-    with the best validation score is scored on the test rows; ties go to the smaller validation loss, then to the
-    first. A run that diverges counts with its best validation before that.
+    Of the runs of a sweep that have the best validation score, that with the smallest validation loss is scored on test
+    rows. A run that diverges counts with its best validation before that.
     """
     if not options.sweep:
         return _train_once(task, reservoir, source, place, options)
@@ -238,8 +234,6 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
         convert=convert,
         scored=max(1, tokens // model.fpt.task.max_tokens),
     )
-    for block in model.fpt.backbone.blocks if options.recompute else ():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if options.compiled and model.device.type != "cuda":
         raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
     compiled: Any = torch.compile(forward) if options.compiled else forward

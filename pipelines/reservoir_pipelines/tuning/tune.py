@@ -5,19 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from reservoir import options as opt
 from reservoir.option_fields import as_group, seconds_of, typed
-from reservoir.options import (
-    CacheOptions,
-    ClusterOptions,
-    DeviceOptions,
-    ExtractOptions,
-    FitOptions,
-    OutOptions,
-    PlaceOptions,
-    RowOptions,
-    ShapeOptions,
-    TuneOptions,
-)
 from reservoir.plan import RAW
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
@@ -67,18 +56,18 @@ class Tuning(Record):
 
 def tune(
     task: str,
-    options: TuneOptions,
-    shape: ShapeOptions,
-    source: RowOptions,
-    place: PlaceOptions,
-    cluster: ClusterOptions,
-    result: OutOptions,
+    options: opt.TuneOptions,
+    shape: opt.ShapeOptions,
+    source: opt.RowOptions,
+    place: opt.PlaceOptions,
+    cluster: opt.ClusterOptions,
+    result: opt.OutOptions,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
     """Search for the reservoirs that suit some data, and fit the best of them together; see `api.tune`."""
     started = clock()
-    data = SearchData.read(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
+    data = SearchData.read(task, opt.ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in data.prepared.notes():
         notify(note)
     search = Search(data, seconds_of(options.budget) - (clock() - started), options.join, cluster, clock)
@@ -100,8 +89,8 @@ def tune(
     entries = [data.extract(number, limit, None, cluster) for number in numbers]
     prefixes = {number: f"{place}:" if len(numbers) > 1 else "" for place, number in enumerate(numbers, start=1)}
     names = [prefixes.get(number, "") + column for number in chosen for column in columns[number]]
-    fitting = FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1", out=result.out)
-    device, where = as_group(place, DeviceOptions), as_group(place, CacheOptions)
+    fitting = opt.FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1", out=result.out)
+    device, where = as_group(place, opt.DeviceOptions), as_group(place, opt.CacheOptions)
     keys = [entry.store.entry.key[:16] for entry in entries]
     extracting = [typed("extract", [task], data.options_of(number, limit)) for number in numbers]
     return Tuning(
