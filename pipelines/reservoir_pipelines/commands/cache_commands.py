@@ -41,7 +41,6 @@ def list_(given: dict[str, Any]) -> Answer:
 
 
 def _line(found: Sequence[store.EntrySummary], name: str) -> tuple[Any, ...]:
-    """Return one line of the list for several entries."""
     specs = [each.entry.spec for each in found]
     return (
         specs[0].task["name"],

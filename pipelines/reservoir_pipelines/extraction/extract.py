@@ -245,7 +245,6 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 
 
 def _has_options(entry: Entry, wanted: dict[str, Any]) -> bool:
-    """Return whether an entry was extracted with these options."""
     made = _settings(entry)
     if wanted.get("dilations") == "auto":  # entries record the resolved dilations, not auto
         wanted = wanted | {"dilations": made["dilations"] if "," in made.get("dilations", "") else "auto"}
@@ -271,6 +270,5 @@ def _origin(entry: Entry) -> str | None:
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    """Return the options that an entry was extracted with."""
     made = entry.made_with
     return without_where({**made.get("call", {}).get("settings", {}), **made.get("reservoir", {})})

@@ -10,6 +10,7 @@ import numpy as np
 
 from reservoir.plan import RAW
 from reservoir.pooling import raw_features
+from reservoir.readouts.evaluation import Readout
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.tasks.own.texts import are_words, texts_of
@@ -55,7 +56,8 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     elif isinstance(fitter, EstimatorFitter):
         tried.append((fitter.fit(raw), raw, fitter))
     if task.classes and not (known and isinstance(fitter, LogisticFitter)):
-        tried += _logistic(raw, fitter, folds, fits)
+        linear = next(one.readout for one, _, by in tried if by is ridge)
+        tried += _logistic(raw, fitter, folds, fits, linear)
     found = [max(tried, key=lambda one: one[0].result.merit)]
     tokens = raw.store["train"].rows * task.max_tokens
     every = math.ceil(max(raw.store["train"].rows / MOST_ROWS, tokens / MOST_TOKENS))
@@ -72,15 +74,21 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     return found
 
 
-def _logistic(raw: RawSource, fitter: Fitter, folds: int, fits: list[ColumnFit]) -> list[FittedBaseline]:
-    """Return the logistic readout of the raw input, of as many training rows as cost at most a quarter of the fit."""
-    x, y = next(raw.blocks("train"))
-    samples, width, classes = len(raw.labels("train")), x.shape[1], raw.prepared.task.classes
+def _logistic(
+    raw: RawSource, fitter: Fitter, folds: int, fits: list[ColumnFit], linear: Readout
+) -> list[FittedBaseline]:
+    """Return the logistic readout of the raw input, of as many training rows as cost at most a quarter of the fit.
+
+    ``linear`` is the ridge readout of the same input.
+    """
+    assert isinstance(linear, LinearReadout)
+    samples, width, classes = len(raw.labels("train")), len(linear.coef), linear.targets.classes
+    outputs = linear.targets.outputs
 
     def work(number: float) -> float:  # products, principal axes, some hundred passes, and calls for each output
         axes = min(number, width)
-        products = axes * (number * width + 10 * axes**2 + 1000 * number * y.shape[1] * classes)
-        return (folds + 1) * (products + CALLS * y.shape[1] * max(1, classes / 4))
+        products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
+        return (folds + 1) * (products + CALLS * outputs * max(1, classes / 4))
 
     widths = [fit.readout.coef.shape[0] for fit in fits if isinstance(fit.readout, LinearReadout)]
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)

@@ -248,7 +248,6 @@ def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Fina
 
 
 def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:
-    """Print cautions about the choice of the readout."""
     result = chosen.result
     if result.metric == "R²" and result.test_score is not None:
         score, rows = f"R² {result.test_score:.3f}", f"{len(chosen.evaluation.merits):,} test rows"

@@ -59,10 +59,9 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
 
 def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:
     """Return the frozen or trained model of a part of a readout; ``where`` is the readout, for messages."""
-    if part.reservoir is None:
-        raise InputError(f"readout {where}: it reads the raw input, without a model")
     if part.run:
         return load_run(Path(part.run), device, compute)
+    assert part.reservoir  # the raw input has no model
     model = load_model(task, part.reservoir, device, compute or part.compute)
     check_digest(model, part.digest, f"readout {where}")
     if dict(model.input_digests) != part.input_digests:

@@ -172,7 +172,6 @@ WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parque
 
 
 def _batches(predictions: Iterator[Prediction], labelled: bool) -> Iterator[dict[str, list[Any]]]:
-    """Yield the columns of some predictions at a time."""
     first = 0
     while batch := [*islice(predictions, BATCH)]:
         yield columns_of(batch, labelled=labelled, first=first)

@@ -202,7 +202,6 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
 
 
 def _message(cell: Cell, folder: ReproductionFolder) -> str:
-    """Return one line about a cell that has ended."""
     result = folder.result(cell.key)
     if not result:
         return f"{cell.title}: failed, {folder.failure(cell.key)}"

@@ -165,7 +165,6 @@ def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
 
 
 def _config(job: _Job, kind: str) -> dict[str, Any]:
-    """Return the configuration that the run folder keeps."""
     options, model, prepared = job.options, job.model, job.prepared
     store = (options.store or "float16") if options.from_cache else "float32"
     settings = {

@@ -434,7 +434,6 @@ class Search:
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
     def _seconds(self, number: int, limit: int | None) -> float:
-        """Return the predicted time of a trial."""
         return self.costs.predict(self._backbone(number), self.data.work(number, self.data.rows(limit, KNOWN)))
 
     def _try(self, number: int, limit: int | None, known: tuple[str, ...] | None = None) -> ReservoirTrial | None:
