@@ -22,7 +22,7 @@ from reservoir.random import random_key
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.targets import metric_name
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import task_named
+from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import FreshRows, Source
 from reservoir.tasks.task import Split
@@ -32,7 +32,7 @@ from reservoir.training.steps import FPTSteps, baseline, converged_step, default
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
-from reservoir_pipelines.files import cache_root, data_folder, write_checked
+from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
@@ -103,14 +103,14 @@ def _train_once(
     """Train with one value of each option; score the test split unless ``test`` is False."""
     groups = None if options.train is None else parse_groups(options.train)
     settings = resolve_model(reservoir, published=source.published)
-    generator = task_named(task, data=data_folder(source.data), **source.given)
-    kind = _kind_of_rows(generator, task, options)
     place = replace(place, cache=cache_root(place.cache))
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
             prepared = prepare(task, source, cache=place.cache, model=reservoir)
         for note in prepared.notes() if ranks.first else ():
             notify(note)
+        generator = TASKS[task](**prepared.task.parameters) if task in TASKS else Source()
+        kind = _kind_of_rows(generator, task, options)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
             settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
