@@ -21,7 +21,7 @@ from reservoir.readouts.linear import LinearPath, Scorer
 from reservoir.readouts.moments import Moments, by_fold, check_folds, fold_moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, held_out_scores, ridge_path
 from reservoir.readouts.sweep import DeferredPath, Sweep, Tally, head
-from reservoir.readouts.targets import FoldBlock, RereadableBlocks, Targets
+from reservoir.readouts.targets import Block, FoldBlock, RereadableBlocks, Targets
 
 SCORING_ALPHAS = np.logspace(-2, 6, 13)
 
@@ -109,6 +109,14 @@ def _score_kernel(
     check_folds(np.bincount(fold, minlength=folds))
     scores = held_out_scores(kernel.products, kernel.weights, coded, fold, alphas)
     return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]
+
+
+def with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield blocks of samples with the number of each sample, from the numbers (n,) of all samples in order."""
+    start = 0
+    for x, y in blocks:
+        yield x, y, numbers[start : start + len(x)]
+        start += len(x)
 
 
 def draw_folds(

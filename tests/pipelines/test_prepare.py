@@ -371,15 +371,6 @@ def test_files_with_a_wrong_checksum_are_never_used(server, cache, tmp_path):
     assert not list((cache / "downloads" / "mnist").glob("*.part"))
 
 
-def test_mirrors_are_tried_before_the_publisher(server, cache):
-    address, folder, handler = server
-    (folder / "copy").mkdir()
-    for remote in FILES["mnist"][:2]:
-        (folder / "copy" / remote.name).write_bytes((folder / remote.name).read_bytes())
-    download("mnist", mirrors=[f"{address}/copy/"])
-    assert len(handler.log) == 4, "two from the mirror, two missing there"
-
-
 def test_a_failed_download_says_what_to_do(server, cache):
     with pytest.raises(InputError, match=r"'homology' cannot be downloaded.*--data DIR"):
         download("homology")

@@ -8,7 +8,7 @@ import operator
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -243,7 +243,9 @@ def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Fina
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
     found = evaluate(readout, source.blocks("test"), names, source.counts("test")).with_baseline(task.floor, kept)
-    result = best.result.tested(found)
+    metric = best.result.metric
+    interval = None if metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
+    result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
     return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
 
 

@@ -1,7 +1,7 @@
 """The results of ``fit``: the score of each readout, the chosen one, and its evaluation on test."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -88,11 +88,6 @@ class Result(Record):
         if self.alpha is not None:
             return f"{self.alpha:.3g}"
         return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
-
-    def tested(self, found: Evaluation) -> "Result":
-        """Return the result with its test score."""
-        interval = None if self.metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
-        return replace(self, test_score=found.scores[self.metric], test_interval=interval)
 
 
 class CurvePoint(NamedTuple):

@@ -15,7 +15,7 @@ from reservoir_cache import Entry, FeatureStore, path_below
 from reservoir.errors import InputError, require_path
 from reservoir.plan import RAW, readout_candidates, single_columns
 from reservoir.pooling import raw_features
-from reservoir.readouts.folds import draw_folds, draw_ranks
+from reservoir.readouts.folds import draw_folds, draw_ranks, with_numbers
 from reservoir.readouts.ridge import balance_raw
 from reservoir.readouts.targets import RereadableBlocks, has_labels, samples
 from reservoir.tasks.task import Task
@@ -421,13 +421,3 @@ def stage_blocks(
         used = stage < len(sizes)
         if used.any():
             yield x[used], y[used], stage[used]
-
-
-def with_numbers(
-    blocks: Iterable[tuple[np.ndarray, np.ndarray]], numbers: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield blocks of samples with the number of each sample, from the numbers (n,) of all samples in order."""
-    start = 0
-    for x, y in blocks:
-        yield x, y, numbers[start : start + len(x)]
-        start += len(x)
