@@ -129,6 +129,14 @@ def save(figure: Figure, path: Path) -> None:
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
 
+@picture
+def plot(path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any) -> None:
+    """Save what ``draw(axes, ...)`` draws, of a size in inches, below a title."""
+    figure = figure_of(*size, title)
+    draw(figure.subplots(), *arguments)
+    save(figure, path)
+
+
 def _escape_texts(figure: Figure) -> None:
     """Escape what cannot be drawn: fonts have no lone surrogates, and control characters would be boxes."""
     from matplotlib.text import Text
@@ -322,14 +330,6 @@ def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> N
     style(axes, "training rows", unit)
 
 
-@picture
-def plot_curve(path: Path, curve: Sequence[Mapping[str, Any]], metric: str, title: str) -> None:
-    """Save `draw_curve`."""
-    figure = figure_of(6, 4.2, title)
-    draw_curve(figure.subplots(), curve, metric)
-    save(figure, path)
-
-
 def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     """Draw ``counts``, of each class (rows) predicted as each class (columns), coloured by the share of their row."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -345,26 +345,20 @@ def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> No
     axes.set_ylabel("class")
 
 
-@picture
 def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
     """Save `draw_confusion`; nothing for a regression, or without an evaluation."""
     if not found or not found.classes:
         return
-    side = confusion_side(found.classes)
-    figure = figure_of(side + 1, side, f"{title}: test, {found.scores['accuracy']:.1%} right")
-    draw_confusion(figure.subplots(), found.confusion, found.classes)
-    save(figure, path)
+    side, heading = confusion_side(found.classes), f"{title}: test, {found.scores['accuracy']:.1%} right"
+    plot(path, (side + 1, side), heading, draw_confusion, found.confusion, found.classes)
 
 
-def plot_values(path: Path, found: Evaluation, title: str) -> None:
-    """Save the predicted values of a regression against the true ones."""
-    figure = figure_of(5, 5, f"{title}: test, R² {found.scores['R²']:.3f}")
-    axes = figure.subplots()
-    axes.scatter(*found.values, s=12, alpha=0.6, color=COLOURS[0])
-    ends = [found.values.min(), found.values.max()]
+def draw_values(axes: Axes, values: np.ndarray) -> None:
+    """Draw the predicted values of a regression against the true ones; ``values`` (2, n) has both."""
+    axes.scatter(*values, s=12, alpha=0.6, color=COLOURS[0])
+    ends = [values.min(), values.max()]
     axes.plot(ends, ends, color=INK, linewidth=1, label="predicted = true")
     style(axes, "true value", "predicted value")
-    save(figure, path)
 
 
 def confusion_side(classes: Sequence[str]) -> float:

@@ -440,6 +440,7 @@ class Held:
     splits: Any
     columns: tuple[str, ...] = ("held",)
     store: Any = field(default_factory=lambda: defaultdict(lambda: SimpleNamespace(groups=None)))
+    emphasis: Any = None
 
     def blocks(self, split):
         yield self.splits[split]

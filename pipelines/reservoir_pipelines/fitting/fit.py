@@ -56,7 +56,7 @@ from reservoir_pipelines.fitting.sources import (
     stage_blocks,
 )
 from reservoir_pipelines.output import meter, notify
-from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep, plot_values
+from reservoir_pipelines.plots import draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers; its moments take memory of the square of that."""
@@ -95,7 +95,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
-    folder, default = _make_folder(pool, names, most, options)
+    folder = _make_folder(pool, names, most, options)
     for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
         notify(f"{number}: {store.entry.path.name}")
     how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
@@ -146,10 +146,6 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             seconds=round(time.monotonic() - started, 3),
         )
         write_checked(folder / SUMMARY, {**done.to_dict(), "title": kept.result.title, "commands": commands})
-        if folder != default and default.parents[1].name == "readouts":
-            with suppress(OSError):  # a cache that others own can be read only
-                default.mkdir(parents=True, exist_ok=True)
-                write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
         _draw(folder, f"{task.name}, {pool.title}", done, on_reservoir)
     return done
 
@@ -165,8 +161,8 @@ def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     return tuple(sorted({min(size, rows) for size in sizes}))
 
 
-def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> tuple[Path, Path]:
-    """Create the folder of the results, and return it with the default one, named by columns and options."""
+def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
+    """Create the folder of the results; its default name differs between fits of other columns or options."""
     settings = [names, most, options.readout, options.alphas, options.select, options.class_weight]
     if options.one_standard_error:
         settings.append("one-standard-error")
@@ -176,7 +172,11 @@ def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOption
     folder = Path(options.out) if options.out else default
     with writing(folder):
         make_folder(folder)
-    return folder, default
+    if options.out and default.parents[1].name == "readouts":
+        with suppress(OSError):  # a cache that others own can be read only
+            default.mkdir(parents=True, exist_ok=True)
+            write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
+    return folder
 
 
 def _fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
@@ -275,7 +275,8 @@ def _draw(folder: Path, title: str, done: Fit, on_reservoir: Result) -> None:
     plot_sweep(folder / "sweep.png", columns, settings, scores, place, level, metric=metric, title=title)
     if done.curve:
         curve = [point._asdict() for point in done.curve]
-        plot_curve(folder / "curve.png", curve, metric, f"{title}, {on_reservoir.title}")
+        plot(folder / "curve.png", (6, 4.2), f"{title}, {on_reservoir.title}", draw_curve, curve, metric)
     plot_confusion(folder / "confusion.png", done.evaluation, title)
     if not done.evaluation.classes:
-        plot_values(folder / "predicted.png", done.evaluation, title)
+        heading = f"{title}: test, R² {done.evaluation.scores['R²']:.3f}"
+        plot(folder / "predicted.png", (5, 5), heading, draw_values, done.evaluation.values)
