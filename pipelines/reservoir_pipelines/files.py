@@ -1,7 +1,5 @@
 """Files complete or as they were before (any file, JSON with its SHA-256, tensors); folders of cache and data."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import glob
@@ -231,7 +229,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
     """Write a safetensors file with the permissions of a new file."""
     from safetensors.torch import save_file
 

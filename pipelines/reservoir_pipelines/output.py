@@ -1,7 +1,5 @@
 """What a person or a program sees: results on stdout, progress and messages on stderr."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
@@ -135,7 +133,7 @@ class _Screen:
     """When a line was last printed to stderr, and the progress that is shown now, the innermost last."""
 
     last = 0.0
-    meters: ClassVar[list[Meter]] = []
+    meters: ClassVar[list["Meter"]] = []
 
 
 def notify(text: str) -> None:
@@ -179,7 +177,7 @@ def heartbeat(name: str) -> Iterator[None]:
 class Meter:
     """Progress with its rate: a live bar on a terminal, elsewhere a line every `SECONDS`."""
 
-    def __init__(self, title: str, total: int, unit: str, done: int, each: int, progress: Progress | None) -> None:
+    def __init__(self, title: str, total: int, unit: str, done: int, each: int, progress: "Progress | None") -> None:
         self._title, self._total, self._unit, self._done, self._each = title, total, unit, done, each
         self._first, self._text, self._progress = done, "", progress
         self._started = self._last = clock()

@@ -1,7 +1,5 @@
 """Prepared data on disk: how its rows are read back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,7 +145,7 @@ class Prepared:
         return self.splits[name]
 
     @classmethod
-    def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> Prepared:
+    def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> "Prepared":
         """Return the prepared data of a folder; checksums are verified unless ``verify`` is False."""
         try:
             values = read_json(path / INDEX)
@@ -196,7 +194,7 @@ def scaling_from_json(values: Mapping[str, list[float]] | None) -> Scaling | Non
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
+def _opened(path: Path) -> "Iterator[h5py.File]":
     """Open a file for reading; raise `InputError` with one line if it is damaged or missing."""
     import h5py
 
