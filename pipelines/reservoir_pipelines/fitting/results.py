@@ -128,7 +128,7 @@ class Fit:
     adds_nothing_to : tuple of str
         The baselines that are as good on validation rows as the best readout of the reservoir.
     left_out : tuple of Result
-        The best readout of each column that was fitted to some of the rows alone, best first, see `race`.
+        The best readout of each column that was fitted to some of the rows alone, best first.
     p_value : float, optional
         The p-value of the best readout and the raw input being equally good on the test rows: McNemar's mid-p, or for
         regression that of a paired bootstrap.
