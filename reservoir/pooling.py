@@ -86,16 +86,9 @@ class LayerPooling:
     | ``tokens`` | all tokens side by side, zero at padding, ``max_tokens`` of them (default: as in the batch) |
     | ``all`` | each token, zero at padding |
 
-    Parameters
-    ----------
-    hidden : Tensor, (batch, tokens, width)
-        Finite hidden states; the padding may hold any values.
-    lengths : Tensor of int64, (batch,)
-        Number of real tokens of each sequence.
-    poolings : list of str
-        All poolings that will be asked for: those that need sorted values share one sorted copy.
-    readout_tokens, max_tokens : int
-        For ``last`` and ``tokens``.
+    Hidden states (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the padding may hold any
+    values. ``poolings`` are all that will be asked for: those that need sorted values share one sorted copy.
+    ``readout_tokens`` and ``max_tokens`` are for ``last`` and ``tokens``.
     """
 
     def __init__(

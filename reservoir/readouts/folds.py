@@ -44,18 +44,11 @@ def cross_sweep(
     the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
     first repeat. `InputError` says that there are fewer than two folds, or that a fold is empty.
 
-    Parameters
-    ----------
-    train : iterable of FoldBlock
-        The samples; iterated several times. A sample of weight 2 counts as two, in fitting and in accuracy.
-    moments : sequence of Moments, optional
-        Moments of each fold, repeat after repeat, from an earlier `fold_moments`: one pass less.
-    emphasis : ndarray, (w,), optional
-        Factors of the standardised features.
-    one_standard_error : bool
-        Choose the largest penalty whose accuracy is within one standard error (over folds) of the best.
-    known : KernelMatrix, optional
-        That of the first features of the same samples, see `KernelMatrix`.
+    ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments`` of
+    each fold, repeat after repeat, from an earlier `fold_moments`, save a pass. ``emphasis`` (w,) holds factors of the
+    standardised features, and ``known`` is the matrix of the first features of the same samples, see `KernelMatrix`.
+    With ``one_standard_error`` the largest penalty whose accuracy is within one standard error (over folds) of the best
+    is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")

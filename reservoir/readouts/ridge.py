@@ -117,19 +117,10 @@ class KernelMatrix:
 
     Scores of held-out samples are sums of its entries too, so cross-validation does not read the features again.
     Features are scaled by their deviation over all samples, as in the final readout, times ``emphasis`` (w,), and
-    centred by the mean of the fitted samples.
-
-    Parameters
-    ----------
-    x : ndarray, (n, w)
-        Samples; `InputError` where one is not finite.
-    weights : ndarray, (n,), optional
-        Their weights, 1 by default.
-    emphasis : ndarray, (w,), optional
-        Factors of the standardised features.
-    known : KernelMatrix, optional
-        That of the first of these features, of the same samples and weights and without emphasis: its products are
-        not computed again. It is used if ``emphasis`` is the same for all of its features.
+    centred by the mean of the fitted samples. The ``weights`` (n,) of the samples ``x`` (n, w) are 1 by default; a
+    sample that is not finite raises `InputError`. ``known`` is the matrix of the first of these features, of the same
+    samples and weights and without emphasis: its products are not computed again, if ``emphasis`` is the same for all
+    of its features.
     """
 
     def __init__(
