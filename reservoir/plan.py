@@ -7,6 +7,7 @@ paper: each value or pixel is one token, and ``last`` and ``mean`` are kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -51,6 +52,29 @@ VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same for windows of symbols
 SEGMENTS = "segments8"  # describes where in the sequence values are
 
+# Poolings for more rows, from most to fewest columns: the first that fits is the default. Columns without shares have
+# two bytes a value.
+FEWER_POOLINGS: Mapping[Kind, Sequence[str]] = {
+    "series": (
+        "quantiles9,shares7,max,min,segments4",
+        "mean,quantiles9,max,min,segments8",
+        "mean,quantiles5,max,min,segments4",
+        "mean,quantiles3,max,min,segments2",
+        "mean,quantiles3,max",
+        "mean,max",
+        "mean",
+    ),
+    "symbols": (
+        "shares13,max,min,segments8",
+        "shares7,max,min,segments4",
+        "mean,max,min,segments4",
+        "mean,max,segments2",
+        "mean,max",
+        "mean",
+    ),
+}
+MOST_BYTES, MOST_RATIO = 2e8, 4  # of a default extraction: bytes, or times its input, whichever is larger
+
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 # A block is one file and the most work that a killed process loses. Rows of similar length within it share a batch;
@@ -65,6 +89,7 @@ REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this numbe
 
 MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
+MAX_TARGETS = 1000  # labels of a row that one readout learns unasked
 MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has the size rows x rows
 
 
@@ -86,6 +111,7 @@ class Plan:
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
     candidates: tuple[str, ...]  # columns among which a readout is chosen; a+b concatenates two
+    more: str  # what the columns cost that fewer rows would get; empty if these are taken
     reasons: Mapping[str, str]
 
     @property
@@ -119,7 +145,9 @@ class Plan:
 
     @property
     def note(self) -> str:
-        """A message if the default windows skip part of each row, with an option that covers more; else empty."""
+        """A message if default windows skip part of each row, or default poolings are few, with an option for more."""
+        if self.more:
+            return f"{self.task.name}: {self.more}"
         windows = self.windows
         if self.reservoir.input == "native" or self.reasons["stride"] == GIVEN or windows.read_share == 1:
             return ""
@@ -160,7 +188,10 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     native = reader is not None
     layers = split_names(decide("layers", *default_layers(kind, native=native)))
     layers = layer_names(shape.depth) if layers == ("all",) else layers
-    poolings = split_names(decide("pool", *_default_poolings(task, kind, shape.width, reader)))
+    used = {split: min(number, options.limit or number) for split, number in rows.items()}
+    most, why_pool = _default_poolings(task, kind, shape.width, reader)
+    sized, more = (most, "") if native else _sized_poolings(task, kind, most, used, len(layers) * shape.width)
+    poolings = split_names(decide("pool", sized, "fewer columns, as rows are many" if more else why_pool))
     check_layers(layers, family, shape.depth)
     check_poolings(list(poolings))
     _check_columns(task, reader, layers, poolings)
@@ -173,7 +204,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         computed = "this device multiplies it faster"
     # Many shares are 0 in all rows but a few. With two bytes the offset of a block adds rounding errors to the zeros,
     # and standardisation scales these up to deviation 1 if the training rows lack the few.
-    precise = not native and kind in ("series", "symbols")
+    precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = "cuda" if device.type == "cuda" else "cpu"
@@ -200,6 +231,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         ),
         repeats=repeats,
         candidates=decide("columns", candidates, suited if known else "each alone, and those of a layer concatenated"),
+        more="" if reasons["pool"] == GIVEN else more,
         reasons=reasons,
     )
 
@@ -290,10 +322,15 @@ def readout_candidates(
     its own input layer, and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS:
-        found = tuple(c for c in _known_columns(task) if set(available).issuperset(c.split("+")))
+        found = _known_columns(task, available)
         if found and found != (RAW,):
             return found
     alone = single_columns(available)
+    # Labels of all tokens side by side are too many for one readout, and rows of wide columns for their moments.
+    wide = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
+    if task.readout_tokens * task.outputs > MAX_TARGETS:
+        wide = 0
+    alone = [column for column in alone if widths.get(column, 0) <= wide] or alone
     widths = {column: width for column, width in widths.items() if column in alone}
     layers: dict[str, list[str]] = {}
     for column in widths:
@@ -312,7 +349,7 @@ def single_columns(available: Sequence[str]) -> list[str]:
     return [column for column in columns if not column.endswith("/all")] or columns
 
 
-def _known_columns(task: Task) -> tuple[str, ...]:
+def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind.
 
     Series and symbols use the poolings without and with segments, which show where in the sequence a value is, and
@@ -322,14 +359,19 @@ def _known_columns(task: Task) -> tuple[str, ...]:
     names = split_names(default_layers(kind)[0])
     if kind == "labels of every token":
         whole = "+".join(f"{layer}/all" for layer in names)
-        return (RAW, whole, f"{whole}+{RAW}")
-    if kind not in ("series", "symbols"):
+        return tuple(c for c in (RAW, whole, f"{whole}+{RAW}") if {*c.split("+")} <= {*available})
+    if kind not in FEWER_POOLINGS:
         return ()
-    poolings = VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS
-    values = [f"{layer}/{pooling}" for layer in names for pooling in poolings]
-    whole = [*values, *(f"{layer}/{SEGMENTS}" for layer in names)]
-    tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
-    return (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
+    most = ",".join([*(VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS), SEGMENTS])
+    for poolings in map(split_names, (most, FEWER_POOLINGS[kind][0])):
+        values = [f"{layer}/{name}" for layer in names for name in poolings if not name.startswith("segments")]
+        whole = [*values, *(f"{layer}/{name}" for layer in names for name in poolings if name.startswith("segments"))]
+        tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
+        tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
+        found = tuple(c for c in tried if {*c.split("+")} <= {*available})
+        if found and found != (RAW,):
+            return found
+    return ()
 
 
 def _resolve_reservoir(
@@ -430,6 +472,34 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
     return poolings, f"they show which {kind} occur, and where; all tokens if they fit"
+
+
+def _sized_poolings(task: Task, kind: Kind, poolings: str, rows: Mapping[str, int], width: int) -> tuple[str, str]:
+    """Return poolings that fit a default extraction, and if these are fewer than the given ones, what those cost.
+
+    ``width`` is the total of all layers. Symbols keep the given ones, which use all tokens, up to `MAX_KERNEL_ROWS`
+    training rows.
+    """
+    if kind not in FEWER_POOLINGS or (kind == "symbols" and rows.get("train", 0) <= MAX_KERNEL_ROWS):
+        return poolings, ""
+    total, tokens = sum(rows.values()), task.max_tokens
+    values = total * tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
+    largest = max(MOST_BYTES, MOST_RATIO * 4 * values)
+    size = _size_of(poolings, total, width, tokens)
+    if size <= largest:
+        return poolings, ""
+    fewer = FEWER_POOLINGS[kind]
+    found = next((one for one in fewer if _size_of(one, total, width, tokens) <= largest), fewer[-1])
+    return found, f"{total:,} rows have fewer columns by default; --pool {poolings} takes {size / 1e9:.1f} GB"
+
+
+def _size_of(poolings: str, rows: int, width: int, tokens: int) -> int:
+    """Return the bytes of poolings of a total ``width`` of layers."""
+    from reservoir.pooling import pooled_shape
+
+    found = sum(pooled_shape(name, width, tokens, 1)[1] for name in split_names(poolings) if name != "tokens")
+    found += tokens * width * ("tokens" in split_names(poolings))
+    return rows * found * (4 if "shares" in poolings else 2)
 
 
 def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from reservoir import InputError, options, reservoir
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
-from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, resolve, resolve_model
+from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, readout_candidates, resolve, resolve_model
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir, every_dilation
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -61,6 +61,41 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
         check_poolings(list(plan.poolings))
         assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns, "raw"}
     assert set(VALUE_POOLINGS) < set(series.poolings)
+
+
+def test_default_columns_are_sized_to_the_rows():
+    def size(plan, rows):
+        return rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
+
+    few = plan_of(SERIES, 1000)
+    assert not few.more and "shares13" in few.poolings
+    for task in (replace(SERIES, max_tokens=20), SYMBOLS):
+        sizes = []
+        for rows in (4000, 10_000, 50_000, 100_000):
+            plan = plan_of(task, rows)
+            sizes.append(size(plan, rows) / rows)
+            assert size(plan, rows) <= 2e8 or plan.poolings == ("mean",)
+            assert rows == 4000 or ("--pool" in plan.note and "GB" in plan.note)
+        assert sizes == sorted(sizes, reverse=True)
+    assert plan_of(SERIES, 100_000, pool="max").poolings == ("max",) and not plan_of(SERIES, 100_000, pool="max").more
+    assert plan_of(SERIES, 100_000, limit=500).poolings == few.poolings
+    assert size(plan_of(SERIES, 100_000), 100_000) <= 4 * 4 * 100_000 * 500 * 2
+    between = plan_of(SERIES, 2900)
+    assert len(between.candidates) == 4
+
+
+def test_readouts_of_thousands_of_labels_are_not_tried_unasked():
+    found = [
+        readout_candidates(
+            replace(SERIES, name="digits", readout_tokens=2, outputs=number),
+            ["a/last", "a/mean"],
+            {"a/mean": 64},
+            500,
+            cross_validated=True,
+        )
+        for number in (2, 2000)
+    ]
+    assert found == [("a/last", "a/mean"), ("a/last",)]
 
 
 def test_each_value_has_a_reason_and_given_options_say_so():

@@ -96,7 +96,8 @@ def _logistic(
     while work(samples / every) > most and samples >= FEWEST * (every + 1):
         every += 1
     if work(samples / every) > most:
-        notify(f"{raw.title}: ridge alone, as logistic regression of {width:,} features takes too long")
+        outputs = f"{y.shape[1]:,} labels of {width:,} features"
+        notify(f"{raw.title}: a ridge classifier is its baseline; logistic regressions of {outputs} take too long")
         return []
     if every > 1:
         notify(f"{raw.title}: logistic regression is fitted to one of {every} training rows")

@@ -23,7 +23,7 @@ from reservoir.readouts.device import Arithmetic, products_on
 from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.moments import fold_moments
-from reservoir.readouts.ridge import ridge_path
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
 from reservoir.readouts.sweep import Sweep, forward_selection, score
 from reservoir.readouts.targets import RereadableBlocks
 from reservoir.reservoir import choose_device
@@ -180,12 +180,24 @@ def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOption
 
 
 def _fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
+    """Fit every column; the progress counts products, because a wide column takes longer than all others."""
     fits: list[ColumnFit] = []
-    with meter("fit", len(names), unit="columns") as bar:
-        for name in names:
-            fits.append(fitter.fit(pool.source(name)))
-            bar.advance(1)
+    sources = [pool.source(name) for name in names]
+    work = [_products(source, fitter) for source in sources]
+    with meter("fit", sum(work), unit="billion products") as bar:
+        for source, products in zip(sources, work, strict=True):
+            fits.append(fitter.fit(source))
+            bar.advance(products)
     return fits
+
+
+def _products(source: Source, fitter: Fitter) -> int:
+    """Return about how many billions of products a fit takes, at least 1."""
+    (samples, outputs), width = source.labels("train").shape, source.width()
+    size = min(samples, width)  # of the matrix that is reduced, for each fold
+    scored = width * outputs * max(1, fitter.classes) * len(DEFAULT_ALPHAS)
+    folds = 0 if isinstance(fitter, EstimatorFitter) else fitter.folds
+    return 1 + round((samples * (width * size + scored) + (folds + 1) * size**3) / 1e9)
 
 
 def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: int) -> list[ColumnFit]:

@@ -58,6 +58,10 @@ class Source(ABC):
     def tokens(self) -> int:
         """Return the number of samples per row; where rows differ, the largest."""
 
+    def width(self) -> int:
+        """Return the number of features of a sample."""
+        return next(self.blocks("train"))[0].shape[1]
+
     def kept(self, split: str) -> slice | np.ndarray:
         """Return which rows of a split are read: all, or the numbers of some."""
         return self.some[split] if self.some and split in self.some else slice(None)
@@ -195,6 +199,10 @@ class JoinedSource(Source):
             for number, (x, labels) in enumerate(found):
                 if len(x) > rows:
                     streams[number] = itertools.chain([(x[rows:], labels[rows:])], streams[number])
+
+    def width(self) -> int:
+        """Return the number of features of a sample."""
+        return sum(part.width() for part in self.parts)
 
     def tokens(self) -> int:
         """Return the number of samples per row; where rows differ, the largest."""
