@@ -196,7 +196,7 @@ def _products(source: Source, fitter: Fitter) -> int:
     (samples, outputs), width = source.labels("train").shape, source.width()
     size = min(samples, width)  # of the matrix that is reduced, for each fold
     scored = width * outputs * max(1, fitter.classes) * len(DEFAULT_ALPHAS)
-    folds = 0 if isinstance(fitter, EstimatorFitter) else fitter.folds
+    folds = getattr(fitter, "folds", 0)
     return 1 + round((samples * (width * size + scored) + (folds + 1) * size**3) / 1e9)
 
 

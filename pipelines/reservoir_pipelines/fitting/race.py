@@ -25,7 +25,7 @@ def race(pool: Pool, names: Sequence[str], fitter: Fitter) -> tuple[tuple[str, .
     Readouts of all candidates are chosen as those of all rows are: by cross-validation, or on validation rows. All
     candidates go on if there are few of them or few rows, or if some of the rows lack a class or a group that all have.
     """
-    folds = 0 if isinstance(fitter, EstimatorFitter) else fitter.folds
+    folds = getattr(fitter, "folds", 0)
     some = _rows_of_race(pool, folds) if len(names) >= FEWEST_CANDIDATES else None
     if some is None:
         return tuple(names), ()
