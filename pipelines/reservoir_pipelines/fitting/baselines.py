@@ -96,8 +96,8 @@ def _logistic(
     while work(samples / every) > most and samples >= FEWEST * (every + 1):
         every += 1
     if work(samples / every) > most:
-        outputs = f"{y.shape[1]:,} labels of {width:,} features"
-        notify(f"{raw.title}: a ridge classifier is its baseline; logistic regressions of {outputs} take too long")
+        both = f"{outputs:,} labels and {width:,} features"
+        notify(f"{raw.title}: a ridge classifier alone, as logistic regression of {both} takes too long")
         return []
     if every > 1:
         notify(f"{raw.title}: logistic regression is fitted to one of {every} training rows")
