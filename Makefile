@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo headline test test-oldest docs faults bench results results-check lint clean
+.PHONY: demo headline test gpu test-oldest docs faults bench results results-check lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
@@ -16,6 +16,9 @@ headline: $(INSTALLED)  ## the README's first table from all training rows, DATA
 
 test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+gpu: $(DEVELOPS)  ## the tests that need a GPU, in at most ten minutes; prints rows per second and memory
+	$(BIN)/python -m pytest -m gpu -rs -s tests/pipelines/test_gpu.py tests/readouts/test_device.py
 
 test-oldest:  ## the tests with the lowest versions that pyproject.toml allows; needs uv
 	.ci/oldest

@@ -172,7 +172,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
             torch.tensor([tokens], device=run.model.device),
             ["final/last"],
         )
-        entry, missing = run.open()
+        entry, missing = run.open({})
         with speed_of(row_count(entry, missing)) as speed:
             run.compute(entry, lambda rows, written: None)
         return speed

@@ -61,8 +61,8 @@ def extracted(root: Path, file: Path, patch_size: int) -> tuple[float, float, li
         device="cpu",
         cache=root,
     )
-    run = start_run(str(file), options, prepare(str(file), cache=root.parent), root)
-    entry, _ = run.open()
+    run = start_run(options, prepare(str(file), cache=root.parent), root)
+    entry, _ = run.open({})
     clock, processor = time.perf_counter(), time.process_time()
     run.compute(entry, lambda rows, written: None)
     seconds = time.perf_counter() - clock, time.process_time() - processor

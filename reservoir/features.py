@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reservoir.devices import exact_products, fetch, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.text import TextReader
 from reservoir.pooling import parse_column, pooled_shape
@@ -71,7 +72,7 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
             stored, lengths = lengths, model.windows.checked_counts(lengths)
 
     def put(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array))
+        return pinned(torch.from_numpy(np.ascontiguousarray(array)), model.device)
 
     batches = [
         Batch(
@@ -107,7 +108,8 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callab
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens].contiguous()
-        pooled = model.fpt.features(x, lengths, list(columns))
+        with exact_products():
+            pooled = model.fpt.features(x, lengths, list(columns))
         for column, values in pooled.items():
             found = values if places is None else _at(values, places)
             out[column][rows, : found.shape[1]] = found
@@ -122,7 +124,7 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
 
 def _fetch(flat: Tensor, shapes: Mapping[str, Sequence[int]], loaded: Loaded) -> dict[str, np.ndarray]:
     """Copy features to the host; combine pieces of a text by minimum, maximum, or the mean weighted by tokens."""
-    parts = np.split(flat.cpu().numpy(), np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
+    parts = np.split(fetch(flat), np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
     found = {column: part.reshape(shapes[column]) for column, part in zip(shapes, parts, strict=True)}
     if loaded.owner is None:
         return found

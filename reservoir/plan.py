@@ -162,6 +162,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
 
     ``rows`` are the rows of each split. Windows are chosen from ``longest``, the tokens of the longest training row.
     """
+    from reservoir import devices
     from reservoir.backbones import check_layers, find_shape, layer_names
     from reservoir.features import column_shapes
     from reservoir.inputs.native import open_reader
@@ -207,7 +208,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
-    place = "cuda" if device.type == "cuda" else "cpu"
+    place = devices.kind(device)
     block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place)
     folds, repeats = default_folds(train, rows.get("valid", 0))
     widths = {c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
+from reservoir import devices
 from reservoir.errors import InputError
 from reservoir.tasks.own.pictures import as_patches
 from reservoir.tasks.own.texts import are_words, to_symbols
@@ -103,12 +104,13 @@ class LayerPooling:
         self._readout_tokens, self._max_tokens = readout_tokens, max_tokens
         tokens = torch.arange(hidden.shape[1], device=hidden.device)
         self._padding: Tensor | None = (tokens >= lengths[:, None])[:, :, None]
-        # numpy on a CPU sorts ten times as fast as torch. A compiled or exported graph has to hold for all lengths.
-        self._eager = not (torch.compiler.is_compiling() or hidden.requires_grad or hidden.device.type != "cpu")
-        if self._eager and int(lengths.min()) == hidden.shape[1]:
+        # A compiled or exported graph has to hold for all lengths, and looking at them would wait for a GPU.
+        eager = not (torch.compiler.is_compiling() or hidden.requires_grad)
+        self._on_host = eager and not devices.on_gpu(hidden.device)
+        if self._on_host and int(lengths.min()) == hidden.shape[1]:
             self._padding = None
         kinds = {_parse(pooling)[0] for pooling in poolings}
-        self._has_order = self._eager and not kinds.isdisjoint(("quantilesK", "sharesK"))
+        self._has_order = eager and not kinds.isdisjoint(("quantilesK", "sharesK"))
 
     def __call__(self, pooling: str) -> Tensor:
         """Return float32 (batch, kept tokens, kept width), which is no view of the hidden states."""
@@ -154,12 +156,12 @@ class LayerPooling:
     @cached_property
     def _ordered(self) -> Tensor:
         """The values of each channel in ascending order, (batch, width, tokens), with padding at the end."""
-        if not self._eager:
-            return self._filled(float("inf")).sort(dim=1).values.transpose(1, 2)
+        if not self._on_host:  # sorting along a dimension with strides is slow on GPUs
+            return self._filled(float("inf")).transpose(1, 2).contiguous().sort(dim=2).values
         values = self._hidden.transpose(1, 2).clone(memory_format=torch.contiguous_format)
         if self._padding is not None:
             values.masked_fill_(self._padding.transpose(1, 2), float("inf"))
-        values.numpy().sort(axis=-1)
+        values.numpy().sort(axis=-1)  # numpy sorts ten times as fast as torch
         return values
 
     def _at(self, rank: Tensor) -> Tensor:
@@ -179,7 +181,8 @@ class LayerPooling:
     def _shares(self, number: int) -> Tensor:
         """Return the share of tokens above each of K levels, (batch, K, width), for each channel."""
         if self._has_order:
-            levels = torch.tensor(share_levels(number)).expand(*self._ordered.shape[:2], number).contiguous()
+            levels = torch.tensor(share_levels(number), device=self._hidden.device)
+            levels = levels.expand(*self._ordered.shape[:2], number).contiguous()
             below = torch.searchsorted(self._ordered, levels, right=True).transpose(1, 2)
             above = (self._lengths[:, None, None] - below).float()
         else:
@@ -190,7 +193,7 @@ class LayerPooling:
 
     def _grid(self, number: int) -> Tensor:
         """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
-        if self._eager and self._padding is not None:
+        if self._on_host and self._padding is not None:
             raise InputError(f"pooling grid{number}: it needs rows of equal length, such as images")
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)

@@ -175,9 +175,11 @@ def choose_compute(name: str, device: torch.device) -> str:
     """Return the precision of the products: ``auto`` is bfloat16 where the hardware multiplies it natively."""
     import torch
 
+    from reservoir.devices import on_gpu
+
     if name != "auto":
         return name
-    if device.type == "cuda":
+    if on_gpu(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         # These functions are private in torch; a version without them gets the safe answer. The first asks the library

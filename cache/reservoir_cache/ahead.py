@@ -1,6 +1,6 @@
 """Work of one thread that is done before another asks for it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from queue import SimpleQueue
 from threading import Semaphore, Thread
 from typing import TypeVar
@@ -8,7 +8,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-def ahead(items: Iterable[Item], depth: int = 1) -> Iterator[Item]:
+def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
     """Yield the items, which another thread makes in order, up to ``depth`` of them before they are asked for.
 
     An error of the thread is raised where its item would be. Close the iterator if it is left early: the thread then

@@ -50,12 +50,10 @@ class Arithmetic:
             return a @ b
         import torch
 
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
+        from reservoir.devices import exact_products
+
+        with exact_products():
             return torch.matmul(a, b)
-        finally:
-            torch.set_float32_matmul_precision(before)
 
     def add_square(self, total: Any, x: Any) -> None:
         """Add x'x, of float64, to the lower triangle of a total, in place."""

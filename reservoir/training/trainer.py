@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reservoir import devices
 from reservoir.errors import InputError
 
 
@@ -98,7 +99,8 @@ class Trainer:
 
     def _take(self, first: int, last: int) -> None:
         self._model.train()
-        flush = 16 if next(self._model.parameters()).is_cuda else 1  # each reading of losses synchronises with the GPU
+        # Each reading of losses synchronises with the GPU.
+        flush = 16 if devices.on_gpu(next(self._model.parameters()).device) else 1
         waiting: list[Tensor] = []
         with ThreadPoolExecutor(1) as reader:
             ahead = reader.submit(self._steps.draw, first)

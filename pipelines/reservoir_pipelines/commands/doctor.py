@@ -32,10 +32,11 @@ def doctor(given: dict[str, Any]) -> Answer:
     """
     import torch
 
+    from reservoir import devices
     from reservoir.reservoir import choose_compute, choose_device
 
     device = choose_device("auto")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
     compute = choose_compute("auto", device)
     native = "native bfloat16" if compute == "bfloat16" else "no native bfloat16; machines with it have other keys"
     version = ".".join(map(str, sys.version_info[:3]))

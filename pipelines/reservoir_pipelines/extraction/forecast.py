@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from reservoir_cache import required_bytes
 
+from reservoir import devices
 from reservoir.features import Loaded, launch, load
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, start_run
@@ -86,7 +87,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         else:
             count = min(run.layout.block_rows, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
     speed = 1 / (sorted(found)[REPEATS // 2] * padded)
-    if run.model.device.type == "cuda":
+    if devices.on_gpu(run.model.device):
         peak = torch.cuda.max_memory_allocated(run.model.device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -34,6 +34,7 @@ from reservoir_cache import (
 )
 from torch import nn
 
+from reservoir import devices
 from reservoir.backbones import describe_weights
 from reservoir.errors import InputError
 from reservoir.features import Loaded, forward, launch, load
@@ -146,13 +147,12 @@ class Run:
         return read, partial(launch, self.model)
 
     def _made_with(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        on_cpu = self.model.device.type == "cpu"
         return {
             "call": {**call, "settings": self.settings},
             "reservoir": self.model.settings.to_dict(),
             "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
             "device": str(self.model.device),
-            "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
+            "instructions": devices.describe(self.model.device),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
         }
 
@@ -234,6 +234,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that name a frozen model, whatever it is applied to."""
     settings, windows = model.settings, model.windows
     # How GELU with tanh is computed decides the last bits of features.
+    device = {"device": devices.kind(model.device)} if devices.on_gpu(model.device) else {}  # as in the first keys
     tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in model.fpt.backbone.modules())
     if model.reader:
         long = {} if settings.long == "cut" else {"long": settings.long}
@@ -246,7 +247,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
         inputs["kind"] = "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input
         inputs |= {name: value for name, value in further.items() if value != plain[name]}
     return {
-        "backbone": {"family": model.family, "digest": model.digest} | ({"gelu": "one step"} if tanh else {}),
+        "backbone": {"family": model.family, "digest": model.digest} | ({"gelu": "one step"} if tanh else {}) | device,
         "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
         "input": inputs,
         "padding": PADDING,

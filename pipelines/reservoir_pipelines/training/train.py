@@ -13,6 +13,7 @@ import torch
 from reservoir_cache import path_below
 from torch import nn
 
+from reservoir import devices
 from reservoir.backbones.recurrent import redraw_first_states
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
@@ -224,7 +225,7 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
         return source.augmented(x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8))
 
-    tokens = BATCH_TOKENS["cuda" if model.device.type == "cuda" else "cpu"]
+    tokens = BATCH_TOKENS[devices.kind(model.device)]
     fresh, views = kind == "fresh", augment if kind == "augmented" else None
     rows = TrainingRows(
         train=FreshRows(source, seed) if fresh else StoredRows(scaled("train"), seed, views),
@@ -233,7 +234,7 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
         convert=convert,
         scored=max(1, tokens // model.fpt.task.max_tokens),
     )
-    if options.compiled and model.device.type != "cuda":
+    if options.compiled and not devices.on_gpu(model.device):
         raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
     compiled: Any = torch.compile(forward) if options.compiled else forward
     return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks), rows

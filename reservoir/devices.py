@@ -1,0 +1,48 @@
+"""What differs between the CPU and a GPU. Tests replace `on_gpu` and so run all branches for a GPU on the CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Return whether a device is a GPU, with memory of its own and work that is queued."""
+    return device.type != "cpu"
+
+
+def kind(device: torch.device) -> str:
+    """Return ``cuda`` for a GPU, else ``cpu``."""
+    return "cuda" if on_gpu(device) else "cpu"
+
+
+def describe(device: torch.device) -> str:
+    """Return the name of a GPU, or the instruction set of the CPU."""
+    return torch.cuda.get_device_name(device) if on_gpu(device) else torch.backends.cpu.get_cpu_capability()
+
+
+def pinned(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host in memory from which the device copies without waiting for this process."""
+    return x.pin_memory() if on_gpu(device) else x
+
+
+def fetch(x: Tensor) -> np.ndarray:
+    """Return a tensor as an array, when the device has computed it."""
+    if not on_gpu(x.device):
+        return x.numpy()
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x).numpy()
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Multiply float32 without TF32, whose mantissa has 10 bits, whatever the process has set."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

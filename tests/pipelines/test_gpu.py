@@ -1,0 +1,85 @@
+"""Extraction on a GPU: `make gpu` runs this where there is one, and prints speeds and memory."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from reservoir_cache import verify
+from reservoir_pipelines import extract, plan, prepare, workers
+from reservoir_pipelines.extraction import run
+
+from reservoir import plan as defaults
+from reservoir.features import launch, load
+from reservoir.options import ExtractOptions
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+
+ROWS, TOKENS = 100_000, 64
+SMALL = {"limit": 1000, "layers": "embed,block02,final", "pool": "last,mean,quantiles3,shares5"}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Return a file of random series."""
+    file, draw = tmp_path_factory.mktemp("data") / "random.npz", np.random.default_rng(0)
+    np.savez(file, x=draw.normal(size=(ROWS, TOKENS, 4)).astype(np.float32), y=np.arange(ROWS) % 2)
+    return str(file)
+
+
+def test_float32_features_equal_those_of_the_cpu(tmp_path):
+    ours, theirs = (
+        extract("digits", device=device, compute="float32", cache=tmp_path / device, **SMALL)
+        for device in ("cuda", "cpu")
+    )
+    assert ours.store.entry.key != theirs.store.entry.key
+    for column in ours.columns:
+        found, expected = (done["train"].read(column) for done in (ours, theirs))
+        off = np.abs(found - expected).max() / expected.std()
+        sys.stdout.write(f"\n{column}: largest difference {off:.1e} deviations")
+        assert off < 1e-2
+
+
+def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
+    settings = {"input": "orthogonal", "patch": 1, "store": "float16", "cache": tmp_path, "device": "cuda"}
+    planned = plan(rows, **settings)
+    options = ExtractOptions(**settings)
+    ours = run.start_run(options, prepare(rows, cache=tmp_path), tmp_path)
+    entry, todo = ours.open({})
+    index = ours.rows["train"][: 2 * ours.layout.offset_rows]
+    part = ours.prepared.split("train").take(index)
+    loaded = load(ours.model, ours.prepared.scaling, part.x, part.lengths, ours.layout.batch_rows)
+    launch(ours.model, loaded, ours.columns)()  # as all the rest, warm
+    started = time.perf_counter()
+    for batch in [*loaded.batches] * 4:
+        ours.model.fpt.features(batch.x.to("cuda"), batch.lengths.to("cuda"), list(ours.columns))
+    torch.cuda.synchronize()
+    bare = 4 * len(index) / (time.perf_counter() - started)
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    computed = ours.compute(entry, lambda rows, written: None)
+    speed = computed / (time.perf_counter() - started)
+    peak = torch.cuda.max_memory_allocated()
+    sys.stdout.write(
+        f"\nextract {speed:,.0f} rows/s, the bare model {bare:,.0f}, planned {planned.rows_per_second:,.0f}"
+    )
+    sys.stdout.write(f"\npeak memory of the GPU {peak / 1e9:.2f} GB, planned {planned.memory / 1e9:.2f} GB")
+    assert computed == run.row_count(entry, todo) and peak <= planned.memory
+    assert speed > 0.5 * bare
+
+
+def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "PAYS_OFF", 0)
+    monkeypatch.setitem(defaults.BLOCK_ROWS, "cuda", 128)
+    monkeypatch.setattr(run, "MOST_TOKENS", 1)
+    call = {"device": "cuda", **SMALL}
+    alone = extract("digits", cache=tmp_path / "one", **call)
+    expected = {str(file.relative_to(alone.entry)): file.read_bytes() for file in alone.entry.rglob("*.h5")}
+    two = extract("digits", cache=tmp_path / "two", workers=2, **call)
+    assert {str(file.relative_to(two.entry)): file.read_bytes() for file in two.entry.rglob("*.h5")} == expected
+    for file in list(two.entry.rglob("0*.h5"))[::2]:
+        file.unlink()
+    again = extract("digits", cache=tmp_path / "two", **call)
+    assert again.computed_rows and verify(again.store.entry) == []
+    assert {str(file.relative_to(two.entry)): file.read_bytes() for file in two.entry.rglob("*.h5")} == expected

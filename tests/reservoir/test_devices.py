@@ -1,0 +1,93 @@
+"""Every branch for a GPU, run on the CPU as if it were one."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from reservoir_cache import verify
+from reservoir_pipelines import extract, plan
+
+from reservoir import devices
+from reservoir.pooling import LayerPooling
+from reservoir.reservoir import choose_compute
+
+SETTINGS = {"limit": 120, "compute": "float32", "layers": "embed,final", "pool": "quantiles3,shares5,min,max,last,std"}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Have the CPU treated as a GPU; return the number of values that were pinned, by function."""
+    pinned, empty = {"pin_memory": 0, "empty": 0}, torch.empty
+
+    def pin_memory(tensor):
+        pinned["pin_memory"] += tensor.numel()
+        return tensor
+
+    def plain(*shape, pin_memory=False, **settings):
+        found = empty(*shape, **settings)
+        pinned["empty"] += found.numel() * pin_memory
+        return found
+
+    monkeypatch.setattr(devices, "on_gpu", lambda device: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch, "empty", plain)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "pretended")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 10**9)
+    return pinned
+
+
+@pytest.fixture
+def on_cpu(cache, tiny_gpt2):
+    return extract("digits", backbone=str(tiny_gpt2), **SETTINGS)
+
+
+def test_features_of_a_gpu_are_those_of_the_cpu_under_another_key(on_cpu, gpu, tmp_path, tiny_gpt2):
+    call = partial(extract, "digits", backbone=str(tiny_gpt2), cache=tmp_path / "gpu", **SETTINGS)
+    found = call()
+    spec = found.store.entry.spec
+    assert spec.backbone == on_cpu.store.entry.spec.backbone | {"device": "cuda"}
+    assert "device" not in on_cpu.store.entry.spec.backbone
+    assert found.store.entry.made_with["instructions"] == "pretended"
+    for split in on_cpu:
+        for column in on_cpu.columns:
+            # Batches of a GPU are larger, so products round differently.
+            np.testing.assert_allclose(found[split].read(column), on_cpu[split].read(column), rtol=2e-3, atol=2e-3)
+    assert gpu["empty"] == sum(found[split].read(column).size for split in found for column in found.columns)
+    assert gpu["pin_memory"] > gpu["empty"] / 100
+
+    files = {path: path.read_bytes() for path in found.entry.rglob("*.h5")}
+    (found.entry / "train" / "00000-0.h5").unlink()
+    again = call()
+    assert again.computed_rows == 120 and verify(again.store.entry) == []
+    assert {path: path.read_bytes() for path in found.entry.rglob("*.h5")} == files
+
+
+def test_poolings_of_a_gpu_equal_those_of_the_cpu(monkeypatch):
+    hidden, lengths = torch.randn(6, 20, 8), torch.tensor([20, 3, 1, 17, 20, 9])
+    names = ["quantiles4", "shares13", "min", "max", "mean", "std", "segments3", "all", "tokens", "first"]
+    expected = LayerPooling(hidden, lengths, names)
+    expected = {name: expected(name) for name in names}
+    monkeypatch.setattr(devices, "on_gpu", lambda device: True)
+    for asked in (names, ["min", "max", "shares13"], ["mean"]):
+        pooling = LayerPooling(hidden, lengths, asked)
+        for name in asked:
+            assert torch.equal(pooling(name), expected[name]), name
+
+
+def test_a_plan_for_a_gpu_tells_its_memory_and_precision(gpu, cache, tiny_gpt2):
+    found = plan("digits", backbone=str(tiny_gpt2), **SETTINGS)
+    assert found.memory > 3 * 10**9
+    assert choose_compute("auto", torch.device("cpu")) == "bfloat16"
+
+
+def test_float32_is_multiplied_without_tf32_and_the_process_keeps_its_choice():
+    torch.set_float32_matmul_precision("medium")
+    try:
+        before = torch.backends.cudnn.allow_tf32
+        with devices.exact_products():
+            assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "medium" and torch.backends.cudnn.allow_tf32 == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
