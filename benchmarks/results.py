@@ -42,7 +42,7 @@ from reservoir.reservoir import choose_compute, choose_device
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"
 PLACES = ("DATA", "TEXT", "VIT", "ANTIBERTY", "PEER")
-HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "paper", "instructions")
+HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "best baseline", "paper", "instructions")
 
 
 def commands(table: dict[str, Any]) -> list[str]:
@@ -86,8 +86,9 @@ def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str
     fixed = "--compute float32" in row["extract"]
     shares = f"{100 * best['valid_score']:.1f}", f"**{100 * best['test_score']:.1f}**", f"{100 * raw['test_score']:.1f}"
     said = f"{made['rows']['train']:,}", f"`{title}, ridge {best['alpha']:.3g}`"
-    paper = str(row.get("paper", ""))
-    return dict(zip(HEADS, (row["name"], *said, *shares, paper, "any" if fixed else compute), strict=True))
+    chosen = max(found["baselines"], key=lambda baseline: baseline["valid_score"])
+    baseline, paper = f"{100 * chosen['test_score']:.1f} ({chosen['name']})", str(row.get("paper", ""))
+    return dict(zip(HEADS, (row["name"], *said, *shares, baseline, paper, "any" if fixed else compute), strict=True))
 
 
 def differences(said: str, found: str) -> list[str]:

@@ -166,7 +166,7 @@ def encode(
     """Round features (rows, tokens, width); raises CacheError for a value that is not finite or would overflow."""
     x = np.ascontiguousarray(x, dtype=np.float32)
     step, width = offset_rows or len(x), x.shape[2]
-    values = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
+    values: NDArray = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
     offsets = np.empty((-(-len(x) // step), width), "<f4")
     rows = max(1, _ROUNDED // math.prod(x.shape[1:]))
     buffer = np.empty((min(rows, len(x)), *x.shape[1:]), np.float32)
