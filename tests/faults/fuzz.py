@@ -145,7 +145,8 @@ def _tables(folder: Path) -> list[Reader]:
     rows = [f"r{n},{y[n]},{','.join(map(str, x[n]))}" for n in range(12)]
     files = {name: folder / f"mine.{name}" for name in ("csv", "tsv", "jsonl", "fasta", "npz", "parquet", "h5")}
     files["csv"].write_text("\n".join(["id,label,a,b,c,d", *rows]))
-    files["tsv"].write_text("\n".join(f"{'ACGT' * (n % 3 + 1)}\t{'ab'[n % 2]}" for n in range(12)))
+    letters = (f"{'ACGT' * (n % 3 + 1)}\t{'ab'[n % 2]}" for n in range(12))
+    files["tsv"].write_text("\n".join(["letters\tlabel", *letters]))
     lines = [{"x": x[n].tolist(), "y": int(y[n]), "split": str(split[n])} for n in range(12)]
     files["jsonl"].write_text("".join(json.dumps(line) + "\n" for line in lines))
     files["fasta"].write_text("".join(f">r{n} {'ab'[n % 2]}\nACGT{'AC' * n}\n" for n in range(12)))

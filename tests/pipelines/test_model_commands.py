@@ -91,7 +91,7 @@ def test_tokens_are_named():
 
 
 def test_attention_refuses_what_it_cannot_do(cache):
-    with pytest.raises(InputError, match="esn has no attention map"):
+    with pytest.raises(InputError, match="esn has no maps of the whole sequence"):
         attention("bit-xor", backbone="esn:units=20")
     with pytest.raises(InputError, match="--average 0"):
         attention("bit-xor", average=0)
