@@ -6,11 +6,12 @@ Flags name columns. For the others the rule is, in this order:
 role       column
 =========  ============================================================================================
 left out   a first column, or one called ``index``, that counts the rows; a column without a name
-label      ``label`` or ``y`` (``y0``, ``y1`` ... are several outputs), or the only one of `USUAL_LABELS`
+label      ``label`` or ``y`` (``y0``, ``y1`` ... are several outputs), or the only one of `USUAL_LABELS`; else the
+           only other column beside a sequence, if its values repeat or are numbers
 id         ``id``, ``series_id`` or ``case``, or a column such as ``patient_id`` without repetitions
 group      ``groups``
 sequence   ``x`` or ``sequence``; a single column of lists; a column of paths of existing files; or, if
-           all others are texts, the longest one
+           all others are texts, the longest one; or a text beside the column of labels alone
 time       ``time``, ``t``, ``step``, ``timestamp``, ``date`` or ``datetime`` with dates or rising numbers
 values     all others, in their order
 =========  ============================================================================================
@@ -115,7 +116,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         roles.chosen |= {"id": roles.id} if roles.id else {}
     roles.sequence = named("text") or _sequence(table, roles, asked.time, known)
     if not roles.labels and known is None:
-        refuse_unlabelled(table, roles.sequence)
+        _label_beside_sequence(table, roles, asked.time)
     roles.time = named("time")
     return roles
 
@@ -133,12 +134,27 @@ def _unique_id(table: Table, names: list[str]) -> str:
     return ""
 
 
+def _label_beside_sequence(table: Table, roles: Roles, time: str | None) -> None:
+    """Choose the only other column beside a sequence as the label; refuse a table where there is none or several."""
+    others = [name for name in _free(table, roles, time) if name != roles.sequence]
+    if not roles.sequence or len(others) != 1 or (is_text(table.frame[others[0]]) and table.frame[others[0]].is_unique):
+        refuse_unlabelled(table, roles.sequence)
+    roles.labels = others
+    roles.chosen["label"] = others[0]
+    roles.notes.append(f"the column {others[0]!r} is the label")
+
+
+def _free(table: Table, roles: Roles, time: str | None) -> list[str]:
+    """Return the columns without a role."""
+    taken = {*roles.labels, roles.id, roles.group, "split", time}
+    taken |= {name for name in table.frame if name.lower() in TIMES and are_times(table.frame[name])}
+    return [name for name in table.frame if name not in taken]
+
+
 def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, Any] | None) -> str:
     """Return the column that holds whole sequences, or ""."""
     frame, values = table.frame, (known or {}).get("columns", ())
-    others = {*roles.labels, roles.id, roles.group, "split", time}
-    others |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
-    rest = [name for name in frame if name not in others]
+    rest = _free(table, roles, time)
     for name in [name for name in SEQUENCES if name in rest and name not in values]:
         if len(rest) == 1 or not is_number(frame[name]):  # else x is one value of several, as in x, y, z
             return name
@@ -148,9 +164,12 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
         return paths[0]
     if known is None and len(rest) == 1 and is_sequences(frame[rest[0]]):
         return rest[0]
-    if not rest or not all(is_text(frame[name]) for name in rest):
+    texts = [name for name in rest if is_text(frame[name])]
+    beside_label = known is None and not roles.labels and len(rest) == 2
+    mostly_different = len(texts) == 1 and 2 * frame[texts[0]].nunique() > len(frame)
+    if not texts or not (len(texts) == len(rest) or (beside_label and mostly_different)):
         return ""
-    text = max(rest, key=lambda name: int(frame[name].astype(str).str.len().sum()))
+    text = max(texts, key=lambda name: int(frame[name].astype(str).str.len().sum()))
     roles.chosen["text"] = text
     return text
 
