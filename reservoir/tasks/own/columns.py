@@ -116,7 +116,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         roles.chosen |= {"id": roles.id} if roles.id else {}
     roles.sequence = named("text") or _sequence(table, roles, asked.time, known)
     if not roles.labels and known is None:
-        _label_beside_sequence(table, roles, asked.time)
+        _choose_only_other_column(table, roles, asked.time)
     roles.time = named("time")
     return roles
 
@@ -134,7 +134,7 @@ def _unique_id(table: Table, names: list[str]) -> str:
     return ""
 
 
-def _label_beside_sequence(table: Table, roles: Roles, time: str | None) -> None:
+def _choose_only_other_column(table: Table, roles: Roles, time: str | None) -> None:
     """Choose the only other column beside a sequence as the label; refuse a table where there is none or several."""
     others = [name for name in _free(table, roles, time) if name != roles.sequence]
     if not roles.sequence or len(others) != 1 or (is_text(table.frame[others[0]]) and table.frame[others[0]].is_unique):
@@ -165,9 +165,9 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
     if known is None and len(rest) == 1 and is_sequences(frame[rest[0]]):
         return rest[0]
     texts = [name for name in rest if is_text(frame[name])]
-    beside_label = known is None and not roles.labels and len(rest) == 2
+    two_columns = known is None and not roles.labels and len(rest) == 2
     mostly_different = len(texts) == 1 and 2 * frame[texts[0]].nunique() > len(frame)
-    if not texts or not (len(texts) == len(rest) or (beside_label and mostly_different)):
+    if not texts or not (len(texts) == len(rest) or (two_columns and mostly_different)):
         return ""
     text = max(texts, key=lambda name: int(frame[name].astype(str).str.len().sum()))
     roles.chosen["text"] = text
