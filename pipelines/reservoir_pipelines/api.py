@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     Features = results.Extraction | FeatureStore | Path | str
 
 TASK = """\
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    **options"""
-FIRST_SECTION = re.compile(r"(    \w+\n    ---)")
+Parameters
+----------
+task : str or path-like
+    Name of a task, or the path of your own data.
+**options"""
+FIRST_SECTION = re.compile(r"(^\w+\n---)", re.MULTILINE)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,13 +54,13 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
         vars(function).update(
             groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
         )
-        text, described = function.__doc__ or "", "\n".join(map(_described, items.values()))
-        if "    **options" not in text:
+        text, described = inspect.getdoc(function) or "", "\n".join(map(_described, items.values()))
+        if "**options" not in text:
             text = FIRST_SECTION.sub(rf"{TASK}\n\n\1", text, count=1)
-        if "    Returns\n" not in text:
-            head, mark, rest = text.partition("    **options\n\n")
-            text = f"{head}{mark}    Returns\n    -------\n    {returned}\n\n{rest}"
-        function.__doc__ = text.replace("    **options", described)
+        if "\nReturns\n" not in text:
+            head, mark, rest = text.partition("**options\n\n")
+            text = f"{head}{mark}Returns\n-------\n{returned}\n\n{rest}"
+        function.__doc__ = text.replace("**options", described)
         return function
 
     return document
@@ -73,8 +73,8 @@ def _described(item: Field[Any]) -> str:
     default = "optional" if item.default is None else f"default={item.default!r}"
     shown, text = item.metadata["shown"], item.metadata["help"]
     text += ("" if text.endswith(".") else ".") + (f" Default: {shown}." if shown else "")
-    below = textwrap.fill(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 8)
-    return f"    {item.name} : {' or '.join(words)}, {default}\n{below}"
+    below = textwrap.fill(text, 108, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return f"{item.name} : {' or '.join(words)}, {default}\n{below}"
 
 
 def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:

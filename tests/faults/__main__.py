@@ -64,7 +64,7 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
             yield from kills.kill(stage, size["kills"], seed)
         if "together" in parts and stage.name in ("prepare", "extract", "fit: a readout"):
             yield kills.together(stage, size["rounds"])
-        if "machine" in parts and not stage.name.startswith("cache"):
+        if "machine" in parts and not stage.name.startswith(("cache", "fit: moments")):
             for error in ("ENOSPC", "EIO"):
                 yield kills.failing(stage, error, size["failures"], seed)
 

@@ -95,9 +95,9 @@ def with_parameters(*own: str) -> Any:
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         vars(__init__)["__signature__"] = inspect.Signature([first, *named])
         kind.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
-        lines = [f"    {name} : default={default!r}\n        {text}" for name, (default, text) in table.items()]
-        documented = "\n".join(["    Parameters", "    ----------", *lines])
-        kind.__doc__ = (kind.__doc__ or "").replace("    {parameters}", documented)
+        lines = [f"{name} : default={default!r}\n    {text}" for name, (default, text) in table.items()]
+        documented = "\n".join(["Parameters", "----------", *lines])
+        kind.__doc__ = (inspect.getdoc(kind) or "").replace("{parameters}", documented)
         return kind
 
     return decorate

@@ -142,7 +142,8 @@ def _open_npz(path: Path, stack: ExitStack) -> dict[str, Rows]:
         shape, start, dtype, transposed = check_header(path, archive, name)
         if transposed:
             raise InputError(f"{path}: array {name!r} is stored column by column; save np.ascontiguousarray of it")
-        file = stack.enter_context(archive.open(f"{name}.npy"))
+        # A reader of its own: Python 3.13.0 loses its place where members of one archive are read in turns.
+        file = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(f"{name}.npy"))
 
         def read(low: int, high: int, file: Any = file, shape: Any = shape, start: int = start, dtype: Any = dtype):
             size = dtype.itemsize * shape[1]
