@@ -402,10 +402,10 @@ def gift(neighbours, tmp_path):
     return shutil.copytree(neighbours, tmp_path / "gift")
 
 
-PATHS_CHANGED = pytest.mark.skipif(sys.version_info >= (3, 13), reason="skops cannot store a method of a path there")
+SKIP_PATHS = pytest.mark.skipif(sys.version_info >= (3, 13), reason="skops cannot load a path there")
 
 
-@pytest.mark.parametrize("name", ["shadowed_method", pytest.param("bound_method", marks=PATHS_CHANGED)])
+@pytest.mark.parametrize("name", ["shadowed_method", pytest.param("bound_method", marks=SKIP_PATHS)])
 def test_gadgets_run_when_trusted_and_are_never_opened_otherwise(gift, rows, tmp_path, name, capfd, monkeypatch):
     marker = tmp_path / "marker"
     put(gift, skops.io.dumps(GADGETS[name](marker)))

@@ -228,7 +228,7 @@ def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
     frame = table.frame
     bare = any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame)
     missing = " (is the line of names missing?)" if bare else ""
-    words = [name for name in frame if name != sequence and is_text(frame[name])]
+    words = [name for name in frame if name != sequence and is_text(frame[name]) and not frame[name].is_unique]
     name = words[0] if len(words) == 1 else "NAME"
     raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; say --label {name}")
 
