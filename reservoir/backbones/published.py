@@ -1,4 +1,4 @@
-"""Families of published models that transformers builds: BERT, ESM, T5, ViT, DINOv2, wav2vec 2.0, HuBERT, Llama."""
+"""Families of models that transformers builds: BERT, MPNet, ESM, T5, ViT, DINOv2, wav2vec 2.0, HuBERT, Llama."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -17,14 +17,26 @@ _WORDS = "embeddings.word_embeddings"
 # padded to whole windows. No token attends globally: which one should depends on a task that the model is trained for.
 
 
+# The first position of these families is the number of the padding token plus one.
+_AFTER_PADDING = ("roberta", "xlm-roberta", "longformer", "mpnet")
+
+
 def _bert_shape(config: Any) -> Shape:
     window = getattr(config, "attention_window", 1)
     window = window if isinstance(window, int) else max(window)
-    # In some families the first position is the number of the padding token plus one.
-    offset = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "longformer") else 0
+    offset = config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
     positions = config.max_position_embeddings - offset
     causal = getattr(config, "is_decoder", False)
     return Shape(config.num_hidden_layers, config.hidden_size, positions - positions % window, causal, multiple=window)
+
+
+_BERT_GROUPS = {
+    # The constant vector of the first token type is added with the positions, so it is counted with them.
+    "positions": ("position_embeddings", "token_type_embeddings"),
+    "layernorm": ("LayerNorm", "layer_norm"),
+    "attention": (".attention.",),
+    "feedforward": (".intermediate.", ".output.", ".ffn."),
+}
 
 
 def _bert(name: str, **facts: Any) -> Family:
@@ -32,13 +44,7 @@ def _bert(name: str, **facts: Any) -> Family:
         "loader": HubLoader(options={"add_pooling_layer": False}),
         "shape": _bert_shape,
         "blocks": "encoder.layer",
-        # The constant vector of the first token type is added with the positions, so it is counted with them.
-        "groups": {
-            "positions": ("position_embeddings", "token_type_embeddings"),
-            "layernorm": ("LayerNorm", "layer_norm"),
-            "attention": (".attention.",),
-            "feedforward": (".intermediate.", ".output.", ".ffn."),
-        },
+        "groups": _BERT_GROUPS,
         "unused": (_WORDS,),
         "native_input": _WORDS,
         "reads": "text",
@@ -273,6 +279,8 @@ FAMILIES = (
     *(_bert(name) for name in ("bert", "roberta", "xlm-roberta")),
     _bert("distilbert", loader=HubLoader(), blocks="transformer.layer", attention="attention", feedforward=("ffn",)),
     _bert("longformer", attention=""),
+    # MPNet (Song et al. 2020) is BERT with relative positions besides the absolute ones.
+    _bert("mpnet", groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")}),
     _T5,
     _vit("vit", "layers", add_pooling_layer=False),
     _audio("wav2vec2"),

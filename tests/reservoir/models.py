@@ -37,6 +37,7 @@ MODELS = {
     "distilbert": ("DistilBertForMaskedLM", _BERT | {"hidden_dim": 24}),
     "t5": ("T5ForConditionalGeneration", _T5 | {"feed_forward_proj": "gated-gelu"}),
     "longformer": ("LongformerForMaskedLM", _BERT | {"pad_token_id": 1, "attention_window": [4, 4, 4]}),
+    "mpnet": ("MPNetForMaskedLM", _BERT | {"pad_token_id": 1}),
     "vit": ("ViTForImageClassification", _VIT | {"image_size": 8, "patch_size": 4, "initializer_range": 0.3}),
     "dinov2": ("Dinov2ForImageClassification", _DINOV2),
     "wav2vec2": ("Wav2Vec2ForCTC", _WAV),
@@ -100,7 +101,8 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
         return folder
     first, last = {
         "bert": ("[CLS]", "[SEP]"), "distilbert": ("[CLS]", "[SEP]"), "roberta": ("<s>", "</s>"),
-        "xlm-roberta": ("<s>", "</s>"), "longformer": ("<s>", "</s>"), "t5": ("", "</s>"), "gpt2": ("", ""),
+        "xlm-roberta": ("<s>", "</s>"), "longformer": ("<s>", "</s>"), "mpnet": ("<s>", "</s>"),
+        "t5": ("", "</s>"), "gpt2": ("", ""),
     }.get(kind, ("<s>", ""))  # fmt: skip
     special = ["<pad>", "<one>", "<unk>", *filter(None, (first, last))]
     numbers = {word: number for number, word in enumerate([*special, *WORDS])}
@@ -115,7 +117,7 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     made.enable_padding(length=50)
     more = {"cls_token": first} if first in ("[CLS]", "<s>") and last else {}
     PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<one>" if "roberta" in kind or kind == "longformer" else "<pad>",
+        tokenizer_object=made, pad_token="<one>" if "roberta" in kind or kind in ("longformer", "mpnet") else "<pad>",
         unk_token="<unk>", padding_side="left", **more,
     ).save_pretrained(folder)  # fmt: skip
     return folder

@@ -249,6 +249,7 @@ BLOCK = {
     "dinov2": ("encoder.layer.{}.", affine("norm1", "norm2")),
     "esm": ("encoder.layer.{}.", affine("attention.LayerNorm", "LayerNorm")),
 }
+BLOCK["mpnet"] = ("encoder.layer.{}.", affine("attention.LayerNorm", "output.LayerNorm"))
 for same in ("roberta", "xlm-roberta", "longformer"):
     BLOCK[same] = BLOCK["bert"]
 _MORE = ("pre_feedforward_layernorm", "post_feedforward_layernorm", "self_attn.q_norm", "self_attn.k_norm")
@@ -272,6 +273,7 @@ _POSITIONS = [f"encoder.pos_conv_embed.conv.{name}" for name in _CONVOLUTION]
 OUTSIDE["wav2vec2"] = [*_POSITIONS, "encoder.layer_norm.weight", "encoder.layer_norm.bias"]
 OUTSIDE["hubert"] = [*_POSITIONS, "final.weight", "final.bias"]
 OUTSIDE["dinov2"] = OUTSIDE["vit"]
+OUTSIDE["mpnet"] = [*OUTSIDE["distilbert"], "encoder.relative_attention_bias.weight"]
 OUTSIDE["llama"] = OUTSIDE["gemma3_text"] = ["norm.weight"]
 
 
