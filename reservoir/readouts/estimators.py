@@ -10,7 +10,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
-from reservoir.readouts.targets import Targets, balanced_weights
+from reservoir.readouts.linear import Targets, balanced_weights
 
 # The default of this function's parameter is an integer, from which type checkers infer a type that is too narrow.
 _check_cv: Callable[..., Any] = check_cv

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.special import bdtr
 
-from reservoir.readouts.linear import LinearReadout
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.linear import LinearReadout, Targets
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
 MOST_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON

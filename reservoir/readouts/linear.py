@@ -1,17 +1,134 @@
-"""Linear models: a single one that is saved and predicts, and a path of models, one for each penalty."""
+"""Labels coded as targets of a regression, and the linear readout that predicts them from features."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
-from reservoir.readouts.device import arithmetic
-from reservoir.readouts.targets import Block, Targets
 
+Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs) of some samples
+FoldBlock = tuple[np.ndarray, ...]
+"""Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
 LINKS = ("softmax", "sigmoid", "clipped", "none")
 """How logits become probabilities, see `Targets.probabilities`; ``none``: the readout gives labels alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class RereadableBlocks:
+    """A stream of blocks that starts again each time it is iterated: ``make(*arguments)`` returns its iterator."""
+
+    make: Callable[..., Iterator[Any]]
+    arguments: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make(*self.arguments)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels as regression targets, in the coding of scikit-learn's ``RidgeClassifier``.
+
+    Two classes become one column per output, -1 and +1. More classes become one column per class and output, +1 where
+    the class is the label and -1 elsewhere. Regression targets stay as they are.
+    """
+
+    outputs: int  # labels per sample
+    classes: int  # per output; 0 for regression
+    # Weight of the samples of each class in fitting, 1 by default; only for a single output of classes.
+    class_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1 or self.classes < 0 or self.classes == 1:
+            problem = f"targets: {self.outputs} outputs of {self.classes} classes"
+            raise InputError(f"{problem}; give at least one output, and two classes or more (0 for regression)")
+        if self.class_weights is not None and self.outputs > 1:
+            problem = f"class weights: a sample has {self.outputs} labels, whose weights may differ"
+            raise InputError(f"{problem}; leave the weights out (--class-weight), or fit each label alone")
+        if self.class_weights is not None and len(self.class_weights) != self.classes:
+            raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one for each")
+
+    @property
+    def columns(self) -> int:
+        """The number T of target columns."""
+        return self.outputs * (self.classes if self.classes > 2 else 1)
+
+    def encode(self, y: np.ndarray) -> np.ndarray:
+        """Return the targets (n, T) of labels (n, outputs): float32, or float64 if regression targets are."""
+        if y.ndim != 2 or y.shape[1] != self.outputs:
+            raise InputError(f"targets: labels of shape {y.shape}, not (n, {self.outputs})")
+        if not self.classes:
+            return y.astype(np.result_type(y.dtype, np.float32), copy=False)
+        hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), self.columns)
+        return np.where(hot, np.float32(1), np.float32(-1))
+
+    def weights(self, y: np.ndarray, given: np.ndarray | None = None) -> np.ndarray | None:
+        """Return the weight of each sample, (n,), from labels (n, 1) and given weights (n,); None if all are 1."""
+        if self.class_weights is None:
+            return given
+        by_class = np.array(self.class_weights)[y[:, 0].astype(np.int64)]
+        return by_class if given is None else by_class * given
+
+    def predict(self, scores: np.ndarray) -> np.ndarray:
+        """Return the labels (..., n, outputs) of scores (..., n, T); for regression these are the scores."""
+        if not self.classes:
+            return scores
+        if self.classes == 2:
+            return (scores > 0).astype(np.int64)
+        return scores.reshape(*scores.shape[:-1], self.outputs, self.classes).argmax(-1)
+
+    def logits(self, scores: np.ndarray) -> np.ndarray:
+        """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
+        if not self.classes:
+            raise InputError("targets: a regression readout has no probabilities; ask for its predictions")
+        if self.classes == 2:
+            return np.stack([-scores, scores], axis=-1)
+        return scores.reshape(len(scores), self.outputs, self.classes)
+
+    def probabilities(self, scores: np.ndarray, temperature: float = 1.0, link: str = "softmax") -> np.ndarray:
+        """Return the probability of each class, (n, outputs, classes), from scores (n, T).
+
+        With z = logits / temperature, ``softmax`` gives softmax(z). The others are those of scikit-learn's
+        one-vs-rest classifiers: ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both divided
+        by their sum over the classes. ``none`` gives 1 to the class with the highest logit.
+        """
+        z = self.logits(scores) / temperature
+        if link == "softmax":
+            return softmax(z, axis=-1)
+        if link == "none":
+            return np.eye(self.classes)[self.predict(scores)]
+        shares = expit(z) if link == "sigmoid" else (1 + np.clip(z, -1, 1)) / 2
+        total = shares.sum(axis=-1, keepdims=True)
+        # If every share is 0, scikit-learn gives all classes the same probability.
+        return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / self.classes)
+
+    def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
+        """Return the temperature whose softmax has the least cross-entropy on held-out rows, with smoothed labels.
+
+        ``scores`` (n, T) are of rows that the readout was not fitted on; ``y`` (n, outputs) are their labels.
+
+        References: Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999),
+        Probabilistic outputs for support vector machines, section 2.2, for smoothed labels.
+        """
+        from scipy.optimize import minimize_scalar  # takes a quarter of a second, so it is imported only here
+
+        if not self.classes:
+            return 1.0
+        logits = self.logits(np.asarray(scores, np.float64))
+        counted = np.ones(len(y)) if weights is None else weights
+        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession). The
+        # labels give this share to the other classes; else rows that are all correct would get a temperature of 0.
+        doubt = 1 / (counted.sum() + 2)
+        hot = y[..., None].astype(np.int64) == np.arange(self.classes)
+        wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
+
+        def loss(log_temperature: float) -> float:
+            return -float((wanted * log_softmax(logits * np.exp(-log_temperature), axis=-1)).sum())
+
+        found: Any = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
+        return float(np.exp(found.x))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,59 +189,36 @@ class LinearReadout:
         )
 
 
-class LinearPath:
-    """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
+def metric_name(classes: int) -> str:
+    """Return the name of the score: ``accuracy``, or ``R²`` without classes."""
+    return "accuracy" if classes else "R²"
 
-    They are given as weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or (t,).
-    ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) the
-    scores of x = 0. ``center`` (w,) is the features' mean, which `Scorer` subtracts first, so that float32 keeps the
-    digits of a channel at 3000 +- 0.5. ``converged`` (A,): whether an iterative solver reached its tolerance.
+
+def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
+    """Return weights that give all classes the same total: samples / (classes * count), or 0 for absent classes."""
+    present = counts > 0
+    return tuple(np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).tolist())
+
+
+def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Reshape a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) to samples.
+
+    If every token is a readout token, and there is more than one, each token with labels (see `has_labels`) is a
+    sample. Otherwise each row is a sample: its tokens side by side, and the labels of its readout tokens side by side.
     """
-
-    def __init__(
-        self,
-        alphas: np.ndarray,
-        weights: np.ndarray,
-        offset: np.ndarray,
-        mean: np.ndarray,
-        scale: np.ndarray,
-        converged: np.ndarray | None = None,
-    ) -> None:
-        self.alphas, self.coef, self.center = np.asarray(alphas, np.float64), weights * scale[:, None], mean
-        self.intercept = offset - mean @ self.coef
-        self.converged = np.ones(len(alphas), bool) if converged is None else converged
-
-    def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
-        """Return the readout of one penalty, by its index."""
-        return LinearReadout(
-            coef=self.coef[index], intercept=self.intercept[index], targets=targets, temperature=temperature
-        )
+    if len(x) != len(y):
+        raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give as many of both")
+    if 1 < x.shape[1] == y.shape[1]:
+        known = has_labels(y)
+        return x[known], y[known]
+    return x.reshape(len(x), -1), y.reshape(len(y), -1)
 
 
-class Scorer:
-    """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
+def has_labels(y: np.ndarray) -> np.ndarray:
+    """Return which readout tokens (rows, readout_tokens) have labels; after a row's end they are -1, or NaN."""
+    return np.all(np.isfinite(y) if y.dtype.kind == "f" else y >= 0, axis=-1)
 
-    For real targets, pass their coding: the offset is then added in float64, because float32 next to a mean of 1e5
-    would lose a spread of 0.3. The default is scores of classes.
-    """
 
-    def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
-        self._path, self._real = path, targets is not None and not targets.classes
-        self._on, self._dtype = arithmetic(), np.dtype(np.void)
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32."""
-        dtype, path, on = np.result_type(x.dtype, np.float32), self._path, self._on
-        penalties, width, targets = path.coef.shape
-        if dtype != self._dtype:
-            center = path.center.astype(dtype)
-            # The offset must be computed with the rounded center, which is the one that is subtracted.
-            self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
-            self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
-            self._center, self._dtype = on.put(center), dtype
-        centred = on.zeros(x.shape, dtype)
-        centred[...] = on.put(x)  # in its own precision
-        centred -= self._center
-        scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
-        scores += self._offset
-        return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
+def unsample(values: np.ndarray, readout_tokens: int, outputs: int) -> np.ndarray:
+    """Reshape predictions for samples, (m, o, …), to rows: (rows, readout_tokens, outputs, …)."""
+    return values.reshape(-1, readout_tokens, outputs, *values.shape[2:])

@@ -19,11 +19,9 @@ from scipy.linalg import eigh
 from scipy.special import expit, logsumexp
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import LinearPath
-from reservoir.readouts.moments import BLOCK_ROWS, Moments
-from reservoir.readouts.ridge import KernelMatrix, inverse, positive
+from reservoir.readouts.linear import Block, Targets
+from reservoir.readouts.ridge import BLOCK_ROWS, KernelMatrix, LinearPath, Moments, inverse, positive
 from reservoir.readouts.sweep import Sweep, Training, gather, score
-from reservoir.readouts.targets import Block, Targets
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 

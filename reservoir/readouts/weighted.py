@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reservoir.readouts.linear import LinearPath
-from reservoir.readouts.moments import constant
-from reservoir.readouts.ridge import inverse
+from reservoir.readouts.linear import Block, Targets
+from reservoir.readouts.ridge import LinearPath, constant, inverse
 from reservoir.readouts.sweep import Sweep, gather, score, solve
-from reservoir.readouts.targets import Block, Targets
 
 MOST_SAMPLES = 4096  # training samples that the weights are learned from, which are at most some dozens of numbers
 STEPS = 30

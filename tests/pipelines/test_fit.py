@@ -25,10 +25,10 @@ from sklearn.metrics import balanced_accuracy_score
 from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.readouts.evaluation import compare, evaluate
+from reservoir.readouts.linear import RereadableBlocks, Targets, balanced_weights
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS
-from reservoir.readouts.moments import accumulate, fold_moments
+from reservoir.readouts.ridge import accumulate, fold_moments
 from reservoir.readouts.sweep import sweep
-from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weights
 
 # each column alone, chosen on the validation split and fitted to train
 PLAIN = {"alphas": "1e-1:1e4:6", "select": "valid", "columns": "block01/last,block01/mean,final/last,final/mean"}

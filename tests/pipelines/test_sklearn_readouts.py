@@ -19,8 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir import InputError
-from reservoir.readouts.linear import LinearReadout
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.tasks.task import Scaling, Task, Vectors
 
 LINEAR_CLASSIFIERS = [

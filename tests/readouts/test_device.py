@@ -4,13 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from reservoir.readouts.device import Arithmetic, arithmetic, products_on
-from reservoir.readouts.folds import cross_sweep
-from reservoir.readouts.linear import LinearPath, Scorer
-from reservoir.readouts.moments import BLOCK_ROWS, accumulate
-from reservoir.readouts.ridge import KernelMatrix
-from reservoir.readouts.sweep import sweep
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.linear import Targets
+from reservoir.readouts.ridge import (
+    BLOCK_ROWS,
+    Arithmetic,
+    KernelMatrix,
+    LinearPath,
+    accumulate,
+    arithmetic,
+    products_on,
+)
+from reservoir.readouts.sweep import Scorer, cross_sweep, sweep
 
 ROWS = 2 * BLOCK_ROWS + 300
 

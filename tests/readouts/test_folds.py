@@ -11,11 +11,18 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.folds import cross_sweep, draw_folds, draw_ranks, kernel_matrix, score_by_kernel
-from reservoir.readouts.moments import fold_moments
-from reservoir.readouts.ridge import held_out_scores
-from reservoir.readouts.sweep import Tally, best_penalty, forward_selection, sweep
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.folds import draw_folds, draw_ranks
+from reservoir.readouts.linear import Targets
+from reservoir.readouts.ridge import fold_moments, held_out_scores
+from reservoir.readouts.sweep import (
+    Tally,
+    best_penalty,
+    cross_sweep,
+    forward_selection,
+    kernel_matrix,
+    score_by_kernel,
+    sweep,
+)
 
 
 @settings(max_examples=50, deadline=None)

@@ -7,11 +7,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import Scorer
+from reservoir.readouts.linear import Targets, balanced_weights
 from reservoir.readouts.logistic import logistic_path, logistic_sweep
-from reservoir.readouts.moments import training_moments
-from reservoir.readouts.sweep import gather, score
-from reservoir.readouts.targets import Targets, balanced_weights
+from reservoir.readouts.ridge import training_moments
+from reservoir.readouts.sweep import Scorer, gather, score
 
 ALPHAS = np.array([0.3, 10.0, 1000.0])
 

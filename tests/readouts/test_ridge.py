@@ -11,13 +11,21 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.device import Arithmetic, products_on
-from reservoir.readouts.folds import cross_sweep, draw_folds
-from reservoir.readouts.linear import LinearReadout, Scorer
-from reservoir.readouts.moments import accumulate, fold_moments, training_moments
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, extended_alphas, parse_alphas, ridge_path
-from reservoir.readouts.sweep import Tally, gather, solve, sweep
-from reservoir.readouts.targets import Targets, balanced_weights
+from reservoir.readouts.folds import draw_folds
+from reservoir.readouts.linear import LinearReadout, Targets, balanced_weights
+from reservoir.readouts.ridge import (
+    DEFAULT_ALPHAS,
+    Arithmetic,
+    KernelMatrix,
+    accumulate,
+    extended_alphas,
+    fold_moments,
+    parse_alphas,
+    products_on,
+    ridge_path,
+    training_moments,
+)
+from reservoir.readouts.sweep import Scorer, Tally, cross_sweep, gather, solve, sweep
 
 ALPHAS = DEFAULT_ALPHAS[::3]
 

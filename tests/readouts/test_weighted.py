@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.linear import Targets
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
 
 ALPHAS = np.logspace(-1, 3, 5)

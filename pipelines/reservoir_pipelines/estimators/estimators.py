@@ -20,10 +20,10 @@ from reservoir.option_fields import keyword
 from reservoir.plan import RAW, Plan, resolve
 from reservoir.pooling import raw_features
 from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
-from reservoir.readouts.folds import cross_sweep, draw_folds
-from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.folds import draw_folds
+from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, balance_raw
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.sweep import cross_sweep
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.estimators.rowcache import (

@@ -3,9 +3,9 @@
 import numpy as np
 
 from reservoir.readouts.evaluation import Readout
+from reservoir.readouts.linear import RereadableBlocks
 from reservoir.readouts.logistic import logistic_path
 from reservoir.readouts.sweep import gather, solve
-from reservoir.readouts.targets import RereadableBlocks
 from reservoir_pipelines.fitting.fitters import EstimatorFitter, Fitter, RidgeFitter
 from reservoir_pipelines.fitting.sources import Source
 

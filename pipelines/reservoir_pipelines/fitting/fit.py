@@ -19,13 +19,10 @@ from reservoir import InputError
 from reservoir.option_fields import typed
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
-from reservoir.readouts.device import Arithmetic, products_on
 from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
-from reservoir.readouts.linear import LinearReadout
-from reservoir.readouts.moments import fold_moments
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
+from reservoir.readouts.linear import LinearReadout, RereadableBlocks
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, Arithmetic, fold_moments, products_on, ridge_path
 from reservoir.readouts.sweep import Sweep, forward_selection, score
-from reservoir.readouts.targets import RereadableBlocks
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task

@@ -18,13 +18,19 @@ from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import AUTO_FOLDS, default_folds, repeats_of
 from reservoir.readouts.evaluation import Readout
-from reservoir.readouts.folds import cross_sweep
-from reservoir.readouts.linear import LinearReadout, Scorer
+from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Targets, balanced_weights, metric_name
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.moments import Moments, fold_moments, training_moments
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, extended_alphas, parse_alphas, ridge_path
-from reservoir.readouts.sweep import Sweep, Tally, gather, solve, sweep
-from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weights, metric_name
+from reservoir.readouts.ridge import (
+    DEFAULT_ALPHAS,
+    KernelMatrix,
+    Moments,
+    extended_alphas,
+    fold_moments,
+    parse_alphas,
+    ridge_path,
+    training_moments,
+)
+from reservoir.readouts.sweep import Scorer, Sweep, Tally, cross_sweep, gather, solve, sweep
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.readouts.linear import LINKS, LinearReadout
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.linear import LINKS, LinearReadout, Targets
 
 PROBE_ROWS = 512  # on which coefficients must give what their estimator gives
 

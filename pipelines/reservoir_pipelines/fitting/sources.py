@@ -16,8 +16,8 @@ from reservoir.errors import InputError, require_path
 from reservoir.plan import RAW, readout_candidates, single_columns
 from reservoir.pooling import raw_features
 from reservoir.readouts.folds import draw_folds, draw_ranks, with_numbers
+from reservoir.readouts.linear import RereadableBlocks, has_labels, samples
 from reservoir.readouts.ridge import balance_raw
-from reservoir.readouts.targets import RereadableBlocks, has_labels, samples
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.output import notify

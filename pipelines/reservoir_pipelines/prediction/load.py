@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import LinearReadout
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale

@@ -14,7 +14,7 @@ from reservoir.features import check_lengths, forward
 from reservoir.options import CoverageOptions, DeviceOptions, TrustOptions
 from reservoir.plan import RAW
 from reservoir.pooling import raw_features
-from reservoir.readouts.targets import samples, unsample
+from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.texts import are_words, to_symbols, units

@@ -21,7 +21,7 @@ from reservoir.options import RECIPE, ExtractOptions, PlaceOptions, ReservoirOpt
 from reservoir.plan import BATCH_TOKENS, is_native, resolve_model
 from reservoir.random import random_key
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
-from reservoir.readouts.targets import metric_name
+from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples

@@ -7,8 +7,8 @@ import numpy as np
 from reservoir_cache import FeatureStore
 
 from reservoir.plan import AUTO_FOLDS, RAW, repeats_of
-from reservoir.readouts.folds import HeldOutScore, kernel_matrix, score_by_kernel
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.linear import Targets
+from reservoir.readouts.sweep import HeldOutScore, kernel_matrix, score_by_kernel
 from reservoir_pipelines.fitting.fitters import make_targets
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds, groups_of
 

@@ -24,7 +24,7 @@ from reservoir.plan import (
 )
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.random import generator
-from reservoir.readouts.targets import metric_name
+from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import DEFAULT_BACKBONE, full_name, load_model
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.extraction.extract import Extraction, extract
