@@ -20,9 +20,6 @@ SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smhd])")
 SEEDS = 2**63  # seeds of torch's generators have 63 bits
 
-MODULE_FUNCTION = re.compile(r"(?!hf:)[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
-"""The task ``module:function``; ``hf:NAME`` is a data set of the hub."""
-
 G = TypeVar("G", bound="Options")
 
 _where: set[str] = set()  # names of the options declared with ``where=True``
@@ -161,15 +158,13 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
 
 
 def refuse_modules(values: Mapping[str, Any], source: str) -> None:
-    """Raise `InputError` if a task or a readout of a file would import a module other than scikit-learn's.
+    """Raise `InputError` if a readout of a file would import a module other than scikit-learn's.
 
     A module is imported only if a person types its name in the same command or Python call.
     """
-    task, readout = (str(values.get(name) or "") for name in ("task", "readout"))
-    path = readout.partition(":")[0]
-    imports = {"task": MODULE_FUNCTION.fullmatch(task), "readout": "." in path and not path.startswith("sklearn.")}
-    for name in (name for name, found in imports.items() if found):
-        problem = f"{source}: the {name} {values[name]!r} would import a module, and a file cannot decide that"
+    path = str(values.get("readout") or "").partition(":")[0]
+    if "." in path and not path.startswith("sklearn."):
+        problem = f"{source}: the readout {values['readout']!r} would import a module, and a file cannot decide that"
         raise InputError(f"{problem}; if you trust it, type it on the command line")
 
 

@@ -5,7 +5,7 @@
 - images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
 - modular: ``modular-addition``
 - proteins: ``homology``
-- your own data: the path of a file or ``module:function``, see `reservoir.tasks.own.data.OwnData`
+- your own data: the path of a file or folder, see `reservoir.tasks.own.data.OwnData`
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir.errors import InputError, nearest
-from reservoir.option_fields import MODULE_FUNCTION
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
@@ -57,19 +56,13 @@ PROTOCOLS = ("ours", "paper")  # protocols: ours is correct, the paper's repeats
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, a key of `TASKS`, or of your own data, a path or ``module:function``.
+    """Return the source of a named task, a key of `TASKS`, or of your own data, a path.
 
     ``data`` is the folder with the publisher's files, for a named task. ``parameters`` are the task's (``protocol`` is
     accepted for every named task), or for your own data the fields of `OwnDataOptions`.
     """
     own = name not in TASKS
-    named = (
-        Path(name).suffix
-        or "/" in name
-        or Path(name).is_dir()
-        or MODULE_FUNCTION.fullmatch(name)
-        or name.startswith(PREFIX)
-    )
+    named = Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)
     if own and not named:
         tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")

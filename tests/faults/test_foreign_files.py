@@ -13,12 +13,10 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import skops.io
-from reservoir_cache import Entry
 from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.files import file_digest, read_checked, write_checked
-from reservoir_pipelines.fitting.seeds import fit_seeds
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -156,9 +154,6 @@ Path({marker!r}).write_text("imported")
 
 class Est(LogisticRegression):
     pass
-
-def go():
-    yield from ((f"{{'AB' if n % 2 else 'BA'}}", n % 2) for n in range(60))
 """
 
 
@@ -181,25 +176,18 @@ def refused(call, marker, *arguments):
     return err
 
 
-@pytest.mark.parametrize("place", ["top", "column", "row", "task"])
+@pytest.mark.parametrize("place", ["top", "column", "row"])
 def test_a_recipe_names_nothing_to_import(evil, tmp_path, call, place):
-    parts = dict.fromkeys(("top", "column", "row"), "")
-    if place != "task":
-        parts[place] = 'settings = { readout = "evilmod.Est" }'
-    recipe = RECIPE.format(**parts)
-    if place == "task":
-        recipe = recipe.replace('task = "digits"', 'task = "evilmod:go"')
-    (tmp_path / "r.toml").write_text(recipe)
+    parts = dict.fromkeys(("top", "column", "row"), "") | {place: 'settings = { readout = "evilmod.Est" }'}
+    (tmp_path / "r.toml").write_text(RECIPE.format(**parts))
     line = refused(call, evil, "reproduce", "r.toml", "--out", tmp_path / "out")
-    what = "task 'evilmod:go'" if place == "task" else "readout 'evilmod.Est'"
-    assert f"{what} would import a module" in line and "type it on the command line" in line
+    assert "readout 'evilmod.Est' would import a module" in line and "type it on the command line" in line
 
 
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
         ('[fit]\nreadout = "evilmod.Est"', ("fit", "digits"), "c.toml: the readout"),
-        ('[backbone]\ntask = "evilmod:go"', ("backbone", "mini"), "c.toml: the task"),
         (
             '[reproduce]\noverride = [" readout=evilmod.Est"]',
             ("reproduce", "r.toml"),
@@ -248,21 +236,9 @@ def test_an_estimator_that_a_module_of_scikit_learn_merely_holds_is_refused(evil
         refused(call, evil, "fit", entry, "--readout", "sklearn.dummy.Foreign")
 
 
-def test_an_entry_that_names_a_module_does_not_have_it_imported(entry, evil, cache, call):
+def test_an_entry_that_names_a_module_does_not_have_it_imported(entry, evil, call):
     change_call(entry, task="evilmod:go")
-    for name in (entry, entry.name, Entry.open(entry).key[:12]):
-        assert "evilmod:go" in refused(call, evil, "fit", name, "--seeds", 2)
-    with pytest.raises(InputError, match="only where you name it"):
-        fit_seeds([Entry.open(entry)], 2)
-    assert not evil.exists()
-
-
-def test_a_module_that_the_user_names_is_imported(tiny_gpt2, evil, tmp_path, call):
-    flags = ("--backbone", tiny_gpt2, "--init", "random", "--layers", "final", "--pool", "mean")
-    assert call("extract", "evilmod:go", *flags)[0] == 0
-    assert evil.exists()
-    assert call("fit", "evilmod:go", "--seeds", 2, "--alphas", "1:10:2", "--out", tmp_path / "out")[0] == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"seed0", "seed1"}
+    assert "no task 'evilmod:go'" in refused(call, evil, "fit", entry, "--seeds", 2)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -508,50 +507,3 @@ def test_a_small_parquet_that_unpacks_to_gigabytes_is_refused(tmp_path, bomb):
     assert path.stat().st_size < 10_000
     with pytest.raises(InputError, match="are stored"):
         task_named(str(path)).task  # noqa: B018
-
-
-FUNCTION = """
-import numpy as np
-
-def rows():
-    for n in range(12):
-        yield np.full((n % 3 + 1, 2), n / 2), "even" if n % 2 == 0 else "odd", ["train", "valid", "test"][n % 3]
-
-def plain():
-    for n in range(30):
-        yield [n % 5, 3], n % 3
-
-def empty():
-    return iter(())
-
-number = 5
-"""
-
-
-@pytest.fixture
-def module(tmp_path, monkeypatch):
-    (tmp_path / "mysequences.py").write_text(FUNCTION)
-    monkeypatch.chdir(tmp_path)
-    yield "mysequences"
-    sys.modules.pop("mysequences", None)
-
-
-def test_a_function_yields_sequences(module):
-    source = task_named(f"{module}:rows")
-    splits = splits_of(source)
-    assert source.task.name == "mysequences.rows" and source.task.labels == ("even", "odd")
-    assert source.files()[0].name == "mysequences.py"
-    assert in_order(splits, "lengths").tolist() == [1, 2, 3] * 4
-    assert in_order(splits, "x")[4].tolist() == [[2, 2], [2, 2], [0, 0]]
-    assert task_named(f"{module}:plain").task.form == Tokens(5)
-    assert str(task_named(f"{module}:plain").files()[0]) not in sys.path
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("mysequences:none", "no attribute"), ("absent:rows", "No module"), ("mysequences:number", "is no function"),
-     ("mysequences:empty", "must yield pairs")],
-)  # fmt: skip
-def test_other_objects_than_functions_are_refused(module, name, message):
-    with pytest.raises(InputError, match=message):
-        task_named(name).task  # noqa: B018

@@ -8,13 +8,11 @@ import typer
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions
 from reservoir_pipelines import api
-from reservoir_pipelines.command import Answer
+from reservoir_pipelines.command import Answer, OwnTask
 from reservoir_pipelines.output import notify, size_text, time_text
 
 if TYPE_CHECKING:
     from reservoir_pipelines.extraction.extract import Extraction
-
-Task = Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")]
 
 
 def tasks(given: dict[str, Any]) -> Answer:
@@ -32,7 +30,7 @@ def tasks(given: dict[str, Any]) -> Answer:
     return Answer(found, [(headings, rows), *([(("missing", "what to do"), missing)] if missing else [])])
 
 
-def prepare(task: Task, given: dict[str, Any]) -> Answer:
+def prepare(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Read a task's files into arrays, and split them.
 
     The other commands do this by themselves when they need it.
@@ -46,7 +44,7 @@ def prepare(task: Task, given: dict[str, Any]) -> Answer:
 
 
 def extract(
-    task: Task,
+    task: OwnTask,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every option with its value and why; compute nothing.")
     ] = False,
@@ -91,7 +89,7 @@ def _extracted(heading: str, done: "Extraction", computed: tuple[str, str]) -> A
 
 
 def plan(
-    task: Task,
+    task: OwnTask,
     rows: Annotated[int | None, typer.Option(min=1, help="Total rows; by default those of the task.")] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Number of processes or GPUs like this one that will share the work.")

@@ -62,7 +62,7 @@ def fit(
         from reservoir_pipelines.fitting.seeds import fit_seeds
 
         options, place = as_group(given, FitOptions), as_group(given, DeviceOptions)
-        several = fit_seeds(found, seeds, options, place, named=entries[0], data=data)
+        several = fit_seeds(found, seeds, options, place, data=data)
         rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
         metric = several.fits[0].best.metric
         spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"

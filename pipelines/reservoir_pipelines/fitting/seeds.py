@@ -9,7 +9,7 @@ from typing import Any
 from reservoir_cache import Entry, untracked
 
 from reservoir import InputError
-from reservoir.option_fields import MODULE_FUNCTION, without_where
+from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import IMPORTED
@@ -50,19 +50,17 @@ def fit_seeds(
     options: FitOptions = FitOptions(),
     place: DeviceOptions = DeviceOptions(),
     *,
-    named: str = "",
     data: Path | None = None,
 ) -> SeedsFit:
     """Extract an entry's task with seeds 0 to ``seeds - 1``, and fit the columns that all of them have.
 
-    All other options are those of the entry. A task ``module:function`` is imported only if it is ``named``, the name
-    by which the user chose the entry.
+    All other options are those of the entry.
     """
     if len(entries) != 1:
         raise InputError("--seeds: give one task or entry")
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: give at least 1")
-    call = _call(entries[0], named)
+    call = _call(entries[0])
     root = entries[0].path.resolve().parents[2]
     with untracked():
         made = [
@@ -78,17 +76,12 @@ def fit_seeds(
     return SeedsFit(fits=tuple(fits))
 
 
-def _call(entry: Entry, named: str) -> dict[str, Any]:
-    """Return how an entry was extracted; refuse one whose file alone names a function to import."""
+def _call(entry: Entry) -> dict[str, Any]:
+    """Return how an entry was extracted."""
     task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
     known = {item.name for item in fields(ExtractOptions)}
     placed = isinstance(settings, dict) and without_where(settings).keys() != settings.keys() - {"data"}
     fixed = placed or entry.spec.init["kind"] == IMPORTED
     if not isinstance(task, str) or not isinstance(settings, dict) or fixed or not settings.keys() <= known:
         raise InputError(f"--seeds: {entry.path} does not record how it was extracted; extract its task again")
-    if MODULE_FUNCTION.fullmatch(task) and task != named:
-        raise InputError(
-            f"--seeds: {entry.path} was extracted from the function {task!r}; a module is imported only where you name "
-            f"it: run reservoir fit {task} --seeds ... if you trust it"
-        )
     return {"task": task, "options": ExtractOptions(**without_where(settings))}

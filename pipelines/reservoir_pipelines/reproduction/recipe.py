@@ -289,7 +289,6 @@ class _Builder:
                 reason = reason or row.get("absent", {}).get(name, "")
             tasks = (each["name"] for each in (row, column) if each["name"] in self.shared["tasks"])
             task = row.get("task") or column.get("task") or next(tasks, None) or self.table.get("task")
-            refuse_modules({"task": task}, self.where)
             yield Spot(
                 row=row["name"],
                 column=name,

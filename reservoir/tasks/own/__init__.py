@@ -1,1 +1,1 @@
-"""Your own data: sequences with labels from a file, a folder or a function."""
+"""Your own data: sequences with labels from a file or a folder."""

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.option_fields import MODULE_FUNCTION
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.columns import named_kind
-from reservoir.tasks.own.files import SUFFIXES, function_file, open_arrays, source_files
+from reservoir.tasks.own.files import SUFFIXES, open_arrays, source_files
 from reservoir.tasks.own.folders import media_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.labels import (
@@ -34,9 +33,7 @@ from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
 
 def own_name(origin: str) -> str:
-    """Return the name of a task of your own: that of the file, without special characters, or of the function."""
-    if MODULE_FUNCTION.fullmatch(origin):
-        return origin.replace(":", ".")
+    """Return the name of a task of your own: that of the file, without special characters."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
 
 
@@ -53,10 +50,10 @@ class OwnData(Source):
     - ``groups`` (rows,): rows of one group are in one split.
 
     They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of recordings,
-    sounds or pictures, or a function. `reservoir.tasks.own.columns` has the rule for the columns of a table.
+    sounds or pictures. `reservoir.tasks.own.columns` has the rule for the columns of a table.
     """
 
-    origin: str  # a path, or module:function
+    origin: str  # a path, or the name of a dataset of the hub
     asked: OwnDataOptions
 
     def __reduce__(self) -> tuple[type, tuple]:
@@ -88,9 +85,7 @@ class OwnData(Source):
         )
 
     def files(self) -> list[Path]:
-        """Return the files of a path, or of a dataset of the hub; of a function, its module."""
-        if MODULE_FUNCTION.fullmatch(self.origin):
-            return [function_file(self.origin)]
+        """Return the files of a path, or of a dataset of the hub."""
         files = [] if is_hub(self.origin) else source_files(Path(self.origin), self.asked.labels)
         return [*files, *self._columns.files] if not files or named_kind(files[0]) else files
 

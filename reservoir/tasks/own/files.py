@@ -1,9 +1,7 @@
-"""Arrays by name, whatever file, folder or function they come from; the files of sequences under headers (FASTA)."""
+"""Arrays by name, whatever file or folder they come from; the files of sequences under headers (FASTA)."""
 
-import importlib
 import re
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,13 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
-from reservoir.tasks.own.arrays import Arrays, padded, read_npz
+from reservoir.tasks.own.arrays import Arrays, read_npz
 from reservoir.tasks.own.columns import (
     FILES,
     PEEKED,
-    as_sequence,
     files_kind,
     named_kind,
     text_columns,
-    typed,
 )
 from reservoir.tasks.own.folders import check_inside, folder_arrays, labels_from_table, media_arrays, media_files
 from reservoir.tasks.own.hdf5 import Hdf5
@@ -104,7 +100,7 @@ SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
 
 
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
-    """Return the arrays of a file by its suffix, of a folder, of a dataset of the hub, or of ``module:function``.
+    """Return the arrays of a file by its suffix, of a folder, or of a dataset of the hub.
 
     New sequences of a ``task`` are read as its own were, and need no labels.
     """
@@ -112,8 +108,8 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     published = split_files(path) if task is None else {}
     if task is None:
         _check_flags(origin, asked, published)
-    if is_hub(origin) or (":" in path.name and not path.exists()):
-        return hub_arrays(origin, asked, labelled=task is None) if is_hub(origin) else _read_function(origin)
+    if is_hub(origin):
+        return hub_arrays(origin, asked, labelled=task is None)
     suffix = path.suffix.lower()
     if published or (path.is_file() and (suffix == ".ts" or (is_bare(path) and not asked.label))):
         return read_series(published or {"": path}, regression=asked.regression)
@@ -172,9 +168,7 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
             why = "is for folders of files and FASTA; a table has its labels beside them"
             raise InputError(f"{origin}: --labels {why}")
         return
-    if ":" in path.name and not path.exists():
-        why, allowed = "a function yields no columns", ()
-    elif published or suffix == ".ts" or bare:
+    if published or suffix == ".ts" or bare:
         why, allowed = "series of an archive have no column names", () if published else ("label",)
     elif suffix in ARRAYS:
         why, allowed = "it holds arrays by the names x, y, lengths, split, groups and ids", ()
@@ -227,50 +221,3 @@ def _with_letters(origin: str, arrays: Arrays, asked: OwnDataOptions, *, labelle
     roles |= {"id": "id"} if "ids" in arrays.shapes else {}
     places = [f"row {row}" for row in range(rows[0])]
     return columns_as_arrays(origin, columns, places, read, skip=asked.skip_bad_rows, labelled=labelled, **roles)
-
-
-def _read_function(name: str) -> Arrays:
-    """Call a function ``module:name`` that yields ``(sequence, label)`` or ``(sequence, label, split)``.
-
-    A sequence is a text, a list or array of integers or of floats, or (tokens, dim) of floats. The module is looked for
-    in the current folder, too.
-    """
-    rows = list(_function(name)())
-    path = str(function_file(name))
-    if not rows or any(not isinstance(row, tuple) or not 2 <= len(row) <= 3 for row in rows):
-        raise InputError(f"{name} must yield pairs (sequence, label), or triples with the split, and some")
-    arrays = {"y": typed(path, [row[1] for row in rows])}
-    if any(len(row) == 3 for row in rows):
-        arrays["split"] = np.array([str(row[2]) if len(row) == 3 else "missing" for row in rows])
-    sequences = [row[0] for row in rows]
-    if all(isinstance(sequence, str) for sequence in sequences):
-        return Texts(path, sequences, arrays)
-    found = []
-    for row, sequence in enumerate(sequences):
-        array = as_sequence(sequence)
-        if array is None or (found and array.shape[1:] != found[0].shape[1:]):
-            raise InputError(f"{path}, row {row}: no sequence of numbers, or tokens of another shape than before")
-        found.append(array)
-    x, lengths = padded(path, found)
-    return Arrays({"x": x, "lengths": lengths, **arrays})
-
-
-def function_file(name: str) -> Path:
-    """Return the file of the module of ``module:name``."""
-    _function(name)
-    return Path(str(sys.modules[name.partition(":")[0]].__file__))
-
-
-def _function(name: str) -> Callable[[], Iterable[Any]]:
-    module, _, function = name.partition(":")
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{name}: {error}; give module:function, the module in this folder or installed") from None
-    finally:
-        sys.path.remove(here)
-    if not isinstance(found, Callable):
-        raise InputError(f"{name} is no function; give module:function, which yields (sequence, label)")
-    return found
