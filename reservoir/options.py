@@ -347,7 +347,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
         "Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.",
         one_of("auto", "fresh", "augmented", "stored"),
     )
-    from_cache: bool = option(False, "Read the layers below the lowest trained one from the cache.")
+    from_cache: bool = option(False, "With --train output: read the hidden states from the cache.")
     on_divergence: str = option(
         "stop", "If the loss diverges: stop with an error, or report the best checkpoint.", one_of("stop", "report")
     )

@@ -969,7 +969,7 @@ def pretrain(
 ) -> Pretraining:
     """Pretrain a backbone on a corpus.
 
-    Causal models learn to predict the next token; models that see both directions learn to predict hidden tokens.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives.
 
     Parameters
     ----------
@@ -1362,7 +1362,7 @@ def train(
     rows : str, default='auto'
         Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.
     from_cache : bool, default=False
-        Read the layers below the lowest trained one from the cache.
+        With --train output: read the hidden states from the cache.
     on_divergence : str, default='stop'
         If the loss diverges: stop with an error, or report the best checkpoint.
     bound : float, default=10000.0

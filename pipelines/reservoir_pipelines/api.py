@@ -399,7 +399,7 @@ def train(task: StrPath, **options: Any) -> results.Training:
 def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretraining:
     """Pretrain a backbone on a corpus.
 
-    Causal models learn to predict the next token; models that see both directions learn to predict hidden tokens.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives.
 
     Parameters
     ----------

@@ -16,11 +16,8 @@ from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import PretrainOptions
 from reservoir.pretraining.corpora import Corpus, HeldOut
-from reservoir.random import generator
 
-MASKED = 0.15  # share of the tokens that a masked model predicts (Devlin et al. 2019, section 3.1).
 CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
-BOTH_WAYS = ("bert", "roberta", "xlm-roberta", "distilbert")
 
 MEASURED_TOKENS = 8192  # tokens of one forward pass over held-out windows
 VALID_TOKENS = 2**16  # largest number of held-out tokens in a validation
@@ -35,61 +32,43 @@ class LanguageModel(nn.Module):
     """A randomly initialised language model in the shape of a backbone; compilers can fuse ``eager`` attention."""
 
     def __init__(self, backbone: str, vocabulary: int, seed: int = 0, *, eager: bool = False) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         super().__init__()
         silence_transformers()
         family, config = find(backbone)
-        if family.name not in (*CAUSAL, *BOTH_WAYS):
+        if family.name not in CAUSAL:
             problem = f"--backbone {backbone}: {family.name} models cannot be pretrained"
-            raise InputError(f"{problem}; use one of {', '.join((*CAUSAL, *BOTH_WAYS))}")
+            raise InputError(f"{problem}; use one of {', '.join(CAUSAL)}")
         if family.name == "gpt2":  # transformers has a GPT-2 with token embeddings and a head
             config = AutoConfig.for_model(**config.to_dict())
-        self.causal = family.name in CAUSAL
-        self.extra = 1 if self.causal else 0  # tokens of a window beyond those the model reads: the last target
-        self.mask_token = vocabulary
-        config.vocab_size = vocabulary if self.causal else vocabulary + 1
+        config.vocab_size = vocabulary
         for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, token, None)
-        self._positions, self._first_position = family.groups.get("positions", ()), 0
-        if family.name in ("roberta", "xlm-roberta"):
-            config.pad_token_id = 1  # these families count their positions from it
-            self._first_position = 2
+        self._positions = family.groups.get("positions", ())
         for name in config.to_dict():
             if name.endswith(("dropout", "pdrop", "dropout_prob")):
                 setattr(config, name, 0.0)  # no text is read twice, so nothing overfits
         self.max_tokens = family.shape(config).max_tokens
-        kind = AutoModelForCausalLM if self.causal else AutoModelForMaskedLM
         # By default transformers uses torch's own kernel if the family supports it.
         attention = "eager" if eager else None
         with as_input_error(f"--backbone {backbone}: its configuration does not work", "change a setting"):
-            self.model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
+            self.model: Any = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attention
+            )
         draw_parameters(self.model, family.draw, config, seed)
         self.model.tie_weights()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return float32 logits (windows, tokens, vocabulary) of the next or the masked tokens."""
-        more: dict[str, Any] = {"use_cache": False} if self.causal else {}
-        if self._first_position:
-            # By default these models treat the number of the padding token, here a real token, as padding.
-            places = torch.arange(tokens.shape[1], device=tokens.device)
-            more["position_ids"] = (self._first_position + places).expand_as(tokens)
-        return self.model(input_ids=tokens, **more).logits.float()
+        """Return float32 logits (windows, tokens, vocabulary) of the next tokens."""
+        return self.model(input_ids=tokens, use_cache=False).logits.float()
 
     @torch.no_grad()
     def repeat_positions(self, count: int) -> None:
         """Set the positions from ``count`` on to the learned values of the first positions, repeated."""
         for name, parameter in self.model.named_parameters():
-            # The embeddings of token types belong to the same group, and are fewer.
-            if any(piece in name for piece in self._positions) and len(parameter) >= (self.max_tokens or 0):
-                places = torch.arange(len(parameter) - self._first_position, device=parameter.device)
-                parameter[self._first_position :] = parameter[self._first_position + places % count]
-
-    def hide(self, windows: Tensor, *parts: object) -> tuple[Tensor, Tensor]:
-        """Return windows (windows, tokens) with some tokens masked, and the mask; ``parts`` key the random draw."""
-        drawn = generator("mask", *parts).random(tuple(windows.shape), dtype="float32")
-        hidden = torch.from_numpy(drawn).to(windows.device) < MASKED
-        return windows.masked_fill(hidden, self.mask_token), hidden
+            if any(piece in name for piece in self._positions):
+                parameter.copy_(parameter[torch.arange(len(parameter), device=parameter.device) % count])
 
 
 class PretrainRecipe(PretrainOptions):
@@ -152,16 +131,12 @@ class PretrainRecipe(PretrainOptions):
 def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions, seed: int) -> PretrainRecipe:
     """Return the options with all defaults resolved for a model.
 
-    The default context is 1024 or the longest sequence of the model, and short windows are a quarter of it. A masked
-    model needs at least two tokens, to predict one from the other.
+    The default context is 1024 or the longest sequence of the model, and short windows are a quarter of it.
     """
     longest = min(model.max_tokens or CONTEXT, CONTEXT) if options.context is None else options.context
     if model.max_tokens is not None and longest > model.max_tokens:
         raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions")
-    least = 2 - model.extra
-    if options.short is not None and options.short < least:
-        raise InputError(f"--short {options.short}: give a whole number from {least}")
-    short = max(least, longest // 4) if options.short is None else options.short
+    short = max(1, longest // 4) if options.short is None else options.short
     rate = LEARNING_RATE if options.learning_rate is None else options.learning_rate
     return PretrainRecipe(**vars(options) | {"context": longest, "short": short, "learning_rate": rate, "seed": seed})
 
@@ -184,14 +159,15 @@ class LanguageSteps:
         self._forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if compiled else model
         self._parameters = [*matrices, *vectors]
         self._device = self._parameters[0].device
-        tokens = {window: window + model.extra for window in recipe.stages.values()}
+        # A window has a token more than the model reads: the last target.
+        tokens = {window: window + 1 for window in recipe.stages.values()}
         self._valid = {w: corpus.held_out("valid", count).head(VALID_TOKENS // count) for w, count in tokens.items()}
 
     def draw(self, step: int) -> Tensor:
         """Return the windows of a step, int64 (windows, tokens)."""
         window = self._recipe.window(step)
-        count, tokens = self._recipe.batch_tokens // window, window + self._model.extra
-        return torch.from_numpy(self._corpus.draw(self._recipe.seed, step, count, tokens)).to(self._device)
+        count = self._recipe.batch_tokens // window
+        return torch.from_numpy(self._corpus.draw(self._recipe.seed, step, count, window + 1)).to(self._device)
 
     def take(self, step: int, batch: Tensor) -> Tensor:
         """Take a step; return float32 (2,): the loss in bits per token before it, and the norm before clipping."""
@@ -200,8 +176,8 @@ class LanguageSteps:
         for group in self.optimizer.param_groups:
             group["lr"] = self._recipe.rate(step)
         self.optimizer.zero_grad(set_to_none=True)
-        losses, counted = self._losses(batch, self._recipe.seed, "train", step)
-        loss = losses.sum() / counted.sum().clamp(min=1)  # with few tokens, none may be masked
+        losses = self._losses(batch)
+        loss = losses.sum() / losses.numel()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
         self.optimizer.step()
@@ -230,23 +206,15 @@ class LanguageSteps:
             real = np.arange(at, at + size) < len(held_out)
             windows = torch.from_numpy(held_out.windows[some].astype(np.int64)).to(self._device)
             first = torch.from_numpy(np.where(real, held_out.first[some], windows.shape[1])).to(self._device)
-            losses, counted = self._losses(windows, "held out", at)
-            place = torch.arange(windows.shape[1], device=self._device)[self._model.extra :]
-            counted = counted & (place >= first[:, None])
-            total += float((losses.double() * counted).sum())
+            counted = torch.arange(1, windows.shape[1], device=self._device) >= first[:, None]
+            total += float((self._losses(windows).double() * counted).sum())
             number += int(counted.sum())
         return total / number / math.log(2) / held_out.bytes_per_token
 
-    def _losses(self, windows: Tensor, *parts: Any) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token in nats, (windows, tokens), and a mask of the predicted tokens."""
-        model = self._model
-        if model.causal:
-            inputs, targets = windows[:, :-1], windows[:, 1:]
-            counted = torch.ones_like(targets, dtype=torch.bool)
-        else:
-            targets = windows
-            inputs, counted = model.hide(windows, *parts)
+    def _losses(self, windows: Tensor) -> Tensor:
+        """Return the loss of each token but the first in nats, (windows, tokens - 1)."""
+        inputs, targets = windows[:, :-1], windows[:, 1:]
         with torch.autocast(self._device.type, self._compute, enabled=self._compute != torch.float32):
             logits = self._forward(inputs)
         losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        return losses.view(targets.shape) * counted, counted
+        return losses.view(targets.shape)

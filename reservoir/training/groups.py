@@ -1,14 +1,12 @@
-"""Trained parameters: groups by role, dropout, and the part above the layer below which nothing is trained.
+"""Trained parameters: groups by role, dropout, and the layer below which nothing is trained.
 
 The groups are those of Lu et al. 2021, section 2.2.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from reservoir.backbones import GROUPS, Backbone
 from reservoir.errors import InputError
@@ -97,49 +95,3 @@ def _set_rate(modules: Iterator[nn.Module], rate: float) -> None:
         # Families whose attention is a function keep the rate as a number.
         for name in [n for n, value in vars(module).items() if "dropout" in n and isinstance(value, float)]:
             setattr(module, name, rate)
-
-
-class UpperPart(nn.Module):
-    """A model that starts at the cached hidden states of one of its layers; it modifies the given model."""
-
-    def __init__(self, model: FPT, layer: str) -> None:
-        super().__init__()
-        self.model, self.layer = model, layer
-        self.pooling = "last" if layer == "final" else "all"  # the output layer needs only the readout tokens
-        self._hidden: Tensor | None = None
-        backbone, family = model.backbone, model.backbone.family
-        below = backbone.layers.index(layer)
-        # In a family without a final norm, nothing follows the last block.
-        self._ends = below >= backbone.depth + bool(family.final_norm)
-        if self._ends:
-            return
-        skipped = backbone.blocks[:below]
-        if any(piece in name for piece in family.groups.get("positions", ()) for name, _ in skipped.named_parameters()):
-            problem = f"--from-cache: blocks of this {family.name} share the positions of the first block"
-            raise InputError(f"{problem}; train without it, or train only the output")
-        for block in skipped:
-            block.forward = partial(_skip, block.forward, [])
-        first = backbone.blocks[below] if below < backbone.depth else backbone.model.get_submodule(family.final_norm)
-        first.register_forward_pre_hook(self._replace)
-
-    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits from the layer's hidden states; for ``final``, from those of the readout tokens."""
-        if self.layer == "final":
-            return self.model.logits(hidden)
-        if not self._ends:
-            self._hidden = hidden
-            hidden = self.model.backbone(hidden, lengths, self.model.task.readout_tokens)
-        return self.model.read(hidden, lengths)
-
-    def _replace(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        assert self._hidden is not None
-        surplus = inputs[0].shape[1] - self._hidden.shape[1]
-        return (nn.functional.pad(self._hidden, (0, 0, 0, surplus)) if surplus else self._hidden, *inputs[1:])
-
-
-def _skip(forward: Callable[..., Any], in_tuple: list[bool], hidden: Tensor, *rest: Any, **named: Any) -> Any:
-    """Return the hidden states in the form in which a block returns its own, which its first run shows."""
-    if not in_tuple:
-        with torch.no_grad():
-            in_tuple.append(isinstance(forward(hidden, *rest, **named), tuple))
-    return (hidden,) if in_tuple[0] else hidden

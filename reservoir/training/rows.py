@@ -78,14 +78,9 @@ def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
     return convert
 
 
-def hidden_rows(device: torch.device, *, cut: bool) -> Convert:
-    """Return the conversion of cached hidden states (rows, tokens, width); ``cut`` removes padding."""
-
-    def convert(rows: Split) -> Batch:
-        x = rows.x[:, : int(rows.lengths.max())] if cut else rows.x
-        return _batch(np.ascontiguousarray(x, np.float32), rows.y, rows.lengths, device)
-
-    return convert
+def hidden_rows(device: torch.device) -> Convert:
+    """Return the conversion of cached hidden states of the readout tokens (rows, tokens, width)."""
+    return lambda rows: _batch(rows.x, rows.y, rows.lengths, device)
 
 
 def _batch(x: np.ndarray, y: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:

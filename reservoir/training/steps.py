@@ -1,6 +1,6 @@
 """The steps of a training end to end: the loss, Adam on an FPT's trained parameters, and scores on a split."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,14 +44,20 @@ class Score:
 
 
 class FPTSteps:
-    """Training steps; ``forward(x, lengths)`` gives the logits of the model, or of its upper part.
+    """Training steps; ``forward(x, lengths)`` gives the logits of the model, or of its output layer.
 
     Forward pass j of step n has number ``j + accumulate * (rank + processes * n)`` in the endless sequence of rows
     and dropout draws. More processes, or more passes per step, therefore change only the number of rows of a step.
     """
 
     def __init__(
-        self, model: FPT, forward: nn.Module, rows: TrainingRows, options: TrainOptions, seed: int, ranks: Processes
+        self,
+        model: FPT,
+        forward: Callable[[Tensor, Tensor], Tensor],
+        rows: TrainingRows,
+        options: TrainOptions,
+        seed: int,
+        ranks: Processes,
     ) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         rate = options.learning_rate or LEARNING_RATE

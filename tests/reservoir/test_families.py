@@ -12,7 +12,6 @@ from reservoir.fpt import FPT
 from reservoir.pooling import pool
 from reservoir.tasks.task import Task, Vectors
 from reservoir.training.groups import (
-    UpperPart,
     default_groups,
     frozen_digest,
     parse_groups,
@@ -160,31 +159,6 @@ def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_model, tiny_bat
         handle.remove()
     assert ran == [1, 2]
     assert len(tiny_model.backbone.blocks) == 3
-
-
-SMALL_TASK = Task(name="t", form=Vectors(3), max_tokens=9, classes=4, readout_tokens=2)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_upper_part_gives_the_logits_and_gradients_of_the_model(kind, tmp_path):
-    folder = save(kind, tmp_path / kind)
-    whole = FPT(SMALL_TASK, load_backbone(str(folder), "pretrained"))
-    x, lengths = torch.randn(3, 9, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([9, 4, 6])
-    expected = whole(x, lengths)
-    expected.square().sum().backward()
-    for layer in whole.backbone.layers:
-        model = FPT(SMALL_TASK, load_backbone(str(folder), "pretrained"))
-        if kind == "t5" and layer.startswith("block"):
-            with pytest.raises(InputError, match="blocks of this t5 share the positions of the first"):
-                UpperPart(model, layer)
-            continue
-        upper = UpperPart(model, layer)
-        column = f"{layer}/{upper.pooling}"
-        hidden = whole.features(x, lengths, [column])[column].clone()
-        logits = upper(hidden, lengths)
-        torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
-        logits.square().sum().backward()
-        torch.testing.assert_close(model.output.weight.grad, whole.output.weight.grad, atol=1e-3, rtol=1e-3)
 
 
 def test_losses_of_rows():

@@ -106,8 +106,7 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
         tokenizer = getattr(corpus, "tokenizer", None)
         if tokenizer is not None:
             # Without this configuration, transformers would use the tokenizer of the family's published models.
-            special = {} if model.causal else {"mask_token": "<mask>"}
-            PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(part)
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(part)
         for file in part.iterdir():
             share(file)
             sync(file)
@@ -133,7 +132,7 @@ UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
 def pretrain(
     corpus: str, shape: ShapeOptions, options: PretrainOptions, place: PlaceOptions, *, out: Path
 ) -> Pretraining:
-    """Pretrain a backbone on a corpus: causal models predict the next token, bidirectional ones masked tokens."""
+    """Pretrain a backbone on a corpus, of which it predicts the next token; see `api.pretrain`."""
     backbone = shape.backbone or DEFAULT_BACKBONE
     options = replace(options, steps=options.steps or STEPS)
     if corpus == BIT_MEMORY:
@@ -145,7 +144,7 @@ def pretrain(
     model = LanguageModel(backbone, source.vocabulary, shape.seed, eager=eager)
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
-    window = recipe.context + model.extra
+    window = recipe.context + 1
     # A corpus that is too short for a window is refused before anything is written.
     held_out = {split: source.held_out(split, window) for split in HELD_OUT}
     described = source.describe()
@@ -178,8 +177,7 @@ def pretrain(
             tokens=recipe.tokens(state.step),
             parameters=sum(p.numel() for p in model.parameters()),
             unit=source.unit,
-            # The entropy is that of a token given those before it; a bidirectional model also sees those after it.
-            entropy=source.entropy if model.causal else None,
+            entropy=source.entropy,
             seconds=round(state.seconds, 1),
             **bits,
         )
@@ -215,7 +213,7 @@ def _pretrain_bit_memory(
     except (OSError, ValueError, KeyError, TypeError):
         pass  # there is no model, or a damaged one, which is written again
     else:
-        # The run does not record the vocabulary. The tokens beyond it, such as the mask, are equally many.
+        # The run does not record the vocabulary.
         if more := tokens - model.model.config.vocab_size:
             raise InputError(
                 f"{out}: it has a model with vocabulary = {vocabulary + more}, not {vocabulary}; name another folder"

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from reservoir_cache import path_below
-from torch import nn
 
 from reservoir import devices
 from reservoir.backbones.recurrent import redraw_first_states
@@ -27,14 +25,14 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import FreshRows, Source
 from reservoir.tasks.task import Split
-from reservoir.training.groups import UpperPart, frozen_digest, parse_groups, set_dropout, trained_layer
-from reservoir.training.rows import Convert, StoredRows, TargetScale, TrainingRows, hidden_rows, raw_rows
+from reservoir.training.groups import frozen_digest, parse_groups, set_dropout, trained_layer
+from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, hidden_rows, raw_rows
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
 from reservoir_pipelines.files import cache_root, write_checked
-from reservoir_pipelines.output import notify, size_text
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
@@ -216,7 +214,10 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
     model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
     forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
     if options.from_cache:
-        forward, hidden, convert = _from_cache(job)
+        hidden, convert = _from_cache(job), hidden_rows(model.device)
+
+        def forward(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return model.fpt.logits(x)
 
     def scaled(split: str) -> Split:
         found = hidden(split) if hidden else job.prepared.split(split).take(job.numbers[split])
@@ -240,43 +241,32 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
     return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks), rows
 
 
-def _from_cache(job: _Job) -> tuple[nn.Module, Callable[[str], Split], Convert]:
-    """Return the trained upper part of the model, and how the cached hidden states of a split are read for it."""
+def _from_cache(job: _Job) -> Callable[[str], Split]:
+    """Return a function that reads the cached hidden states of a split, those that the output layer reads."""
     model, options, task = job.model, job.options, job.model.fpt.task
-    layer = trained_layer(model.fpt)
-    if layer is None:
+    if trained_layer(model.fpt) != "final":
         raise InputError(
-            f"--from-cache --train {','.join(options.train or ())}: parameters before the first block are trained, "
-            "so nothing can be cached; remove --from-cache, or train neither input nor positions"
+            f"--from-cache --train {','.join(options.train or ())}: only the output layer can be trained on cached "
+            "hidden states; pass --train output, or remove --from-cache"
         )
     if options.dropout and job.source.published:
         raise InputError(
             "--from-cache --protocol paper: the authors' dropout also applies to frozen layers, which the cache cannot "
             "repeat; pass --dropout 0, or remove --from-cache"
         )
-    part = UpperPart(model.fpt, layer)
     with job.ranks.first_alone():
-        read = {"layers": layer, "pool": part.pooling, "store": options.store or "float16"}
+        read = {"layers": "final", "pool": "last", "store": options.store or "float16"}
         where = {"cache": job.place.cache, "device": str(model.device), "compute": model.compute}
         reservoir = as_group(model.settings, ReservoirOptions)
         store = extract(job.task, ExtractOptions(**vars(reservoir), **vars(job.source), **read, **where)).store
 
     def hidden(name: str) -> Split:
-        """Read the hidden states of a split into memory."""
-        split, column = store[name], f"{layer}/{part.pooling}"
-        tokens, width = split.shape(column)
-        size, memory = 4 * split.rows * tokens * width, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if size > 0.9 * memory:
-            raise InputError(
-                f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and this machine has "
-                f"{size_text(memory)}; use --limit, or train without --from-cache"
-            )
-        lengths = split.lengths if model.windows.plain else model.windows.counts(split.lengths)
+        split = store[name]
         y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
         y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache drops axes of length 1
-        return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)
+        return Split(x=split.read("final/last"), y=y, lengths=split.lengths)
 
-    return part, hidden, hidden_rows(model.device, cut=part.pooling == "all")
+    return hidden
 
 
 def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int | None]:
