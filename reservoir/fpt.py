@@ -22,7 +22,8 @@ class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
     Vectors are multiplied by a matrix with orthogonal columns of norm ``gain`` (the ``input_scaling`` of an echo state
-    network), or by `kernels` if their shape is given. Symbols get Gaussian embeddings of deviation ``gain / 1.41``.
+    network), or by ``gain`` times the given ``weights`` (width, dim), such as those of `kernels`. Symbols get Gaussian
+    embeddings of deviation ``gain / 1.41``.
     """
 
     def __init__(
@@ -31,14 +32,14 @@ class InputLayer(nn.Module):
         width: int,
         seed: int = 0,
         gain: float = DEFAULT_GAIN,
-        kernel_shape: KernelShape | None = None,
+        weights: np.ndarray | None = None,
     ) -> None:
         super().__init__()
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
         self.map: nn.Module = nn.Linear(size, width) if isinstance(form, Vectors) else nn.Embedding(size, width)
         self.dropout: nn.Module = nn.Dropout(0.0)  # as in the authors' code: after vectors, not after symbols
-        if kernel_shape is not None and isinstance(form, Vectors):
-            _set(self.map, gain * kernels(width, seed, kernel_shape))
+        if weights is not None:
+            _set(self.map, gain * weights)
             return
         normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):

@@ -154,8 +154,8 @@ class ReservoirOptions(ModelOptions, panel="Model"):
     input: str | None = option(
         None,
         "Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for symbols, "
-        "orthogonal or kernels for vectors.",
-        one_of("native", "gaussian", "orthogonal", "kernels"),
+        "orthogonal or kernels for vectors, edges for windows of images.",
+        one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
         shown="native if the model reads such data, else " + OWN.format("kernels", "gaussian or orthogonal"),
     )
     long: str = option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -118,24 +119,31 @@ def load_model(
 ) -> LoadedModel:
     """Load or draw the model for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
-    from reservoir.fpt import FPT, InputLayer
+    from reservoir.fpt import FPT, InputLayer, kernels
+    from reservoir.inputs.edges import edges
     from reservoir.inputs.native import open_native
 
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
         raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; use orthogonal or kernels")
-    windows, seen, shape = settings.windows(task), settings.windowed(task), None
+    windows, seen = settings.windows(task), settings.windowed(task)
     reader, input_digests = None, {}
     if settings.input == "native":
         name, init, depth = settings.backbone, settings.init, settings.depth
         seen, backbone, inputs, reader, input_digests = open_native(seen, name, init, depth)
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+        weights = None
         if settings.input == "kernels" and isinstance(seen.form, Vectors):
             taps = len(windows.dilations) * windows.patch * windows.forms
             shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
-        inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, shape)
+            weights = kernels(backbone.width, settings.seed, shape)
+        elif settings.input == "edges":
+            # As strong, taken together, as orthogonal columns of norm 1.
+            weights = edges(seen, backbone.width, settings.seed)
+            weights *= math.sqrt(weights.shape[1] / weights.shape[0])
+        inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only texts read by the model's own tokenizer can be long; leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()

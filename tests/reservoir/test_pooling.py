@@ -122,7 +122,7 @@ def test_each_kernel_reads_one_dilation_and_one_form_and_sums_to_zero():
     np.testing.assert_allclose(weights.sum(2), 0, atol=1e-12)
     read = np.argwhere(np.abs(weights).sum((2, 4)) > 0)
     np.testing.assert_array_equal(read, [(unit, unit % 3, unit // 3 % 2) for unit in range(40)])
-    layer = InputLayer(Vectors(3 * 9 * 2 * 2), 40, 3, 6.0, (3, 9, 2, 2))
+    layer = InputLayer(Vectors(3 * 9 * 2 * 2), 40, 3, 6.0, kernels(40, 3, (3, 9, 2, 2)))
     np.testing.assert_allclose(layer.map.weight.numpy(force=True), 6 * weights.reshape(40, -1), rtol=1e-6)
 
 

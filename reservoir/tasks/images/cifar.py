@@ -189,8 +189,8 @@ class Cifar10(Source):
     augments = True
 
     def __post_init__(self) -> None:
-        if self.window and (self.views or type(self) is not Cifar10):
-            raise InputError("window goes with cifar10, mnist and fashion-mnist, without --views")
+        if self.window and type(self) is not Cifar10:
+            raise InputError("window goes with cifar10, mnist and fashion-mnist")
         if not isinstance(self.views, int) or self.views < 0:
             raise InputError(f"views is {self.views}; give 0 or the number of augmented copies of each training row")
 
@@ -255,6 +255,8 @@ class Cifar10(Source):
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one view of stored sequences (rows, tokens, dim) with these row numbers."""
+        if self.window:
+            raise InputError("whitened windows cannot be augmented in training; choose a task without window")
         return patches(augmented(joined(x, SIDE, 4), rows, view), 4)
 
     def _task(self, name: str, form: Vectors, tokens: int) -> Task:

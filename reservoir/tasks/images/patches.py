@@ -73,10 +73,14 @@ class Windows2d:
             :, :: self.stride, :: self.stride
         ]
         values = windows.transpose(0, 1, 2, 4, 5, 3).reshape(len(images), -1, len(matrix))
-        values = values - values.mean(-1, keepdims=True)
-        # The 10 keeps noise in uniform windows from being scaled up to contrast.
-        values /= np.sqrt(np.square(values).mean(-1, keepdims=True) + 10)
-        return np.clip(np.rint(values @ matrix * LEVELS + 128), 0, 255).astype(np.uint8)
+        return np.clip(np.rint(contrast_normalised(values) @ matrix * LEVELS + 128), 0, 255).astype(np.uint8)
+
+
+def contrast_normalised(windows: np.ndarray) -> np.ndarray:
+    """Return windows (..., values) of bytes as floats, each centred and divided by its standard deviation."""
+    centred = windows - windows.mean(-1, keepdims=True)
+    # The 10 keeps noise in uniform windows from being scaled up to contrast.
+    return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 10)
 
 
 @cache
