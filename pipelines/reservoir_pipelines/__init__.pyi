@@ -132,8 +132,8 @@ def attention(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
-        for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
+        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional
@@ -369,8 +369,8 @@ def extract(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
-        for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
+        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional
@@ -712,8 +712,8 @@ def plan(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
-        for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
+        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional
@@ -1268,8 +1268,8 @@ def train(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
-        for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
+        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional

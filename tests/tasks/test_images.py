@@ -2,6 +2,7 @@
 
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from reservoir.errors import InputError
+from reservoir.inputs.edges import edges
 from reservoir.pooling import pool, pooled_shape
+from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks import check_split, encode, task_named
 from reservoir.tasks.images.cifar import grey, read_pickle
 from reservoir.tasks.images.patches import LEVELS, Windows2d, augmented, patches, whitening
@@ -134,6 +137,31 @@ def test_windows_that_do_not_fit_are_refused(name, parameters):
         task_named(name, **parameters).task  # noqa: B018
 
 
+def test_edges_answer_strongly_to_few_windows():
+    task = task_named("cifar10", window=6).task
+    weights, others = edges(task, 200, seed=0), edges(task, 200, seed=1)
+    np.testing.assert_allclose(np.linalg.norm(weights, axis=1), 1)
+    assert np.array_equal(weights, edges(task, 200, seed=0)) and not np.allclose(weights, others)
+    directions = RNG.standard_normal(weights.shape)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+
+    def kurtosis(units):  # the windows of other images of discs stand for photographs
+        answers = others @ units.T
+        return np.mean((answers**4).mean(0) / (answers**2).mean(0) ** 2)
+
+    assert kurtosis(weights) > 1.5 * kurtosis(directions)
+
+
+def test_edges_need_windows_and_are_as_strong_as_orthogonal_columns():
+    model = {"backbone": "gpt2:n_layer=1,n_embd=128,n_head=2", "init": "random"}
+    with pytest.raises(InputError, match="add --param window=6"):
+        load_model(task_named("cifar10").task, Reservoir(input="edges", **model))
+    task = task_named("cifar10", window=6).task
+    for kind in ("edges", "orthogonal"):
+        weight = load_model(task, Reservoir(input=kind, gain=2, **model)).fpt.inputs.map.weight
+        torch.testing.assert_close(weight.square().sum(), torch.tensor(4.0 * 108))
+
+
 def test_the_grid_has_four_statistics_of_each_cell():
     hidden = torch.from_numpy(RNG.normal(size=(2, 16, 5)).astype(np.float32))
     lengths = torch.tensor([16, 16])
@@ -200,6 +228,14 @@ def test_views_follow_the_rows_and_are_fixed_by_them(tmp_path):
         assert np.array_equal(viewed[name][0], plain[name][0])
     one, two = viewed["train"][0][rows : 2 * rows], viewed["train"][0][2 * rows :]
     assert not np.array_equal(one, two)
+
+
+def test_views_are_cut_into_windows_as_images_are(tmp_path):
+    samples.cifar_files(tmp_path, samples.cifar_arrays())
+    views = task_named("cifar10", data=tmp_path, views=1)
+    plain, cut = joined(views)["train"][0], joined(replace(views, window=6))["train"][0]
+    images = plain.reshape(-1, 8, 8, 4, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 32, 32, 3)
+    assert np.array_equal(cut, Windows2d(window=6, stride=2)(images))
 
 
 def test_views_are_shifts_flips_and_turns_of_the_image():
