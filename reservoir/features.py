@@ -96,7 +96,7 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callab
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     sizes = [len(loaded.lengths) * tokens * width for tokens, width in shapes.values()]
-    flat = torch.zeros(sum(sizes), device=model.device)  # one tensor, so that one copy brings all columns to the host
+    flat = torch.empty(sum(sizes), device=model.device)  # one tensor, so that one copy brings all columns to the host
     views = zip(columns, flat.split(sizes), strict=True)
     out = {column: values.view(len(loaded.lengths), *shapes[column]) for column, values in views}
 
@@ -113,6 +113,8 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callab
         for column, values in pooled.items():
             found = values if places is None else _at(values, places)
             out[column][rows, : found.shape[1]] = found
+            if found.shape[1] < out[column].shape[1]:
+                out[column][rows, found.shape[1] :] = 0
     return partial(_fetch, flat, {column: values.shape for column, values in out.items()}, loaded)
 
 

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +69,28 @@ def fault_point(step: str) -> None:
 
 
 def publish(
-    final: Path, content: bytes | memoryview, *, sync_file: bool = True, sync_folder: bool = True
+    final: Path,
+    *content: bytes | memoryview,
+    crc32: int | None = None,
+    sync_file: bool = True,
+    sync_folder: bool = True,
 ) -> tuple[int, str]:
     """Write a file so that under its final name it is either complete or as it was before; return its size and CRC-32.
 
+    ``content`` is given in one or more pieces, ``crc32`` where it is known.
     ``sync_file`` and ``sync_folder``: whether the content, and the name, must survive a power loss after the return.
     Raises CacheError if the file cannot be written, or does not read back as written.
     """
-    view = memoryview(content).cast("B")
+    pieces = [memoryview(piece).cast("B") for piece in content]
     # The name ends in the identity of the run, by which a later run recognises the files that a dead one left behind.
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
         fault_point("begun")
         with temporary.open("xb") as file:
-            file.write(view)
+            file.writelines(pieces)
         fault_point("written")
-        if not _holds(temporary, view):
+        if not _holds(temporary, *pieces):
             raise CacheError(f"{final}: does not read back as written; check the disk")
         fault_point("verified")
         if sync_file:
@@ -100,7 +106,8 @@ def publish(
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-    return len(view), f"{zlib.crc32(view):08x}"
+    crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0) if crc32 is None else crc32
+    return sum(map(len, pieces)), f"{crc:08x}"
 
 
 def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
@@ -201,14 +208,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _holds(path: Path, content: memoryview) -> bool:
-    done = 0
+def _holds(path: Path, *pieces: memoryview) -> bool:
+    found = bytearray()
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            if chunk != bytes(content[done : done + len(chunk)]):  # memoryviews compare item by item
-                return False
-            done += len(chunk)
-    return done == len(content)
+        for piece in pieces:
+            for low in range(0, len(piece), _CHUNK):
+                wanted = piece[low : low + _CHUNK]
+                found = found if len(found) == len(wanted) else bytearray(len(wanted))
+                if file.readinto(found) != len(wanted) or found != wanted:  # memoryviews would compare item by item
+                    return False
+        return not file.read(1)
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -21,12 +21,12 @@ from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Column, check_column_name
+from reservoir_cache.image import Image
 from reservoir_cache.publish import CacheError
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 
-# The smallest residual that rounds to infinity: halfway from the largest finite number to the next power of two.
-_OVERFLOW = {"float16": np.float32(65520.0), "bfloat16": np.uint32(0x7F7F8000).view(np.float32)}
+_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits; with the sign bit those of its negative
 
 _INNER = 512  # values of an inner loop: numpy takes as long for 16 of them
 _SLAB = 2**16  # values that are widened and added to while they are in the processor's cache
@@ -118,10 +118,13 @@ class Encoded:
     @cached_property
     def crc32(self) -> str:
         """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
-        crc = zlib.crc32(self.values.data)
-        if self.offset is not None:
-            crc = zlib.crc32(self.offset.data, crc)
+        crc = self.of_values if self.offset is None else zlib.crc32(self.offset.data, self.of_values)
         return f"{crc:08x}"
+
+    @cached_property
+    def of_values(self) -> int:
+        """CRC-32 of the stored values."""
+        return zlib.crc32(self.values.data)
 
 
 @dataclass(frozen=True)
@@ -180,24 +183,21 @@ def encode(
             raise CacheError(f"{start}: check that row of the input, or compute in float32")
         if store == "float32":
             continue
-        offsets[number] = mean
-        for begin in range(0, len(part), rows):
-            piece = part[begin : begin + rows]
-            with np.errstate(over="ignore"):
+        offsets[number], stored = mean, values[low : low + step]
+        with np.errstate(over="ignore"):
+            for begin in range(0, len(part), rows):
+                piece = part[begin : begin + rows]
                 residual = np.subtract(piece, offsets[number], out=buffer[: len(piece)])
-            if residual.max() >= _OVERFLOW[store] or residual.min() <= -_OVERFLOW[store]:
-                place, where = _farthest(np.abs(residual), column, first_row + low + begin)
-                distance = abs(float(piece[place]) - mean[place[-1]])
-                wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
-                raise CacheError(
-                    f"{where}: {piece[place]:g} lies {distance:.3g} from its channel's "
-                    f"mean, which overflows {store}; extract with {wider}"
-                )
-            stored = values[low + begin : low + begin + len(piece)]
-            if store == "float16":
-                _to_float16(residual, stored)
-            else:
-                stored[...] = bfloat16_bits(residual)
+                _round(residual, store, stored[begin : begin + rows])
+        infinity = _INFINITY[store]
+        if stored.view(np.int16).max() >= infinity or stored.view(np.uint16).max() >= infinity + 0x8000:
+            place, where = _farthest(np.abs(part - mean), column, first_row + low)
+            distance = abs(part[place] - mean[place[-1]])
+            wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
+            raise CacheError(
+                f"{where}: {part[place]:g} lies {distance:.3g} from its channel's "
+                f"mean, which overflows {store}; extract with {wider}"
+            )
     if store == "float32":
         return Encoded(values.astype(STORED_DTYPE[store], copy=False), None)
     return Encoded(values, offsets)
@@ -243,30 +243,33 @@ def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
-def _to_float16(x: NDArray[np.float32], out: NDArray[np.float16]) -> None:
-    """Round finite float32 to float16, ties to even."""
+def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
+    """Round finite float32 to float16 or bfloat16, ties to even."""
+    if store == "bfloat16":
+        out[...] = bfloat16_bits(x)
     # torch rounds ten times as fast as numpy. This package does without it, but extract has imported it.
-    if torch := sys.modules.get("torch"):
+    elif torch := sys.modules.get("torch"):
         torch.from_numpy(out).copy_(torch.from_numpy(x))
     else:
         out[...] = x
 
 
-def shard_image(header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> memoryview:
-    """Return the content of a shard's file."""
-    image = io.BytesIO()
+def shard_pieces(header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> tuple[list[memoryview], int]:
+    """Return the content of a shard's file in pieces, and its CRC-32."""
+    image = Image()
     with h5py.File(image, "w") as file:
         for name, value in vars(header).items():
             file.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
         for column in sorted(columns):
             encoded = columns[column]
+            image.next = encoded.values, encoded.of_values
             values = file.create_dataset(f"{column}/values", data=encoded.values, track_times=False)
             values.attrs["encoding"] = np.bytes_(store.encode())
             values.attrs["crc32"] = np.bytes_(encoded.crc32.encode())
             if (offset := encoded.offset) is not None:
                 offset = offset[0] if len(offset) == 1 else offset
                 file.create_dataset(f"{column}/offset", data=offset, track_times=False)
-    return image.getbuffer()
+    return image.pieces()
 
 
 def inspect_shard(path: Path, store: str) -> tuple[ShardHeader, dict[str, Column], dict[str, str]]:

@@ -16,7 +16,7 @@ from reservoir_cache.ahead import ahead
 from reservoir_cache.entry import TARGETS_FILE, Column, Entry, Shard, Targets, check_column_name, is_sound, page_of
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
-from reservoir_cache.shard import Encoded, ShardHeader, encode, shard_image, target_ranks
+from reservoir_cache.shard import Encoded, ShardHeader, encode, shard_pieces, target_ranks
 from reservoir_cache.spec import FORMAT
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -201,7 +201,8 @@ def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, En
         header = ShardHeader(FORMAT, entry.key, split, block, low, high)
         taken = {shard.file for shard in sound}
         file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-        size, crc = publish(folder / file, shard_image(header, new, entry.spec.store))
+        pieces, crc32 = shard_pieces(header, new, entry.spec.store)
+        size, crc = publish(folder / file, *pieces, crc32=crc32)
         line = Shard(file, block, size, crc, {name: encoded.crc32 for name, encoded in new.items()})
         unsound = {shard.file for shard in of_block} - taken
         with locks.mutex():

@@ -1,16 +1,18 @@
 """FORMAT.md against the code and its files, the key of a specification, and the package as a whole."""
 
+import io
 import json
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import reservoir_cache
-from reservoir_cache import FORMAT, CacheError, Layout, Spec, publish, save_arrays
+from reservoir_cache import FORMAT, CacheError, Layout, Spec, publish, save_arrays, shard
 from reservoir_cache.spec import _REQUIRED, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
@@ -229,3 +231,17 @@ def test_a_file_of_any_size_is_compared_with_what_was_written(tmp_path, size):
     assert publish._holds(tmp_path / "file", memoryview(content))
     assert not publish._holds(tmp_path / "file", memoryview(content + b"x"))
     assert size == 0 or not publish._holds(tmp_path / "file", memoryview(content[:-1] + b"y"))
+
+
+@pytest.mark.parametrize("store", ["float16", "float32"])
+@pytest.mark.parametrize("rows", [3, 20_000])
+def test_a_shard_that_refers_to_its_arrays_has_the_bytes_of_one_that_copies_them(store, rows, monkeypatch):
+    arrays = np.random.default_rng(0).normal(size=(3, rows, 1, 5)).astype(np.float32)
+    columns = {f"block{n}/mean": shard.encode(x, store, column="c") for n, x in enumerate(arrays)}
+    header = shard.ShardHeader(1, "k" * 64, "train", 0, 0, rows)
+    pieces, crc = shard.shard_pieces(header, columns, store)
+    monkeypatch.setattr(shard, "Image", type("Plain", (io.BytesIO,), {"pieces": lambda self: ([self.getvalue()], 0)}))
+    (plain,), _ = shard.shard_pieces(header, columns, store)
+    assert b"".join(pieces) == plain
+    assert crc == zlib.crc32(plain)
+    assert len(pieces) == 7

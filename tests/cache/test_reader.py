@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify, write_block
-from reservoir_cache.shard import Place, _to_float16, bfloat16_bits, decode, encode
+from reservoir_cache.shard import Place, _round, bfloat16_bits, decode, encode
 
 
 def stored(toy, entry, split, column):
@@ -292,7 +292,7 @@ def test_float16_equals_numpys_on_every_value_and_around_every_tie():
     ties = (halves[1:] + halves[:-1]) / 2
     x = np.concatenate([halves, ties, *(np.nextafter(ties, np.float32(way)) for way in (-1e9, 1e9))])
     found = np.empty(x.shape, np.float16)
-    _to_float16(x, found)
+    _round(x, "float16", found)
     np.testing.assert_array_equal(found.view(np.uint16), x.astype(np.float16).view(np.uint16))
 
 
