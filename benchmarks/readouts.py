@@ -31,8 +31,8 @@ import numpy as np
 
 from reservoir.readouts.linear import Block, Targets
 from reservoir.readouts.logistic import logistic_path
-from reservoir.readouts.ridge import ridge_path, training_moments
-from reservoir.readouts.sweep import gather, score
+from reservoir.readouts.ridge import ridge_path, score, training_moments
+from reservoir.readouts.sweep import gather
 
 READ_ROWS = 4096
 LOGISTIC_PENALTIES = np.logspace(-1, 4, 10)

@@ -189,6 +189,82 @@ class LinearReadout:
         )
 
 
+class Tally:
+    """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
+
+    If the targets have class weights, samples are weighted by them: with balanced weights the accuracy is the mean
+    recall of the classes, up to the rounding of their shares.
+
+    For real targets it is the mean over outputs of
+
+        R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
+
+    where a constant output scores 1 if it is predicted exactly, else 0, as in ``sklearn.metrics.r2_score``. The loss
+    ranks equally accurate readouts: the mean squared distance between the scores and the coding of the labels.
+    """
+
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self.samples = 0.0
+        self._hits: np.ndarray | None = None  # (A,) correct labels, or (A, outputs) squared residuals
+        self._distances: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
+        self._origin = np.zeros(targets.outputs)
+        self._sum = np.zeros(targets.outputs)
+        self._squares = np.zeros(targets.outputs)
+
+    def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Tally":
+        """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
+        weights = self.targets.weights(y, weights)
+        counted = np.ones(len(y)) if weights is None else weights
+        if self.targets.classes:
+            hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
+            distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
+            self._distances = self._distances + distances @ counted
+        else:
+            values = y.astype(np.float64)
+            hits = counted @ np.square(scores - values)
+            if not self.samples:
+                self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
+            self._sum += counted @ (values - self._origin)
+            self._squares += counted @ np.square(values - self._origin)
+        self._hits = hits if self._hits is None else self._hits + hits
+        self.samples += float(counted.sum())
+        return self
+
+    def accuracy(self) -> np.ndarray:
+        """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` if there are none."""
+        if self._hits is None:
+            raise ValueError("no samples were counted")
+        if self.targets.classes:
+            return self._hits / (self.samples * self.targets.outputs)
+        total = self._squares - np.square(self._sum) / self.samples
+        constant = total <= 0
+        ratio = self._hits / np.where(constant, 1.0, total)
+        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
+
+    def loss(self) -> np.ndarray:
+        """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""
+        if not self.targets.classes:
+            return 1 - self.accuracy()
+        return np.asarray(self._distances) / (self.samples * self.targets.outputs)
+
+
+def best_penalty(
+    alphas: np.ndarray, accuracies: np.ndarray, losses: np.ndarray, errors: np.ndarray | None = None
+) -> int:
+    """Return the index of the most accurate penalty; ties go to the smaller loss, then to the larger penalty.
+
+    On few rows, many penalties predict equally many labels correctly, and the largest of them is often far too large:
+    therefore the loss comes first. With standard errors (A,), return the largest penalty whose accuracy is within one
+    standard error of the highest.
+    """
+    best = int(np.lexsort((alphas, -losses, accuracies))[-1])
+    if errors is None:
+        return best
+    near = accuracies >= accuracies[best] - errors[best]
+    return int(np.argmax(np.where(near, alphas, -np.inf)))
+
+
 def metric_name(classes: int) -> str:
     """Return the name of the score: ``accuracy``, or ``R²`` without classes."""
     return "accuracy" if classes else "R²"

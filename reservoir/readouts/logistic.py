@@ -20,8 +20,8 @@ from scipy.special import expit, logsumexp
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.ridge import BLOCK_ROWS, KernelMatrix, LinearPath, Moments, inverse, positive
-from reservoir.readouts.sweep import Sweep, Training, gather, score
+from reservoir.readouts.ridge import BLOCK_ROWS, KernelMatrix, LinearPath, Moments, inverse, positive, score
+from reservoir.readouts.sweep import Sweep, Training, gather
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 

@@ -26,14 +26,12 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Targets
+from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Tally, Targets
 
 _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64)
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
-MOST_ALPHAS = 1000  # the models of all penalties are in memory at once
-WIDEST = 1e-6, 1e10
 CHUNK = 2048  # features of a kernel matrix that are in memory in float64 at once
 BLOCK_ROWS = 2048  # the product runs at 93% of its speed on all rows at once; 1,024 rows give 78%
 
@@ -326,6 +324,43 @@ class LinearPath:
         )
 
 
+class Scorer:
+    """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
+
+    For real targets, pass their coding: the offset is then added in float64, because float32 next to a mean of 1e5
+    would lose a spread of 0.3. The default is scores of classes.
+    """
+
+    def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
+        self._path, self._real = path, targets is not None and not targets.classes
+        self._on, self._dtype = arithmetic(), np.dtype(np.void)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32."""
+        dtype, path, on = np.result_type(x.dtype, np.float32), self._path, self._on
+        penalties, width, targets = path.coef.shape
+        if dtype != self._dtype:
+            center = path.center.astype(dtype)
+            # The offset must be computed with the rounded center, which is the one that is subtracted.
+            self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
+            self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
+            self._center, self._dtype = on.put(center), dtype
+        centred = on.zeros(x.shape, dtype)
+        centred[...] = on.put(x)  # in its own precision
+        centred -= self._center
+        scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
+        scores += self._offset
+        return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
+
+
+def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
+    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
+    tally, scorer = Tally(targets), Scorer(path, targets)
+    for x, y in blocks:
+        tally.update(scorer(x), y)
+    return tally
+
+
 class Tridiagonal:
     """A symmetric positive semidefinite matrix (n, n) as A = Q T Q', with Q orthogonal and T tridiagonal.
 
@@ -508,36 +543,6 @@ def balance_raw(raw: np.ndarray) -> np.ndarray:
     size. Without these factors, a few hundred raw features next to ten thousand others would have no influence.
     """
     return np.sqrt(len(raw) / 2 / np.where(raw, raw.sum(), (~raw).sum()))
-
-
-def parse_alphas(text: str) -> np.ndarray:
-    """Return the penalties that ``LO:HI:N`` stands for: N values from LO to HI in equal ratios."""
-    try:
-        low, high, number = text.split(":")
-        lo, hi, n = float(low), float(high), int(number)
-    except ValueError:
-        lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and 1 <= n <= MOST_ALPHAS):
-        raise InputError(
-            f"penalties {text!r}: give LO:HI:N with 0 < LO <= HI and N from 1 to {MOST_ALPHAS:,}, such as 1e-2:1e6:25"
-        )
-    if n == 1 and lo != hi:
-        raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
-    return np.geomspace(lo, hi, n)
-
-
-def extended_alphas(alphas: np.ndarray, best: int) -> np.ndarray | None:
-    """Return the grid extended to 1e-6 or 1e10 if the best penalty is at its end; None if nothing can be added.
-
-    New penalties continue the ratio of the grid, or a third of a decade if that is larger.
-    """
-    low, high = float(np.min(alphas)), float(np.max(alphas))
-    ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
-    ends = low / WIDEST[0], WIDEST[1] / high
-    below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
-    less = low / ratio ** np.arange(below, 0, -1) if alphas[best] == low else []
-    more = high * ratio ** np.arange(1, above + 1) if alphas[best] == high else []
-    return np.concatenate([less, np.sort(alphas), more]) if len(less) + len(more) else None
 
 
 def positive(alphas: np.ndarray) -> np.ndarray:

@@ -19,128 +19,26 @@ import numpy as np
 from scipy.special import log_softmax
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, RereadableBlocks, Targets
+from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, RereadableBlocks, Tally, Targets, best_penalty
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
     LinearPath,
     Moments,
+    Scorer,
     accumulate,
-    arithmetic,
     by_fold,
     check_folds,
     fold_moments,
     held_out_scores,
     ridge_path,
+    score,
     training_moments,
 )
 
+MOST_ALPHAS = 1000  # the models of all penalties are in memory at once
+WIDEST = 1e-6, 1e10
 SCORING_ALPHAS = np.logspace(-2, 6, 13)
-
-
-class Scorer:
-    """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
-
-    For real targets, pass their coding: the offset is then added in float64, because float32 next to a mean of 1e5
-    would lose a spread of 0.3. The default is scores of classes.
-    """
-
-    def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
-        self._path, self._real = path, targets is not None and not targets.classes
-        self._on, self._dtype = arithmetic(), np.dtype(np.void)
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32."""
-        dtype, path, on = np.result_type(x.dtype, np.float32), self._path, self._on
-        penalties, width, targets = path.coef.shape
-        if dtype != self._dtype:
-            center = path.center.astype(dtype)
-            # The offset must be computed with the rounded center, which is the one that is subtracted.
-            self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
-            self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
-            self._center, self._dtype = on.put(center), dtype
-        centred = on.zeros(x.shape, dtype)
-        centred[...] = on.put(x)  # in its own precision
-        centred -= self._center
-        scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
-        scores += self._offset
-        return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
-
-
-class Tally:
-    """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
-
-    If the targets have class weights, samples are weighted by them: with balanced weights the accuracy is the mean
-    recall of the classes, up to the rounding of their shares.
-
-    For real targets it is the mean over outputs of
-
-        R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
-
-    where a constant output scores 1 if it is predicted exactly, else 0, as in ``sklearn.metrics.r2_score``. The loss
-    ranks equally accurate readouts: the mean squared distance between the scores and the coding of the labels.
-    """
-
-    def __init__(self, targets: Targets) -> None:
-        self.targets = targets
-        self.samples = 0.0
-        self._hits: np.ndarray | None = None  # (A,) correct labels, or (A, outputs) squared residuals
-        self._distances: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
-        self._origin = np.zeros(targets.outputs)
-        self._sum = np.zeros(targets.outputs)
-        self._squares = np.zeros(targets.outputs)
-
-    def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Tally":
-        """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
-        weights = self.targets.weights(y, weights)
-        counted = np.ones(len(y)) if weights is None else weights
-        if self.targets.classes:
-            hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
-            distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
-            self._distances = self._distances + distances @ counted
-        else:
-            values = y.astype(np.float64)
-            hits = counted @ np.square(scores - values)
-            if not self.samples:
-                self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
-            self._sum += counted @ (values - self._origin)
-            self._squares += counted @ np.square(values - self._origin)
-        self._hits = hits if self._hits is None else self._hits + hits
-        self.samples += float(counted.sum())
-        return self
-
-    def accuracy(self) -> np.ndarray:
-        """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` if there are none."""
-        if self._hits is None:
-            raise ValueError("no samples were counted")
-        if self.targets.classes:
-            return self._hits / (self.samples * self.targets.outputs)
-        total = self._squares - np.square(self._sum) / self.samples
-        constant = total <= 0
-        ratio = self._hits / np.where(constant, 1.0, total)
-        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
-
-    def loss(self) -> np.ndarray:
-        """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""
-        if not self.targets.classes:
-            return 1 - self.accuracy()
-        return np.asarray(self._distances) / (self.samples * self.targets.outputs)
-
-
-def best_penalty(
-    alphas: np.ndarray, accuracies: np.ndarray, losses: np.ndarray, errors: np.ndarray | None = None
-) -> int:
-    """Return the index of the most accurate penalty; ties go to the smaller loss, then to the larger penalty.
-
-    On few rows, many penalties predict equally many labels correctly, and the largest of them is often far too large:
-    therefore the loss comes first. With standard errors (A,), return the largest penalty whose accuracy is within one
-    standard error of the highest.
-    """
-    best = int(np.lexsort((alphas, -losses, accuracies))[-1])
-    if errors is None:
-        return best
-    near = accuracies >= accuracies[best] - errors[best]
-    return int(np.argmax(np.where(near, alphas, -np.inf)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,21 +58,37 @@ class DeferredPath:
         return self.solve(self.alphas[[index]]).readout(0, targets, temperature)
 
 
+@dataclass(eq=False)
 class Sweep:
     """Result of a sweep over penalties: the models of a path, by their tally on held-out samples.
 
-    ``path`` gives the model of every penalty, fitted on all training samples; ``accuracy`` (A,) is the accuracy on
-    held-out samples (R^2 for regression), ``loss`` (A,) their `Tally.loss`, and ``best`` the index of the chosen
-    penalty, within one standard error if ``errors`` (A,) are given. ``temperature`` belongs to the probabilities of the
-    chosen readout, if held-out scores were available to fit it. ``kernel`` is the kernel matrix of the samples, if any.
+    ``path`` gives the model of every penalty, fitted on all training samples. The chosen penalty is within one standard
+    error if ``errors`` (A,) are given. ``temperature`` belongs to the probabilities of the chosen readout, if held-out
+    scores were available to fit it. ``kernel`` is the kernel matrix of the samples, or ``moments`` are those of the
+    training samples or of each fold, by which the path was solved.
     """
 
+    path: LinearPath | DeferredPath
+    tally: Tally
+    errors: np.ndarray | None = None
+    temperature: float = 1.0
     kernel: KernelMatrix | None = None
+    moments: Sequence[Moments] | None = None
 
-    def __init__(self, path: LinearPath | DeferredPath, tally: Tally, errors: np.ndarray | None = None) -> None:
-        self.path, self.targets, self.temperature = path, tally.targets, 1.0
-        self.accuracy, self.loss = tally.accuracy(), tally.loss()
-        self.best = best_penalty(path.alphas, self.accuracy, self.loss, errors)
+    @functools.cached_property
+    def accuracy(self) -> np.ndarray:
+        """The accuracy of each penalty on held-out samples, (A,); R^2 for regression."""
+        return self.tally.accuracy()
+
+    @functools.cached_property
+    def loss(self) -> np.ndarray:
+        """The mean loss of each penalty on held-out samples, (A,), see `Tally.loss`."""
+        return self.tally.loss()
+
+    @functools.cached_property
+    def best(self) -> int:
+        """The index of the chosen penalty, see `best_penalty`."""
+        return best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
 
     @property
     def alpha(self) -> float:
@@ -183,7 +97,7 @@ class Sweep:
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
-        return self.path.readout(self.best, self.targets, self.temperature)
+        return self.path.readout(self.best, self.tally.targets, self.temperature)
 
 
 class Samples(NamedTuple):
@@ -234,14 +148,6 @@ def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = 
             return KernelMatrix(x, weights, emphasis).path(y, alphas)
         training = accumulate([(x, y, weights)])
     return ridge_path(training, alphas, emphasis=emphasis)
-
-
-def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
-    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
-    tally, scorer = Tally(targets), Scorer(path, targets)
-    for x, y in blocks:
-        tally.update(scorer(x), y)
-    return tally
 
 
 def sweep(
@@ -301,6 +207,36 @@ def forward_selection(
     return steps
 
 
+def parse_alphas(text: str) -> np.ndarray:
+    """Return the penalties that ``LO:HI:N`` stands for: N values from LO to HI in equal ratios."""
+    try:
+        low, high, number = text.split(":")
+        lo, hi, n = float(low), float(high), int(number)
+    except ValueError:
+        lo, hi, n = 0.0, 0.0, 0
+    if not (0 < lo <= hi < np.inf and 1 <= n <= MOST_ALPHAS):
+        raise InputError(
+            f"penalties {text!r}: give LO:HI:N with 0 < LO <= HI and N from 1 to {MOST_ALPHAS:,}, such as 1e-2:1e6:25"
+        )
+    if n == 1 and lo != hi:
+        raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
+    return np.geomspace(lo, hi, n)
+
+
+def extended_alphas(alphas: np.ndarray, best: int) -> np.ndarray | None:
+    """Return the grid extended to 1e-6 or 1e10 if the best penalty is at its end; None if nothing can be added.
+
+    New penalties continue the ratio of the grid, or a third of a decade if that is larger.
+    """
+    low, high = float(np.min(alphas)), float(np.max(alphas))
+    ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
+    ends = low / WIDEST[0], WIDEST[1] / high
+    below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
+    less = low / ratio ** np.arange(below, 0, -1) if alphas[best] == low else []
+    more = high * ratio ** np.arange(1, above + 1) if alphas[best] == high else []
+    return np.concatenate([less, np.sort(alphas), more]) if len(less) + len(more) else None
+
+
 def cross_sweep(
     train: Iterable[FoldBlock],
     targets: Targets,
@@ -327,7 +263,7 @@ def cross_sweep(
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
-    few, kernel = None if moments else head(train)[0], None
+    few, kernel, parts = None if moments else head(train)[0], None, None
     # Blocks of fold, held-out scores (A, m, t) of every penalty, labels (m, outputs) and optional weights, by repeat.
     scored: Sequence[Iterable[tuple[Any, ...]]]
     if few is not None:
@@ -354,8 +290,7 @@ def cross_sweep(
             tally.update(*held_out)
             of_folds[k].update(*held_out)
         errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
-    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None)
-    found.kernel = kernel
+    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel, moments=parts)
     if targets.classes:
         chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
         found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))

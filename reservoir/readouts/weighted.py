@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.ridge import LinearPath, constant, inverse
-from reservoir.readouts.sweep import Sweep, gather, score, solve
+from reservoir.readouts.ridge import LinearPath, constant, inverse, score
+from reservoir.readouts.sweep import Sweep, gather, solve
 
 MOST_SAMPLES = 4096  # training samples that the weights are learned from, which are at most some dozens of numbers
 STEPS = 30

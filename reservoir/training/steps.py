@@ -11,8 +11,7 @@ from reservoir.features import batches
 from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
 from reservoir.random import random_key
-from reservoir.readouts.linear import Targets
-from reservoir.readouts.sweep import Tally
+from reservoir.readouts.linear import Tally, Targets
 from reservoir.training.rows import Batch, TrainingRows
 from reservoir.training.trainer import Processes
 

@@ -10,11 +10,12 @@ from reservoir.readouts.ridge import (
     Arithmetic,
     KernelMatrix,
     LinearPath,
+    Scorer,
     accumulate,
     arithmetic,
     products_on,
 )
-from reservoir.readouts.sweep import Scorer, cross_sweep, sweep
+from reservoir.readouts.sweep import cross_sweep, sweep
 
 ROWS = 2 * BLOCK_ROWS + 300
 

@@ -12,17 +12,9 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
 from reservoir.readouts.folds import draw_folds, draw_ranks
-from reservoir.readouts.linear import Targets
+from reservoir.readouts.linear import Tally, Targets
 from reservoir.readouts.ridge import fold_moments, held_out_scores
-from reservoir.readouts.sweep import (
-    Tally,
-    best_penalty,
-    cross_sweep,
-    forward_selection,
-    kernel_matrix,
-    score_by_kernel,
-    sweep,
-)
+from reservoir.readouts.sweep import best_penalty, cross_sweep, forward_selection, kernel_matrix, score_by_kernel, sweep
 
 
 @settings(max_examples=50, deadline=None)

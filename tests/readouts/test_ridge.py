@@ -12,20 +12,19 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
 from reservoir.readouts.folds import draw_folds
-from reservoir.readouts.linear import LinearReadout, Targets, balanced_weights
+from reservoir.readouts.linear import LinearReadout, Tally, Targets, balanced_weights
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     Arithmetic,
     KernelMatrix,
+    Scorer,
     accumulate,
-    extended_alphas,
     fold_moments,
-    parse_alphas,
     products_on,
     ridge_path,
     training_moments,
 )
-from reservoir.readouts.sweep import Scorer, Tally, cross_sweep, gather, solve, sweep
+from reservoir.readouts.sweep import cross_sweep, extended_alphas, gather, parse_alphas, solve, sweep
 
 ALPHAS = DEFAULT_ALPHAS[::3]
 

@@ -10,8 +10,8 @@ from sklearn.metrics import accuracy_score, log_loss, r2_score
 
 from reservoir.errors import InputError
 from reservoir.readouts.evaluation import accuracy_interval, mcnemar, paired_bootstrap
-from reservoir.readouts.linear import Targets, samples, unsample
-from reservoir.readouts.sweep import Tally, best_penalty, sweep
+from reservoir.readouts.linear import Tally, Targets, samples, unsample
+from reservoir.readouts.sweep import best_penalty, sweep
 
 
 @given(

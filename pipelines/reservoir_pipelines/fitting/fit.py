@@ -21,8 +21,8 @@ from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir.readouts.linear import LinearReadout, RereadableBlocks
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, Arithmetic, fold_moments, products_on, ridge_path
-from reservoir.readouts.sweep import Sweep, forward_selection, score
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, Arithmetic, fold_moments, products_on, ridge_path, score
+from reservoir.readouts.sweep import Sweep, forward_selection
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task

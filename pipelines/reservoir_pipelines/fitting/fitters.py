@@ -18,19 +18,18 @@ from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import AUTO_FOLDS, default_folds, repeats_of
 from reservoir.readouts.evaluation import Readout
-from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Targets, balanced_weights, metric_name
+from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Tally, Targets, balanced_weights, metric_name
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
     Moments,
-    extended_alphas,
+    Scorer,
     fold_moments,
-    parse_alphas,
     ridge_path,
     training_moments,
 )
-from reservoir.readouts.sweep import Scorer, Sweep, Tally, cross_sweep, gather, solve, sweep
+from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, gather, parse_alphas, solve, sweep
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
@@ -74,7 +73,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         Result(
             columns=columns,
             readout=readout,
-            metric=metric_of(swept.targets),
+            metric=metric_of(swept.tally.targets),
             alpha=float(alpha),
             valid_score=float(score),
             valid_loss=float(loss),
