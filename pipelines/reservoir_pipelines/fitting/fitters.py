@@ -123,11 +123,11 @@ def score_split(readout: Readout, source: Source, split: str) -> float:
 def stored_moments(source: Source, targets: Targets, folds: int = 0) -> list[Moments] | None:
     """Return the moments of a cached column, of all training samples or of each fold of train and valid.
 
-    They are computed once and stored in the entry. None for joined columns and the raw input, and below four samples
-    per feature: then the float64 moments would be larger than the float16 features.
+    They are computed once and stored in the entry. None for joined columns, the raw input and some of the rows, and
+    below four samples per feature: then the float64 moments would be larger than the float16 features.
     """
     splits = ("train", "valid") if folds else ("train",)
-    if not isinstance(source, ColumnSource):
+    if not isinstance(source, ColumnSource) or source.some:
         return None
     if sum(len(source.labels(split)) for split in splits) <= 4 * source.width():
         return None
