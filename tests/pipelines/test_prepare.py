@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.files import temporary_path
-from reservoir_pipelines.preparation import prepare as module
-from reservoir_pipelines.preparation.prepare import FILES, Remote, download, task_table
+from reservoir_pipelines.preparation.prepare import DOWNLOADS, download, task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 from reservoir_pipelines.workers import map_pieces
 
@@ -284,97 +283,48 @@ def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind
     assert "train-labels-idx1-ubyte" in message or kind == "locked"
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, with ranges; breaks off after ``most`` bytes of each answer."""
-
-    most = 10**9
-    ranges = True
-    log: list[tuple[str, int]] = []  # noqa: RUF012
-
-    def do_GET(self):
-        path = Path(self.translate_path(self.path))
-        if not path.is_file():
-            self.send_error(404)
-            return
-        data = path.read_bytes()
-        start = int(self.headers["Range"][6:-1]) if self.ranges and self.headers["Range"] else 0
-        self.log.append((path.name, start))
-        if start >= len(data):
-            self.send_error(416)
-            return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(data) - start))
-        self.end_headers()
-        self.wfile.write(data[start : start + self.most])
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Return the address of a server, its folder and its handler; MNIST's known sums are those of our small files."""
-    folder = tmp_path / "served"
+    """Return the folder of a server, and the names it was asked for; its small files are taken for MNIST's."""
+    folder, asked = tmp_path / "served", []
     samples.mnist_files(folder, packed=True)
-    handler = type("Fresh", (Handler,), {"log": []})
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=folder))
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            asked.append(self.path)
+
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder))
     threading.Thread(target=served.serve_forever, daemon=True).start()
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in DOWNLOADS["mnist"]["files"]}
     address = f"http://127.0.0.1:{served.server_port}"
-    files = tuple(
-        Remote(remote.name, hashlib.sha256((folder / remote.name).read_bytes()).hexdigest(), (address,))
-        for remote in FILES["mnist"]
-    )
-    monkeypatch.setitem(FILES, "mnist", files)
+    monkeypatch.setitem(DOWNLOADS, "mnist", {"folder": "mnist", "addresses": [address], "files": sums})
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    yield address, folder, handler
+    yield folder, asked
     served.shutdown()
     served.server_close()
 
 
 def test_a_task_is_downloaded_once_and_prepared(server, cache):
-    _, _, handler = server
+    _, asked = server
     prepared = prepare("mnist", fetch=True)
     assert sum(prepared.rows.values()) == 72
-    assert len(handler.log) == 4
-    assert prepare("mnist", fetch=True).reused and len(handler.log) == 4
-    assert not list((cache / "downloads" / "mnist").glob("*.part"))
+    assert len(asked) == 4
+    assert prepare("mnist", fetch=True).reused and len(asked) == 4
+    assert len(list((cache / "downloads" / "mnist").iterdir())) == 4
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-def test_an_interrupted_download_continues(server, cache, ranges, monkeypatch):
-    _, folder, handler = server
-    name = FILES["mnist"][0].name
-    size = (folder / name).stat().st_size
-    monkeypatch.setattr(handler, "most", size // 2)
-    monkeypatch.setattr(module, "BLOCK", 512)
-    with pytest.raises(InputError, match=name):
+def test_files_with_a_wrong_checksum_are_never_used(server, cache):
+    path = server[0] / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(InputError, match=f"{path.name}.*invalid hash"):
         download("mnist")
-    part = cache / "downloads" / "mnist" / f"{name}.part"
-    here = part.stat().st_size
-    assert size // 2 - 512 < here <= size // 2 and not part.with_suffix("").exists()
-    monkeypatch.setattr(handler, "most", 10**9)
-    monkeypatch.setattr(handler, "ranges", ranges)
-    handler.log.clear()
-    where = download("mnist")
-    assert handler.log[0] == (name, here if ranges else 0)
-    assert (where / name).read_bytes() == (folder / name).read_bytes()
-
-
-def test_files_with_a_wrong_checksum_are_never_used(server, cache, tmp_path):
-    _, folder, _ = server
-    name = FILES["mnist"][1].name
-    (folder / name).write_bytes((folder / name).read_bytes()[::-1])
-    with pytest.raises(InputError, match=f"{name}.*checksum mismatch"):
-        download("mnist")
-    assert not (cache / "downloads" / "mnist" / name).exists()
-    assert not list((cache / "downloads" / "mnist").glob("*.part"))
+    assert [file.name for file in (cache / "downloads" / "mnist").iterdir()] == ["train-images-idx3-ubyte.gz"]
 
 
 def test_a_failed_download_says_what_to_do(server, cache):
     with pytest.raises(InputError, match=r"'homology' cannot be downloaded.*--data DIR"):
         download("homology")
-    _, folder, _ = server
-    (folder / FILES["mnist"][3].name).unlink()
+    (server[0] / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(InputError, match=r"404.*--data DIR"):
         download("mnist")

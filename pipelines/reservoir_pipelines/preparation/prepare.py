@@ -3,9 +3,13 @@
 import hashlib
 import json
 import shutil
+import sys
+import tomllib
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from http.client import HTTPException
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,118 +21,44 @@ from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions,
 from reservoir.plan import reads_samples
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
 from reservoir.tasks.task import MISSING
-from reservoir_pipelines.files import cache_root, data_folder, file_digest, source_contents, temporary_path
+from reservoir_pipelines.files import cache_root, data_folder, source_contents, temporary_path
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import INDEX, Prepared, PreparedSplit, scaling_to_json, split_order
 from reservoir_pipelines.workers import map_pieces
 
-BLOCK = 2**16  # bytes received at a time; an interrupted download loses fewer
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A file as its publisher offers it: name, SHA-256 in hex, and the addresses of folders to try in order."""
-
-    name: str
-    sha256: str
-    bases: tuple[str, ...]
-
-
-def _idx(bases: tuple[str, ...], *sums: str) -> tuple[Remote, ...]:
-    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    return tuple(Remote(f"{name}-ubyte.gz", sha256, bases) for name, sha256 in zip(names, sums, strict=True))
-
-
-_CIFAR = Remote(
-    "cifar-10-binary.tar.gz",
-    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    ("https://www.cs.toronto.edu/~kriz",),
-)
-
-FILES: dict[str, tuple[Remote, ...]] = {
-    "mnist": _idx(
-        ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
-        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    ),
-    "fashion-mnist": _idx(
-        (
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-        ),
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    ),
-    "cifar10": (_CIFAR,),
-    "cifar10-lra": (_CIFAR,),
-}
-"""The files that can be downloaded; the publishers of the proteins and of Long Range Arena give no checksums."""
-
-FOLDERS = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "cifar10": "cifar-10", "cifar10-lra": "cifar-10"}
+DOWNLOADS = tomllib.loads((resources.files("reservoir_pipelines") / "preparation" / "downloads.toml").read_text())
+"""The files that can be downloaded, by task."""
 
 
 def download(task: str, *, cache: Path | None = None) -> Path:
     """Download the files of a task that the cache does not have, and return their folder.
 
-    An interrupted download continues where it stopped. A file gets its name once its SHA-256 matches.
+    A file gets its name once its SHA-256 matches.
     """
-    if task not in FILES:
-        raise InputError(f"task {task!r} cannot be downloaded, only {', '.join(FILES)}; give --data DIR")
-    folder = path_below(cache_root(cache), "downloads", FOLDERS[task])
+    if task not in DOWNLOADS:
+        raise InputError(f"task {task!r} cannot be downloaded, only {', '.join(DOWNLOADS)}; give --data DIR")
+    offered = DOWNLOADS[task]
+    folder = path_below(cache_root(cache), "downloads", offered["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    for remote in FILES[task]:
-        if not (folder / remote.name).is_file():
-            _fetch(remote, folder)
+    for name, sha256 in offered["files"].items():
+        if not (folder / name).is_file():
+            _fetch(path_below(folder, name), sha256, offered["addresses"])
     return folder
 
 
-def _fetch(remote: Remote, folder: Path) -> None:
-    import requests
+def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
+    from torch.hub import download_url_to_file
 
-    part, failures = path_below(folder, f"{remote.name}.part"), []
-    for base in remote.bases:
-        url = f"{base.rstrip('/')}/{remote.name}"
+    failures = []
+    for address in addresses:
         try:
-            _continue(url, part)
-        except requests.RequestException as error:
-            failures.append(f"{url}: {error}")
-            continue
-        if file_digest(part) == remote.sha256:
-            part.replace(folder / remote.name)
-            return
-        part.unlink()  # the next address starts anew
-        failures.append(f"{url}: checksum mismatch")
+            return download_url_to_file(f"{address}/{path.name}", str(path), sha256, progress=sys.stderr.isatty())
+        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: another checksum
+            failures.append(f"{address}: {error}")
     raise InputError(
-        f"{remote.name} could not be downloaded ({'; '.join(failures)}); try again, or "
-        "download it yourself and give --data DIR"
+        f"{path.name} could not be downloaded ({'; '.join(failures)}); try again, or download it yourself and give "
+        "--data DIR"
     )
-
-
-def _continue(url: str, part: Path) -> None:
-    """Append the missing bytes to a partial file."""
-    import requests
-
-    here = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={here}-", "Accept-Encoding": "identity"} if here else {"Accept-Encoding": "identity"}
-    with requests.get(url, headers=headers, stream=True, timeout=30) as answer:
-        if here and answer.status_code == requests.codes.requested_range_not_satisfiable:
-            # Nothing is missing, or this is another file; the checksum will tell.
-            return
-        answer.raise_for_status()
-        if answer.status_code != requests.codes.partial_content:
-            here = 0
-        length = answer.headers.get("Content-Length")
-        total = here + int(length) if length else None
-        with part.open("ab" if here else "wb") as file:
-            for block in answer.iter_content(BLOCK):
-                file.write(block)
-                here += len(block)
-    if total is not None and here != total:
-        raise requests.ConnectionError(f"the connection ended after {here} of {total} bytes")
 
 
 VERSION = 4  # version of the files; part of the folder's name, so files of another version are never misread
@@ -188,7 +118,7 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
             status = "here" if source.files() else "generated"
         except InputError as error:
             status = "prepared" if rows else "missing"
-            download = f"; or reservoir prepare {name} --download" if name in FILES else ""
+            download = f"; or reservoir prepare {name} --download" if name in DOWNLOADS else ""
             remedy = "" if rows else f"{error}{download}"
         if rows is None and status == "generated" and "train_rows" in task.parameters:
             rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
