@@ -279,8 +279,13 @@ FAMILIES = (
     *(_bert(name) for name in ("bert", "roberta", "xlm-roberta")),
     _bert("distilbert", loader=HubLoader(), blocks="transformer.layer", attention="attention", feedforward=("ffn",)),
     _bert("longformer", attention=""),
-    # MPNet (Song et al. 2020) is BERT with relative positions besides the absolute ones.
-    _bert("mpnet", groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")}),
+    # MPNet (Song et al. 2020) is BERT with relative positions besides the absolute ones. Its attention gives its maps
+    # only to who asks each block for them.
+    _bert(
+        "mpnet",
+        attention="",
+        groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")},
+    ),
     _T5,
     _vit("vit", "layers", add_pooling_layer=False),
     _audio("wav2vec2"),
