@@ -6,7 +6,7 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,7 @@ from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 
-Rows = tuple[tuple[int, ...], Callable[[int, int], Any]]
-"""The shape of an array in a file, and a function that returns the rows ``low`` to ``high`` of it."""
-
-Columns = dict[str, dict[str, Rows]]  # the array of each split of each column
+Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 
 
 def import_features(file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions) -> Extraction:
@@ -64,7 +61,7 @@ def _write(
     root: Path, name: str, file: Path, features: Columns, prepared: Prepared, call: dict[str, Any]
 ) -> tuple[Entry, tuple[str, ...], int]:
     """Return the entry of some features, its columns, and the number of rows written; the key needs a first pass."""
-    shapes = {column: (1, splits["train"][0][1]) for column, splits in sorted(features.items())}
+    shapes = {column: (1, splits["train"].shape[1]) for column, splits in sorted(features.items())}
     block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
     layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
 
@@ -93,14 +90,14 @@ def _write(
         return entry, tuple(shapes), compute_missing(entry, [*index], [*shapes], *steps, bar.advance)
 
 
-def _by_column(file: Path, arrays: Mapping[str, Rows], prepared: Prepared) -> Columns:
+def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
     """Return the array of each split of each column; raise `InputError` if they are not the rows of the task."""
     name, found = prepared.task.name, Columns()
     form = f"give arrays (rows, width) named {', '.join(prepared.rows)}, or SPLIT/COLUMN"
     if prepared.task.each:
         raise InputError(f"{file}: task {name!r} has a label for every token; only features of whole rows are imported")
-    for key, (shape, read) in arrays.items():
-        split, _, column = key.partition("/")
+    for key, array in arrays.items():
+        (split, _, column), shape = key.partition("/"), array.shape
         column = column if "/" in column else f"{column or IMPORTED}/mean"
         check_column_name(column)
         if split not in prepared.rows or len(shape) != 2 or not shape[1]:
@@ -110,19 +107,19 @@ def _by_column(file: Path, arrays: Mapping[str, Rows], prepared: Prepared) -> Co
                 f"{file}: array {key!r} has {shape[0]:,} rows, and {split} of task {name!r} has {rows:,}; give one "
                 "row for each, in their order"
             )
-        found.setdefault(column, {})[split] = shape, read
+        found.setdefault(column, {})[split] = array
     for column, splits in found.items():
-        if splits.keys() != prepared.rows.keys() or len({shape[1] for shape, _ in splits.values()}) > 1:
-            have = ", ".join(f"{split} {shape}" for split, (shape, _) in splits.items())
+        if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:
+            have = ", ".join(f"{split} {array.shape}" for split, array in splits.items())
             raise InputError(f"{file}: column {column} has {have}; give {', '.join(prepared.rows)} of one width")
     if not found:
         raise InputError(f"{file}: it holds no arrays; {form}")
     return found
 
 
-def _finite(file: Path, array: Rows, split: str, column: str, low: int, high: int) -> np.ndarray:
+def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int) -> np.ndarray:
     """Return some rows of an array as (rows, 1, width) of float32; raise `InputError` if a value is not finite."""
-    values = np.asarray(array[1](low, high))
+    values = np.asarray(array[low:high])
     if values.dtype.kind not in "biuf":
         raise InputError(f"{file}: {split} of {column} has values of type {values.dtype}; give numbers")
     with np.errstate(over="ignore"):
@@ -136,81 +133,53 @@ def _finite(file: Path, array: Rows, split: str, column: str, low: int, high: in
     return found[:, None]
 
 
-def _open_npz(path: Path, stack: ExitStack) -> dict[str, Rows]:
-    archive, found = stack.enter_context(zipfile.ZipFile(path)), dict[str, Rows]()
-    for name in (member.removesuffix(".npy") for member in archive.namelist()):
-        shape, start, dtype, transposed = check_header(path, archive, name)
-        if transposed:
-            raise InputError(f"{path}: array {name!r} is stored column by column; save np.ascontiguousarray of it")
-        # A reader of its own: Python 3.13.0 loses its place where members of one archive are read in turns.
-        file = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(f"{name}.npy"))
-
-        def read(low: int, high: int, file: Any = file, shape: Any = shape, start: int = start, dtype: Any = dtype):
-            size = dtype.itemsize * shape[1]
-            file.seek(start + low * size)
-            return np.frombuffer(file.read((high - low) * size), dtype).reshape(high - low, -1)
-
-        found[name] = shape, read
-    return found
+def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            check_header(path, archive, name.removesuffix(".npy"))
+    return dict(np.load(path, allow_pickle=False))
 
 
-def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Rows]:
+def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
     import h5py
 
-    file, found = stack.enter_context(h5py.File(path, "r", locking=False)), dict[str, Rows]()
+    file, found = stack.enter_context(h5py.File(path, "r", locking=False)), dict[str, Any]()
 
     def visit(name: str, item: Any) -> None:  # links to other files are not followed
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
                 raise InputError(f"{path}: the values of {name!r} lie in another file; copy them into this one")
-            found[name] = item.shape, lambda low, high: item[low:high]
+            found[name] = item
 
     file.visititems(visit)
     return found
 
 
-def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Rows]:
-    from safetensors import safe_open
+def _read_safetensors(path: Path, _: ExitStack) -> dict[str, Any]:
+    from safetensors.torch import load_file  # NumPy has no bfloat16
 
-    file = stack.enter_context(safe_open(path, framework="pt"))  # NumPy has no bfloat16
-    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    return {
-        name: (tuple(part.get_shape()), lambda low, high, part=part: part[low:high].float().numpy())
-        for name, part in parts.items()
-    }
+    return {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
 
 
-def _open_parquet(path: Path, stack: ExitStack) -> dict[str, Rows]:
+def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
     """Return each column of lists as an array, or all columns of floats side by side as one without a name."""
-    from pyarrow import parquet, types
+    import pandas as pd
 
-    file = stack.enter_context(parquet.ParquetFile(path))
-    lists = [f.name for f in file.schema_arrow if types.is_nested(f.type)]
-    floats = [f.name for f in file.schema_arrow if types.is_floating(f.type)]
-    if "split" not in file.schema_arrow.names or not lists + floats:
+    table = pd.read_parquet(path)
+    lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
+    floats = table.select_dtypes("floating")
+    if "split" not in table or not lists + list(floats):
         raise InputError(f"{path}: give a column 'split' (train, valid or test), and features as lists or floats")
-    splits = file.read(columns=["split"])["split"].to_numpy().astype(str)
-    ends = np.cumsum([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)])
-
-    @lru_cache(1)  # successive blocks mostly lie in one row group
-    def group(number: int) -> dict[str, np.ndarray]:
-        table = file.read_row_group(number, columns=lists or floats).to_pandas()
-        return {f"/{name}": np.stack(table[name]) for name in lists} if lists else {"": table.to_numpy()}
-
-    def array(name: str, index: np.ndarray) -> Rows:
-        def read(low: int, high: int) -> np.ndarray:
-            rows = index[low:high]
-            at = np.searchsorted(ends, rows, side="right")
-            return np.concatenate([group(n)[name][rows[at == n] - ends[n]] for n in np.unique(at)])
-
-        return (len(index), *group(0)[name].shape[1:]), read
-
-    return {f"{s}{name}": array(name, np.flatnonzero(splits == s)) for s in np.unique(splits) for name in group(0)}
+    if not lists:
+        return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
+    splits = table.groupby("split")
+    return {f"{split}/{name}": np.stack(rows[name].tolist()) for split, rows in splits for name in lists}
 
 
-READERS: dict[str, Callable[[Path, ExitStack], dict[str, Rows]]] = {
+READERS: dict[str, Callable[[Path, ExitStack], dict[str, Any]]] = {
     **dict.fromkeys((".h5", ".hdf5"), _open_hdf5),
-    ".npz": _open_npz,
-    ".parquet": _open_parquet,
-    ".safetensors": _open_safetensors,
+    ".npz": _read_npz,
+    ".parquet": _read_parquet,
+    ".safetensors": _read_safetensors,
 }
+"""Functions from a file to arrays by name, or to datasets that are read by stretches of rows."""

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +16,45 @@ from reservoir_pipelines.output import as_json
 from reservoir_pipelines.prediction.predict import Prediction
 
 BATCH = 4096  # predictions that are in memory at a time
-EVALUATED = 1024  # predictions that are converted to arrays at a time
 
 
 class PredictionEvaluator:
-    """Compares predictions with the labels of their file while they are iterated; keeps some 20 bytes per label.
+    """Compares predictions with the labels of their file while they are iterated.
 
     A label that is none of the readout's classes counts as wrong.
     """
 
     def __init__(self) -> None:
         self.rows = 0
-        self._numbers: dict[str, int] = {}
-        self._pending: list[Prediction] = []
-        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+        self._last: Prediction | None = None
+        self._truths, self._labels, self._chances = list[Any](), list[Any](), list[float]()
 
     def watch(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
-        """Yield predictions after comparing each with its label."""
+        """Yield predictions after noting each with its label."""
         for prediction in predictions:
             self.rows += 1
             if prediction.truth is not None and prediction.label is not None:
-                self._pending.append(prediction)
-                if len(self._pending) == EVALUATED:
-                    self._compress()
+                self._last = prediction
+                self._truths += _flat(prediction.truth)
+                self._labels += _flat(prediction.label)
+                if len(prediction.classes) == 2:
+                    self._chances += _flat(prediction.probabilities)[1::2]
             yield prediction
 
     def result(self) -> Evaluation | None:
         """Return the evaluation; None where no row has a label."""
-        self._compress()
-        if not self._parts:
+        if not self._last:
             return None
-        truths, labels, chances = zip(*self._parts, strict=True)
-        truth, label = np.concatenate(truths), np.concatenate(labels)
-        if not self._numbers:
-            return evaluate_values(truth, label)
-        return evaluate_classes(truth, label, [*self._numbers], None if chances[0] is None else np.concatenate(chances))
-
-    def _compress(self) -> None:
-        """Turn the predictions seen since the last call into arrays."""
-        if not self._pending:
-            return
-        parts = [[getattr(one, name) for one in self._pending] for name in ("truth", "label", "probabilities")]
-        classes, each = self._pending[0].classes, self._pending[0].each
-        self._pending.clear()
-        if each:
-            parts = [list(chain.from_iterable(part)) for part in parts]
-        truth, label = (np.asarray(part).reshape(len(part), -1) for part in parts[:2])
-        chances = None
+        classes, width = self._last.classes, 1 if self._last.each else len(_flat(self._last.label))
+        parts = [self._truths, self._labels]
+        numbers = {str(name): number for number, name in enumerate(classes)}
         if classes:
-            for name in [*map(str, classes), *map(str, truth.ravel().tolist())]:
-                self._numbers.setdefault(name, len(self._numbers))
-            truth, label = (np.vectorize(lambda one: self._numbers[str(one)])(part) for part in (truth, label))
-            if len(classes) == 2 and len(parts[2][0]):
-                chances = np.asarray(parts[2])[..., 1].reshape(len(truth), -1)
-        self._parts.append((truth, label, chances))
+            parts = [[numbers.setdefault(str(one), len(numbers)) for one in part] for part in parts]
+        truth, label = (np.array(part).reshape(-1, width) for part in parts)
+        if not classes:
+            return evaluate_values(truth, label)
+        chances = np.array(self._chances).reshape(-1, width) if self._chances else None
+        return evaluate_classes(truth, label, [*numbers], chances)
 
 
 def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:

@@ -101,11 +101,8 @@ def read_npz(path: Path) -> Arrays:
     return Arrays(arrays)
 
 
-def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], int, np.dtype, bool]:
-    """Return an array's shape, the position and type of its values, and whether columns come first.
-
-    It raises `InputError` for Python objects, and for a header, shape and size that do not fit each other.
-    """
+def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """Raise `InputError` for an array of Python objects, and if its header, shape and size do not fit each other."""
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise InputError(f"{path}: array {name!r} is packed otherwise than numpy.savez does; write it again")
@@ -118,7 +115,7 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[tuple
             problem = f"{path}: the header of array {name!r} has {length:,} bytes, more than {MOST_HEADER:,}"
             raise InputError(f"{problem}; the file is damaged: write it again")
         file.seek(-width, 1)
-        shape, fortran, dtype = read(file)
+        shape, _, dtype = read(file)
         start = file.tell()
     if dtype.hasobject:
         start = f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape"
@@ -128,4 +125,3 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[tuple
     if size != member.file_size - start or not dtype.itemsize or min(shape, default=0) < 0:
         problem = f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {member.file_size - start}"
         raise InputError(f"{problem}; the file is damaged: write it again")
-    return shape, start, dtype, fortran and len(shape) > 1
