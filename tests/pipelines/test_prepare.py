@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import os
+import shutil
 import signal
 import threading
 from functools import partial
@@ -312,6 +313,17 @@ def test_a_task_is_downloaded_once_and_prepared(server, cache):
     assert len(asked) == 4
     assert prepare("mnist", fetch=True).reused and len(asked) == 4
     assert len(list((cache / "downloads" / "mnist").iterdir())) == 4
+
+
+def test_an_archive_is_unpacked(server, cache, monkeypatch):
+    folder, asked = server
+    samples.cifar_files(folder / "made", samples.cifar_arrays())
+    shutil.make_archive(str(folder / "cifar"), "gztar", folder / "made")
+    archive = {"cifar.tar.gz": hashlib.sha256((folder / "cifar.tar.gz").read_bytes()).hexdigest()}
+    offered = {"files": archive, "addresses": DOWNLOADS["mnist"]["addresses"]}
+    monkeypatch.setitem(DOWNLOADS, "cifar10", DOWNLOADS["cifar10"] | offered)
+    assert sum(prepare("cifar10", fetch=True).rows.values()) == 240
+    assert prepare("cifar10", fetch=True).reused and len(asked) == 1
 
 
 def test_files_with_a_wrong_checksum_are_never_used(server, cache):

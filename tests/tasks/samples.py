@@ -1,10 +1,8 @@
 """Small files in the publishers' formats, made on the spot."""
 
 import gzip
-import io
 import pickle
 import struct
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -56,27 +54,11 @@ def cifar_members(batches, *, binary: bool) -> dict[str, bytes]:
     }
 
 
-def cifar_files(folder: Path, batches, *, binary: bool = True, packed: bool = False) -> None:
-    below = "cifar-10-batches-bin" if binary else "cifar-10-batches-py"
-    members = cifar_members(batches, binary=binary)
-    if packed:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tar(
-            folder / f"cifar-10-{'binary' if binary else 'python'}.tar.gz",
-            {f"{below}/{n}": d for n, d in members.items()},
-        )
-        return
-    (folder / below).mkdir(parents=True)
-    for name, data in members.items():
-        (folder / below / name).write_bytes(data)
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+def cifar_files(folder: Path, batches, *, binary: bool = True) -> None:
+    below = folder / ("cifar-10-batches-bin" if binary else "cifar-10-batches-py")
+    below.mkdir(parents=True)
+    for name, data in cifar_members(batches, binary=binary).items():
+        (below / name).write_bytes(data)
 
 
 def decode_text(symbols, *, nested=False):

@@ -191,10 +191,9 @@ def joined(source):
 
 
 @pytest.mark.parametrize("binary", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
-def test_every_form_of_the_files_gives_the_images(tmp_path, binary, packed):
+def test_both_forms_of_the_files_give_the_images(tmp_path, binary):
     batches = samples.cifar_arrays()
-    samples.cifar_files(tmp_path, batches, binary=binary, packed=packed)
+    samples.cifar_files(tmp_path, batches, binary=binary)
     splits = joined(task_named("cifar10", data=tmp_path))
     images = [b.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for b, _ in batches]
     x, y = splits["test"]

@@ -43,6 +43,11 @@ def download(task: str, *, cache: Path | None = None) -> Path:
     for name, sha256 in offered["files"].items():
         if not (folder / name).is_file():
             _fetch(path_below(folder, name), sha256, offered["addresses"])
+        if name.endswith(".tar.gz") and not (folder / offered["unpacked"]).exists():
+            part = temporary_path(folder / "unpacked")
+            shutil.unpack_archive(folder / name, part, filter="data")
+            (part / offered["unpacked"]).rename(folder / offered["unpacked"])
+            shutil.rmtree(part)
     return folder
 
 

@@ -1,23 +1,14 @@
 """CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey.
 
-The authors publish these forms:
-
-==================  ====================================  =============================
-form                as a folder                           as an archive
-==================  ====================================  =============================
-binary              ``cifar-10-batches-bin/*.bin``        ``cifar-10-binary.tar.gz``
-pickled (Python)    ``cifar-10-batches-py/*``             ``cifar-10-python.tar.gz``
-==================  ====================================  =============================
+The authors publish the batches as binary records (``cifar-10-batches-bin/*.bin``) and as pickles
+(``cifar-10-batches-py/*``), in archives that have to be unpacked.
 """
 
-import gzip
 import math
 import pickletools
-import tarfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -31,112 +22,49 @@ BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data
 BATCH_ROWS = 10_000
 RECORD = 1 + 3072
 
-MOST_BYTES = 64 * 2**20  # twice the size of a batch; a member of an archive that claims more is damaged or hostile
-MOST_UNPACKED = 2**28  # largest number of unpacked bytes; the whole archive has 184 million
-MOST_MEMBERS = 100
+MOST_BYTES = 64 * 2**20  # twice the size of a batch
 
 FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The six batches: six files or one archive, with binary records or pickles."""
-
-    paths: tuple[Path, ...]
-    binary: bool
-
-    @property
-    def packed(self) -> bool:
-        """Whether the batches are in an archive, which can only be read from its beginning."""
-        return len(self.paths) == 1
-
-
-def find_batches(task: str, data: Path | None) -> Batches:
-    """Return the batches below a data folder; folders come before archives, binary files before pickles."""
-    wanted = "cifar-10-batches-bin, cifar-10-batches-py, cifar-10-binary.tar.gz or cifar-10-python.tar.gz"
+def find_batches(task: str, data: Path | None) -> list[Path]:
+    """Return the files of the six batches below a data folder; binary files come before pickles."""
+    wanted = "cifar-10-batches-bin or cifar-10-batches-py"
     data = data_folder(task, data, wanted)
     for suffix in (".bin", ""):
         for folder in FOLDERS:
-            paths = tuple(data / folder / f"{batch}{suffix}" for batch in BATCHES)
+            paths = [data / folder / f"{batch}{suffix}" for batch in BATCHES]
             missing = [path for path in paths if not path.is_file()]
             if not missing:
-                return Batches(paths, suffix == ".bin")
+                return paths
             if len(missing) < len(paths):
                 raise InputError(f"task {task!r}: {missing[0]} is missing; unpack the archive again")
-    for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
-        for folder in FOLDERS:
-            if (data / folder / name).is_file():
-                return Batches((data / folder / name,), "binary" in name)
-    raise InputError(f"task {task!r}: none of {wanted} in {data}; {REMEDY}")
+    raise InputError(f"task {task!r}: no {wanted} in {data}; unpack the archive there, or {REMEDY}")
 
 
-def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return images (rows, 32, 32, 3) and labels (rows,), bytes, of some of the six batches."""
-    if found.packed:
-        members = _unpack(found.paths[0], [f"{b}.bin" if found.binary else b for b in BATCHES[wanted]])
-        return [_parse(f"{found.paths[0]}: {name}", data, found.binary) for name, data in members.items()]
-    batches = []
-    for path in found.paths[wanted]:
-        if path.stat().st_size > MOST_BYTES:
-            raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million; check that it is one")
-        batches.append(_parse(str(path), path.read_bytes(), found.binary))
-    return batches
-
-
-def _unpack(path: Path, names: list[str]) -> dict[str, bytes]:
-    """Return members of an archive by their names without folders; nothing is written to disk."""
-    found: dict[str, bytes] = {}
-    damaged = as_input_error(f"{path}: damaged or cut short", "fetch the archive again")
-    # Skipping a member unpacks it, too, so all bytes are counted, not only those that are kept.
-    with damaged, gzip.open(path) as packed, tarfile.open(fileobj=_Counted(packed), mode="r|") as archive:  # pyright: ignore
-        for number, member in enumerate(archive):
-            if number > MOST_MEMBERS:
-                raise OSError(f"more than {MOST_MEMBERS} members")
-            name = member.name.rsplit("/", 1)[-1]
-            if name in names and member.isfile():
-                if member.size > MOST_BYTES:
-                    raise InputError(f"{path}: {member.name} claims {member.size} bytes; a batch has 31 million")
-                file = archive.extractfile(member)
-                found[name] = file.read() if file else b""
-    for name in names:
-        if name not in found:
-            raise InputError(f"{path}: holds no {name}; fetch the archive again")
-    return {name: found[name] for name in names}
-
-
-class _Counted:
-    """A file of which no more than `MOST_UNPACKED` bytes can be read."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file, self._left = file, MOST_UNPACKED
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise OSError(f"more than {MOST_UNPACKED} bytes unpacked")
-        return data
-
-
-def _parse(where: str, data: bytes, binary: bool) -> tuple[np.ndarray, np.ndarray]:
-    if binary:  # a record is a label and the red, green and blue values, a byte each
+def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (rows, 32, 32, 3) and labels (rows,), bytes, of a batch of binary records or of a pickle."""
+    if path.stat().st_size > MOST_BYTES:
+        raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million; check that it is one")
+    data = path.read_bytes()
+    if path.suffix == ".bin":  # a record is a label and the red, green and blue values, a byte each
         if not data or len(data) % RECORD or len(data) > BATCH_ROWS * RECORD:
-            raise InputError(f"{where}: {len(data)} bytes are not 1 to {BATCH_ROWS} records of {RECORD}; fetch again")
+            raise InputError(f"{path}: {len(data)} bytes are not 1 to {BATCH_ROWS} records of {RECORD}; fetch again")
         records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
         images, labels = records[:, 1:], records[:, 0]
     else:
-        with as_input_error(f"{where}: no pickle of a batch of CIFAR-10", "fetch the file again"):
+        with as_input_error(f"{path}: no pickle of a batch of CIFAR-10", "fetch the file again"):
             stored, numbers = read_pickle(data)
         if not stored or len(stored) % (RECORD - 1):
-            raise InputError(f"{where}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
+            raise InputError(f"{path}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
         images = np.frombuffer(stored, np.uint8)
         rows = len(images) // (RECORD - 1)
         if len(numbers) != rows or not all(0 <= label < 256 for label in numbers):
-            raise InputError(f"{where}: {rows} images need as many 'labels' from 0 to 9; fetch the file again")
+            raise InputError(f"{path}: {rows} images need as many 'labels' from 0 to 9; fetch the file again")
         labels = np.array(numbers, np.uint8)
     if labels.max() > 9:
         row = int(np.argmax(labels > 9))
-        raise InputError(f"{where}, row {row}: label {labels[row]} is not in 0..9; fetch the file again")
+        raise InputError(f"{path}, row {row}: label {labels[row]} is not in 0..9; fetch the file again")
     return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
@@ -182,7 +110,7 @@ class Cifar10(Source):
     the tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
     """
 
-    data: Path | None = None  # the folder with the files; see `reservoir.tasks.images.cifar` for the forms
+    data: Path | None = None  # the folder with the unpacked files
     views: int = 0
     window: int = 0
     stride: int = 2
@@ -205,25 +133,21 @@ class Cifar10(Source):
         return Windows2d(window=self.window, stride=self.stride)
 
     def files(self) -> list[Path]:
-        """Return the six batches, or the archive."""
-        return list(self._batches.paths)
+        """Return the six batches."""
+        return self._batches
 
     def pieces(self) -> list[Piece]:
-        """Return one piece per batch and view; of an archive, the training batches are one piece."""
-        train = [Piece("train", 0, 5)] if self._batches.packed else [Piece("train", i, i + 1) for i in range(5)]
+        """Return one piece per batch and view."""
+        train = [Piece("train", i, i + 1) for i in range(5)]
         views = [piece._replace(view=view) for view in range(1, self.views + 1) for piece in train]
         return [*train, Piece("test", 5, 6), *views]
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return train and valid, or test, or a view of train."""
-        batches = read_batches(self._batches, slice(piece.lo, piece.hi))
-        # One batch is left as it lies in memory, colour by colour: it converts to grey twice as fast.
-        images, labels = batches[0] if len(batches) == 1 else map(np.concatenate, zip(*batches, strict=True))
+        images, labels = read_batch(self._batches[piece.lo])
         if piece.part == "test":
             return {"test": image_split(self._tokens(images), labels)}
-        rows = np.concatenate(
-            [BATCH_ROWS * (piece.lo + i) + np.arange(len(labels)) for i, (_, labels) in enumerate(batches)]
-        )
+        rows = BATCH_ROWS * piece.lo + np.arange(len(labels))
         valid = held_out(rows)
         if piece.view:
             viewed = augmented(images[~valid], rows[~valid], piece.view)
@@ -264,7 +188,7 @@ class Cifar10(Source):
         return Task(name=name, form=form, max_tokens=tokens, classes=10, parameters=parameters, labels=CLASSES)
 
     @cached_property
-    def _batches(self) -> Batches:
+    def _batches(self) -> list[Path]:
         return find_batches(self.task.name, self.data)
 
     def _tokens(self, images: np.ndarray) -> np.ndarray:
