@@ -125,13 +125,8 @@ class ShardWriter:
         self._raise()
         number = self._entry.block_number(split, block)
         if number not in self._claimed:
-            _share(self._entry, split, block)
-        self._claimed.discard(number)
-        try:
-            self._queue.put((split, block, arrays))
-        except BaseException:  # interrupted while waiting: the block will not be written
-            self._locks.release(number)
-            raise
+            self._claimed.add(_share(self._entry, split, block))
+        self._queue.put((split, block, arrays))  # if this is interrupted, the claim ends with the context
 
     def _encoded(self) -> Iterator[tuple[str, int, dict[str, Encoded]]]:
         """Yield the blocks of the queue, encoded, without columns after an error."""
@@ -154,7 +149,9 @@ class ShardWriter:
             except BaseException as error:  # raised again in the thread that puts
                 self._error = error
             finally:
-                self._locks.release(self._entry.block_number(split, block))
+                if (number := self._entry.block_number(split, block)) in self._claimed:  # not if it was put twice
+                    self._claimed.remove(number)
+                    self._locks.release(number)
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -1,12 +1,15 @@
 """Processes: they import nothing from the current folder, end when the command is killed, and end on Ctrl-C."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.processes import Child
 
 COMMAND = """
 if __name__ == "__main__":
@@ -140,3 +143,55 @@ def test_an_interrupted_import_ends_in_exit_code_130(tmp_path, name):
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") <= 1
+
+
+TROUBLE = """
+import errno, os, signal, sys
+from reservoir_pipelines import cli
+from reservoir_pipelines.extraction import run
+from reservoir_cache import publish
+from reservoir.errors import InputError
+
+place, trouble, *arguments = sys.argv[1:]
+module, name = {"load": (run, "load"), "forward": (run, "launch"), "write": (publish, "_holds")}[place]
+function, calls = getattr(module, name), []
+
+def troubled(*given, **more):
+    calls.append(given)
+    if len(calls) == 3 if place != "write" else "00001" in str(given[0]):
+        if trouble == "Ctrl-C":
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            raise {"disk": OSError(errno.ENOSPC, "No space left on device"), "input": InputError("bad row")}[trouble]
+    return function(*given, **more)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+setattr(module, name, troubled)
+sys.exit(cli.run(arguments))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "trouble", "code"),
+    [*((place, "Ctrl-C", 130) for place in ("load", "forward", "write")), ("load", "input", 2), ("write", "disk", 2)],
+)
+def test_trouble_in_any_thread_of_extract_ends_it_in_one_line_and_a_rerun_continues(
+    place, trouble, code, tmp_path, call
+):
+    command = ["extract", "digits", "--backbone", "gpt2:n_layer=1,n_embd=8,n_head=1", "--init", "random"]
+    command += ["--limit", "600", "--layers", "final", "--pool", "mean", "--cache", str(tmp_path / "cache")]
+    child = Child(TROUBLE, place, trouble, *command)
+    found, _, error = child.ended()
+    lines = [line for line in error.splitlines() if line.startswith("reservoir: ")]
+    assert (found, len(lines), "Traceback" in error) == (code, 1, False), error
+    left = shards(tmp_path)
+    assert call(*command)[0] == 0
+    whole = shards(tmp_path)
+    assert left.items() <= whole.items() and len(left) < len(whole)
+    shutil.rmtree(tmp_path / "cache" / "features")
+    assert call(*command)[0] == 0
+    assert shards(tmp_path) == whole
+
+
+def shards(folder):
+    return {str(path): path.read_bytes() for path in folder.glob("cache/features/**/*.h5")}
