@@ -8,7 +8,7 @@ paper: each value or pixel is one token, and ``last`` and ``mean`` are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,9 +52,9 @@ VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same for windows of symbols
 SEGMENTS = "segments8"  # describes where in the sequence values are
 
-# Poolings for more rows, from most to fewest columns: the first that fits is the default. Columns without shares have
-# two bytes a value.
-FEWER_POOLINGS: Mapping[Kind, Sequence[str]] = {
+# Poolings for more rows, from most to fewest columns: the first that fits is the default. From those of the tokens and
+# from the last ones, every second layer is left out, until they fit. Columns without shares have two bytes a value.
+FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "series": (
         "quantiles9,shares7,max,min,segments4",
         "mean,quantiles9,max,min,segments8",
@@ -65,6 +65,7 @@ FEWER_POOLINGS: Mapping[Kind, Sequence[str]] = {
         "mean",
     ),
     "symbols": (
+        "mean,max,min,segments8,tokens",
         "shares13,max,min,segments8",
         "shares7,max,min,segments4",
         "mean,max,min,segments4",
@@ -72,7 +73,10 @@ FEWER_POOLINGS: Mapping[Kind, Sequence[str]] = {
         "mean,max",
         "mean",
     ),
+    "tokens": ("last,mean,segments8", "last,mean", "mean"),
+    "vectors": ("last,mean", "mean"),
 }
+FEWER = "all columns would take more than 200 MB and four times the input"
 MOST_BYTES, MOST_RATIO = 2e8, 4  # of a default extraction: bytes, or times its input, whichever is larger
 
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
@@ -166,7 +170,6 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     from reservoir.backbones import check_layers, find_shape, layer_names
     from reservoir.features import column_shapes
     from reservoir.inputs.native import open_reader
-    from reservoir.pooling import check_poolings
 
     reasons: dict[str, str] = {}
     defaults = {item.name: item.default for item in fields(options)}
@@ -189,14 +192,16 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     native = reader is not None
     layers = split_names(decide("layers", *default_layers(kind, native=native)))
     layers = layer_names(shape.depth) if layers == ("all",) else layers
-    used = {split: min(number, options.limit or number) for split, number in rows.items()}
-    most, why_pool = _default_poolings(task, kind, shape.width, reader)
-    sized, more = (most, "") if native else _sized_poolings(task, kind, most, used, len(layers) * shape.width)
-    poolings = split_names(decide("pool", sized, "fewer columns, as rows are many" if more else why_pool))
+    poolings = split_names(decide("pool", *_default_poolings(task, kind, shape.width, reader)))
     check_layers(layers, family, shape.depth)
-    check_poolings(list(poolings))
     _check_columns(task, reader, layers, poolings)
-    layers = tuple(layer for layer in layer_names(shape.depth) if layer in layers)
+    layers, more = tuple(layer for layer in layer_names(shape.depth) if layer in layers), ""
+    if reasons["pool"] != GIVEN and kind != "named task":
+        used = sum(min(number, options.limit or number) for number in rows.values())
+        thin, tokens = reasons["layers"] != GIVEN, train <= MAX_KERNEL_ROWS
+        fewer = _fewer_columns("" if native else kind, layers, poolings, thin=thin, tokens=tokens)
+        layers, poolings, more = _first_that_fits(task, seen, shape.width, used, fewer)
+        reasons |= dict.fromkeys(["pool"] + ["layers"] * thin, FEWER) if more else {}
     device = choose_device(options.device)
     compute, computed = choose_compute(options.compute, device), "bfloat16 is no faster here"
     if not family.allows_bfloat16:
@@ -232,7 +237,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         ),
         repeats=repeats,
         candidates=decide("columns", candidates, suited if known else "each alone, and those of a layer concatenated"),
-        more="" if reasons["pool"] == GIVEN else more,
+        more=more,
         reasons=reasons,
     )
 
@@ -357,22 +362,22 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     those with segments beside the raw input. Symbols also use all tokens of each layer.
     """
     kind = kind_of(task)
-    names = split_names(default_layers(kind)[0])
+    names = [name for name in split_names(default_layers(kind)[0]) if any(c.startswith(f"{name}/") for c in available)]
     if kind == "labels of every token":
         whole = "+".join(f"{layer}/all" for layer in names)
         return tuple(c for c in (RAW, whole, f"{whole}+{RAW}") if {*c.split("+")} <= {*available})
-    if kind not in FEWER_POOLINGS:
+    if kind not in ("series", "symbols"):
         return ()
     most = ",".join([*(VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS), SEGMENTS])
-    for poolings in map(split_names, (most, FEWER_POOLINGS[kind][0])):
-        values = [f"{layer}/{name}" for layer in names for name in poolings if not name.startswith("segments")]
-        whole = [*values, *(f"{layer}/{name}" for layer in names for name in poolings if name.startswith("segments"))]
+    known: tuple[str, ...] = (RAW,)
+    for poolings in map(split_names, [most, *(each for each in FEWER_POOLINGS[kind] if "segments" in each)]):
+        kept = [name for name in poolings if name != "tokens"]
+        values = [f"{layer}/{name}" for layer in names for name in kept if not name.startswith("segments")]
+        whole = [*values, *(f"{layer}/{name}" for layer in names for name in kept if name.startswith("segments"))]
         tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
         tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
-        found = tuple(c for c in tried if {*c.split("+")} <= {*available})
-        if found and found != (RAW,):
-            return found
-    return ()
+        known = max(known, tuple(c for c in tried if {*c.split("+")} <= {*available}), key=len)
+    return known if known != (RAW,) else ()
 
 
 def _resolve_reservoir(
@@ -475,36 +480,53 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     return poolings, f"they show which {kind} occur, and where; all tokens if they fit"
 
 
-def _sized_poolings(task: Task, kind: Kind, poolings: str, rows: Mapping[str, int], width: int) -> tuple[str, str]:
-    """Return poolings that fit a default extraction, and if these are fewer than the given ones, what those cost.
+def _fewer_columns(
+    kind: str, layers: tuple[str, ...], poolings: tuple[str, ...], *, thin: bool, tokens: bool
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yield layers and poolings, from the given ones to ever fewer.
 
-    ``width`` is the total of all layers. Symbols keep the given ones, which use all tokens, up to `MAX_KERNEL_ROWS`
-    training rows.
+    ``thin`` allows to leave out layers; ``tokens`` to keep the pooling of that name, if it is among the given ones.
     """
-    if kind not in FEWER_POOLINGS or (kind == "symbols" and rows.get("train", 0) <= MAX_KERNEL_ROWS):
-        return poolings, ""
-    total, tokens = sum(rows.values()), task.max_tokens
-    values = total * tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
-    largest = max(MOST_BYTES, MOST_RATIO * 4 * values)
-    size = _size_of(poolings, total, width, tokens)
-    if size <= largest:
-        return poolings, ""
-    fewer = FEWER_POOLINGS[kind]
-    found = next((one for one in fewer if _size_of(one, total, width, tokens) <= largest), fewer[-1])
-    return found, f"{total:,} rows have fewer columns by default; --pool {poolings} takes {size / 1e9:.1f} GB"
+    yield layers, poolings
+    tokens = tokens and "tokens" in poolings
+    ladder = [poolings, *map(split_names, FEWER_POOLINGS.get(kind, ()))]
+    for names in ladder:
+        if tokens or "tokens" not in names:
+            yield layers, names
+            fewer = layers
+            while len(fewer) > 1 and thin and ("tokens" in names or names == ladder[-1]):
+                # Labels of every token hang on the neighbouring tokens, which the first layers show best.
+                fewer = fewer[::2] if poolings == ("all",) else fewer[::-2][::-1]
+                yield fewer, names
 
 
-def _size_of(poolings: str, rows: int, width: int, tokens: int) -> int:
-    """Return the bytes of poolings of a total ``width`` of layers."""
-    from reservoir.pooling import pooled_shape
+def _first_that_fits(
+    task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Return the first layers and poolings that fit a default extraction, else the last; and what the first ones cost.
 
-    found = sum(pooled_shape(name, width, tokens, 1)[1] for name in split_names(poolings) if name != "tokens")
-    found += tokens * width * ("tokens" in split_names(poolings))
-    return rows * found * (4 if "shares" in poolings else 2)
+    The text is empty if these fit. ``seen`` is the task as the model reads it.
+    """
+    from reservoir.features import column_shapes
+
+    values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
+    largest, more = max(MOST_BYTES, MOST_RATIO * 4 * values), ""
+    for layers, poolings in choices:
+        columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
+        size = rows * sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())
+        size *= 4 if "shares" in ",".join(poolings) else 2
+        if size <= largest:
+            break
+        given = f"--layers {','.join(layers)} --pool {','.join(poolings)}"
+        more = more or f"{rows:,} rows have fewer columns by default; {given} takes {size / 1e9:.1f} GB"
+    return layers, poolings, more
 
 
 def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
-    """Raise `InputError` if the layers or poolings do not fit the task or the model."""
+    """Raise `InputError` if the layers or poolings do not fit the task or the model, or a pooling is unknown."""
+    from reservoir.pooling import check_poolings
+
+    check_poolings(list(poolings))
     if task.each and poolings != ("all",):
         raise InputError(
             f"--pool {','.join(poolings)}: every {task.each} has a label of its own, so pass all, or leave it out"

@@ -9,8 +9,8 @@ import torch
 
 from reservoir import InputError
 from reservoir.features import forward
-from reservoir.options import ReservoirOptions
-from reservoir.plan import resolve_model
+from reservoir.options import ExtractOptions, ReservoirOptions
+from reservoir.plan import resolve, resolve_model
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.mnist import Digits, Mnist
@@ -99,6 +99,15 @@ def test_long_texts_are_cut_as_in_transformers_and_counted(kind: str, tmp_path: 
     assert model.reader.note.startswith(f"1 of 2 texts have more than {most} tokens and are cut (--long")
     for column, values in found.items():
         np.testing.assert_allclose(values[0, 0], expected[column], atol=1e-5)
+
+
+def test_texts_of_many_rows_keep_fewer_layers_of_the_model(tmp_path: Path):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    short, options = replace(TEXT_TASK, max_tokens=2), ExtractOptions(backbone=str(folder))
+    few, many = (resolve(short, options, {"train": rows}) for rows in (9, 1_000_000))
+    assert len(few.layers) == 5 and not few.note
+    assert many.layers == ("embed", "block02", "final") and many.poolings == few.poolings == ("cls", "mean")
+    assert f"--layers {','.join(few.layers)} --pool cls,mean takes" in many.note
 
 
 def test_input_digests_depend_on_tokenizer_and_embeddings(tmp_path: Path):

@@ -84,6 +84,45 @@ def test_default_columns_are_sized_to_the_rows():
     assert len(between.candidates) == 4
 
 
+@pytest.mark.parametrize(
+    "task",
+    [
+        SYMBOLS,
+        replace(SYMBOLS, form=Tokens(300)),
+        replace(SERIES, max_tokens=8),
+        replace(SERIES, max_tokens=60, pictures=8),
+        replace(SERIES, parameters={"each": "token"}, readout_tokens=500),
+    ],
+    ids=lambda task: kind_of(task) + " of pictures" * bool(task.pictures),
+)
+@pytest.mark.parametrize("rows", [600, 1500, 2900, 4000, 20_000, 200_000])
+def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows):
+    plan, all_columns = plan_of(task, rows), plan_of(task, 10)
+    values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
+    size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
+    assert size <= max(2e8, 16 * rows * values) or plan.columns == ("embed/all",)  # one column is the least
+    assert bool(plan.more) == (plan.columns != all_columns.columns)
+    more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
+    assert not plan.more or (more in plan.note and "GB" in plan.note and "200 MB" in plan.reasons["pool"])
+    if rows <= 3000:
+        assert {*plan.columns} <= {name for joined in plan.candidates for name in joined.split("+")}
+    assert not plan_of(task, rows, pool=",".join(plan.poolings)).more
+
+
+def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
+    letters = {rows: plan_of(SYMBOLS, rows) for rows in (600, 2000, 2900, 4000)}
+    assert [plan.layers for plan in letters.values()] == [
+        ("embed", "block01"),
+        *[("block01",)] * 2,
+        ("embed", "block01"),
+    ]
+    assert ["tokens" in plan.poolings for plan in letters.values()] == [True, True, True, False]
+    assert [len(plan.candidates) for plan in letters.values()] == [6, 5, 5, 8]
+    assert letters[4000].poolings == ("shares13", "max", "min", "segments8")
+    given = plan_of(SYMBOLS, 2000, layers="embed,block01")
+    assert given.layers == ("embed", "block01") and given.poolings[0] == "mean" and given.reasons["layers"] == "given"
+
+
 def test_readouts_of_thousands_of_labels_are_not_tried_unasked():
     found = [
         readout_candidates(

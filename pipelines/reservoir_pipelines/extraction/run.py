@@ -82,7 +82,8 @@ def start_run(options: ExtractOptions, prepared: Prepared, root: Path, splits: S
     """Decide what will be computed, and load the model."""
     plan = plan_of(prepared, options)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
-    if note := f"{prepared.task.name}: read by {model.reader.description}" if model.reader else plan.note:
+    reading = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
+    for note in filter(None, (reading, plan.note)):
         notify(note)
     rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
