@@ -23,11 +23,11 @@ OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
 
 
 def check_backbone_name(name: str) -> None:
-    """Raise `InputError` for a name that is neither known, nor a folder or file, nor possibly on the hub."""
+    """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
     known = name.partition(":")[0] in KNOWN or name in SHORT
     if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
         suggestion = did_you_mean(name)
-        raise InputError(f"backbone {name!r}: no known name, and no such folder; {suggestion}Known: {', '.join(KNOWN)}")
+        raise InputError(f"backbone {name!r}: neither a known name nor a folder; {suggestion}Known: {', '.join(KNOWN)}")
 
 
 def did_you_mean(name: str) -> str:

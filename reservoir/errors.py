@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the known one that is most like it, if any is."""
+    """Return the end of a message about an unknown name: the most similar known name, if there is one."""
     lower = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), list(lower), n=1)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""

@@ -215,7 +215,7 @@ def to_tokens(
     """Return stored sequences as input of the input layer, (rows, tokens, ...), and their lengths in tokens."""
     if model.settings.long == "windows":
         raise InputError(
-            "--long windows works only for extracted features; train and attention cut long texts, so leave it out"
+            "--long windows works only for extracted features; train and attention cut long texts, so leave --long out"
         )
     x, lengths = _to_input(model, scaling, x, lengths)
     return model.windows(x, lengths) if _cuts_windows(model) else (x, lengths)

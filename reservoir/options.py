@@ -54,13 +54,13 @@ class OwnDataOptions(Options, panel="Data"):
     classes: bool = option(False, "Read whole-number labels as classes.")
     missing: str = option(
         "refuse",
-        "NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).",
+        "NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the gaps).",
         one_of("refuse", "interpolate", "mask"),
     )
     standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
     rate: int | None = option(None, "Samples per second to which sounds are resampled.", at_least(1000), shown="16000")
-    waveform: bool = option(False, "Read the samples of sounds, not spectrum frames; default for models of samples.")
+    waveform: bool = option(False, "Read samples of sounds, not spectrum frames; default for models that read samples.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,30 +159,30 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         shown="native if the model reads such data, else " + OWN.format("kernels", "gaussian or orthogonal"),
     )
     long: str = option(
-        "cut", "Texts longer than the model reads: cut them, or average over windows.", one_of("cut", "windows")
+        "cut", "Texts longer than the model reads: cut, or windows (average over windows).", one_of("cut", "windows")
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41")
     patch: int | None = option(
         None, "Values per token (window length).", at_least(1), shown="9 for your own series, 5 for symbols, else 1"
     )
     stride: int | None = option(
-        None, "Values between windows.", at_least(1), shown=OWN.format("as for up to 1024 windows", "the patch")
+        None, "Values from one window to the next.", at_least(1), shown=OWN.format("at most 1024 windows", "the patch")
     )
     dilations: str | None = option(
         None,
-        "Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the length.",
+        "Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's length.",
         dilation_list,
         shown=SERIES.format("auto", 1),
     )
     pad: str | None = option(
         None,
-        "valid: windows inside the sequence; same: a window centred on each stride, zeros outside.",
+        "valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.",
         one_of("valid", "same"),
         shown=OWN.format("same", "valid"),
     )
     normalise: str | None = option(
         None,
-        "Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.",
+        "Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).",
         one_of("channel", "series", "both", "differences"),
         shown=SERIES.format("differences", "channel"),
     )
@@ -261,7 +261,7 @@ class FitOptions(OutOptions, panel="Readout"):
 
     columns: str | Sequence[str] = option(
         "all",
-        "Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and each layer.",
+        "Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and whole layers.",
     )
     readout: str = option(
         "ridge",
@@ -280,7 +280,7 @@ class TuneOptions(Options, panel="Search"):
     """How long reservoirs are searched for, and how many may be joined."""
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
-    trials: int | None = option(None, "Limit of reservoirs to try.", at_least(1), shown="as many as the budget allows")
+    trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as many as the budget allows")
     join: int = option(4, "Maximum number of reservoirs whose columns are concatenated.", at_least(1))
 
 

@@ -1,7 +1,7 @@
-"""Decide every default once: from a task and the options given to one frozen plan, each value with its reason.
+"""Decide every default once: turn a task and the given options into a frozen plan, each value with its reason.
 
 The numbers were found on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets
-(``benchmarks/series.py``), those of symbols on generated sets (``benchmarks/symbols.py``). Named tasks follow the
+(``benchmarks/series.py``), and for symbols on generated sets (``benchmarks/symbols.py``). Named tasks follow the
 paper: each value or pixel is one token, and ``last`` and ``mean`` are kept.
 """
 
@@ -93,7 +93,7 @@ REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this numbe
 
 MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
-MAX_TARGETS = 1000  # labels of a row that one readout learns unasked
+MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
 MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has the size rows x rows
 
 
@@ -115,7 +115,7 @@ class Plan:
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
     candidates: tuple[str, ...]  # columns among which a readout is chosen; a+b concatenates two
-    more: str  # what the columns cost that fewer rows would get; empty if these are taken
+    more: str  # cost of the columns that fewer rows get by default; empty if they are used
     reasons: Mapping[str, str]
 
     @property
@@ -205,11 +205,11 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     device = choose_device(options.device)
     compute, computed = choose_compute(options.compute, device), "bfloat16 is no faster here"
     if not family.allows_bfloat16:
-        compute, computed = "float32", "a recurrent state feeds its rounding back"
+        compute, computed = "float32", "rounding errors of a recurrent state accumulate"
     elif compute == "bfloat16":
         computed = "this device multiplies it faster"
-    # Many shares are 0 in all rows but a few. With two bytes the offset of a block adds rounding errors to the zeros,
-    # and standardisation scales these up to deviation 1 if the training rows lack the few.
+    # Many shares are 0 in all but a few rows. With two bytes the offset of a block adds rounding errors to the zeros,
+    # and if all training rows are zeros, standardisation scales these errors up to deviation 1.
     precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
@@ -232,11 +232,9 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         store=decide("store", *store),
         block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
-        folds=decide(
-            "select", folds, f"{rows.get('valid', 0):,} validation rows; from {ENOUGH_VALID:,} on they decide"
-        ),
+        folds=decide("select", folds, f"{rows.get('valid', 0):,} validation rows; {ENOUGH_VALID:,} or more are enough"),
         repeats=repeats,
-        candidates=decide("columns", candidates, suited if known else "each alone, and those of a layer concatenated"),
+        candidates=decide("columns", candidates, suited if known else "each alone, and all of a layer concatenated"),
         more=more,
         reasons=reasons,
     )
@@ -358,8 +356,8 @@ def single_columns(available: Sequence[str]) -> list[str]:
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind.
 
-    Series and symbols use the poolings without and with segments, which show where in the sequence a value is, and
-    those with segments beside the raw input. Symbols also use all tokens of each layer.
+    Series and symbols use the poolings without segments, all poolings with segments, which show where in the sequence a
+    value is, and the latter together with the raw input. Symbols also use all tokens of each layer.
     """
     kind = kind_of(task)
     names = [name for name in split_names(default_layers(kind)[0]) if any(c.startswith(f"{name}/") for c in available)]
@@ -398,7 +396,7 @@ def _resolve_reservoir(
         reservoir = replace(reservoir, dilations=",".join(map(str, dilations)))
     reasons = {item.name: why if item.name in WINDOW_OPTIONS else PLAIN for item in fields(Reservoir)}
     return reservoir, reasons | {
-        "backbone": "comes with this package" if options.init is None else f"weights of --init {options.init}",
+        "backbone": "comes with this package" if options.init is None else f"has the weights of --init {options.init}",
         "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
     }
@@ -469,7 +467,7 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
             return "mean,std", "sounds"
         return ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
     if kind == "series":
-        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "they show which values each channel takes, and where"
+        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values each channel takes, and where"
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
     from reservoir.pooling import WIDEST_TOKENS
@@ -477,7 +475,7 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= WIDEST_TOKENS
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
-    return poolings, f"they show which {kind} occur, and where; all tokens if they fit"
+    return poolings, f"these show which {kind} occur, and where; all tokens if they fit"
 
 
 def _fewer_columns(
@@ -495,7 +493,7 @@ def _fewer_columns(
             yield layers, names
             fewer = layers
             while len(fewer) > 1 and thin and ("tokens" in names or names == ladder[-1]):
-                # Labels of every token hang on the neighbouring tokens, which the first layers show best.
+                # Labels of every token depend on the neighbouring tokens, which the first layers show best.
                 fewer = fewer[::2] if poolings == ("all",) else fewer[::-2][::-1]
                 yield fewer, names
 
@@ -529,10 +527,10 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
         raise InputError(
-            f"--pool {','.join(poolings)}: every {task.each} has a label of its own, so pass all, or leave it out"
+            f"--pool {','.join(poolings)}: every {task.each} has its own label; pass --pool all, or leave --pool out"
         )
     if task.each == WORD and not reader:
-        raise InputError("labels of every word are for a model with a tokenizer of its own; name one by --backbone")
+        raise InputError("labels of every word need a model with its own tokenizer; choose one with --backbone")
     if "cls" in poolings and not (reader and reader.has_cls):
         raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
     if not layers or not poolings:

@@ -53,7 +53,7 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     if kind == "gridK":
         side = math.isqrt(max_tokens)
         if side * side != max_tokens or side < number:
-            raise InputError(f"pooling {pooling}: {max_tokens:,} tokens are no image of {number} x {number} cells")
+            raise InputError(f"pooling {pooling}: {max_tokens:,} tokens are not an image of {number} x {number} cells")
         return 1, width * 4 * number**2
     if pooling != "tokens":
         return 1, width * max(1, number)
@@ -80,7 +80,7 @@ class LayerPooling:
     | ``last`` | the last ``readout_tokens`` real tokens |
     | ``first``, ``cls`` | the first token |
     | ``mean``, ``std``, ``min``, ``max`` | over all real tokens; ``std`` divides by their number |
-    | ``segmentsK`` | means of K equal stretches side by side |
+    | ``segmentsK`` | means of K equal segments side by side |
     | ``quantilesK`` | for each channel, the quantiles at (i + 1) / (K + 1) for i < K, interpolated, side by side |
     | ``sharesK`` | for each channel, the shares of tokens above each of the `share_levels`, side by side |
     | ``gridK`` | mean, standard deviation, maximum and minimum of each of K x K cells of a square image |
@@ -113,7 +113,7 @@ class LayerPooling:
         self._has_order = eager and not kinds.isdisjoint(("quantilesK", "sharesK"))
 
     def __call__(self, pooling: str) -> Tensor:
-        """Return float32 (batch, kept tokens, kept width), which is no view of the hidden states."""
+        """Return float32 (batch, kept tokens, kept width), which shares no memory with the hidden states."""
         hidden, lengths = self._hidden, self._lengths
         if pooling == "last":
             count = self._readout_tokens
@@ -214,10 +214,10 @@ def share_levels(number: int) -> list[float]:
 
 
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
-    """Return the weights (batch, stretches, tokens) whose product with the hidden states gives means of stretches.
+    """Return the weights (batch, segments, tokens) whose product with the hidden states gives means of segments.
 
-    With s stretches and n real tokens, stretch i covers the tokens from floor(i n / s) to
-    max(floor((i + 1) n / s), floor(i n / s) + 1), so that each stretch has a token even if n < s.
+    With s segments and n real tokens, segment i covers the tokens from floor(i n / s) to max(floor((i + 1) n / s),
+    floor(i n / s) + 1), so that each segment has a token even if n < s.
     """
     steps = torch.arange(stretches + 1, device=lengths.device)
     bounds = lengths[:, None] * steps // stretches
@@ -235,7 +235,7 @@ def _parse(pooling: str) -> tuple[str, int]:
 
 
 class RawInput(nn.Module):
-    """The baseline: the sequences of a task as features, flattened; means of 8 stretches if too wide, or for words."""
+    """The baseline: the sequences of a task as features, flattened; means of 8 segments if too wide, or for words."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

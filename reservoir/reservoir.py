@@ -87,7 +87,7 @@ def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
 
 
 def full_name(backbone: str) -> str:
-    """Return the full path of a folder or a GGUF file, or the full name of an abbreviation; ``mini`` is no folder."""
+    """Return the full path of a folder or GGUF file, or the full name of an abbreviation; ``mini`` is not a folder."""
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]
@@ -145,7 +145,7 @@ def load_model(
             weights *= math.sqrt(weights.shape[1] / weights.shape[0])
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
-        raise InputError("--long windows: only texts read by the model's own tokenizer can be long; leave it out")
+        raise InputError("--long windows: it is only for texts that the model's own tokenizer reads; leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     import torch

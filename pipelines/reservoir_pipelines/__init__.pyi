@@ -135,22 +135,22 @@ def attention(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or average over windows.
+        Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
-        patch.
+        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
+        the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
         length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
-        for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
+        Default: same for your own series and symbols, else valid.
     normalise : str, optional
-        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
@@ -175,7 +175,8 @@ def attention(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -183,7 +184,7 @@ def attention(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -372,22 +373,22 @@ def extract(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or average over windows.
+        Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
-        patch.
+        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
+        the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
         length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
-        for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
+        Default: same for your own series and symbols, else valid.
     normalise : str, optional
-        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
@@ -412,7 +413,8 @@ def extract(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -420,7 +422,7 @@ def extract(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -496,8 +498,8 @@ def fit(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'
-        Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and each
-        layer.
+        Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and whole
+        layers.
     readout : str, default='ridge'
         ridge, logistic, weighted (a learned sum of layers), or an estimator's path:
         sklearn.svm.LinearSVC:C=0.1,1.
@@ -601,7 +603,8 @@ def import_features(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -609,7 +612,7 @@ def import_features(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -715,22 +718,22 @@ def plan(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or average over windows.
+        Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
-        patch.
+        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
+        the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
         length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
-        for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
+        Default: same for your own series and symbols, else valid.
     normalise : str, optional
-        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
@@ -755,7 +758,8 @@ def plan(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -763,7 +767,7 @@ def plan(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -907,7 +911,8 @@ def prepare(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -915,7 +920,7 @@ def prepare(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1148,7 +1153,8 @@ def reproduce(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -1156,7 +1162,7 @@ def reproduce(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1271,22 +1277,22 @@ def train(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or average over windows.
+        Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
-        patch.
+        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
+        the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
         length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
-        for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
+        Default: same for your own series and symbols, else valid.
     normalise : str, optional
-        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
@@ -1311,7 +1317,8 @@ def train(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -1319,7 +1326,7 @@ def train(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1438,7 +1445,7 @@ def tune(
     budget : str, default='5m'
         Total time, such as 90s, 10m or 1h.
     trials : int, optional
-        Limit of reservoirs to try. Default: as many as the budget allows.
+        Maximum number of trials. Default: as many as the budget allows.
     join : int, default=4
         Maximum number of reservoirs whose columns are concatenated.
     backbone : str, optional
@@ -1468,7 +1475,8 @@ def tune(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
     skip_bad_rows : bool, default=False
@@ -1476,7 +1484,7 @@ def tune(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds, not spectrum frames; default for models of samples.
+        Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional

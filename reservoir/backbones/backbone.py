@@ -121,7 +121,7 @@ class Backbone(nn.Module):
         """Raise `InputError`, beginning with ``where``, if this backbone has fewer positions than tokens."""
         if self.max_tokens is not None and tokens > self.max_tokens:
             start = f"{where}sequences of {tokens} tokens, but this {self.family.name} has {self.max_tokens}"
-            raise InputError(f"{start} positions; shorten them or choose a longer backbone")
+            raise InputError(f"{start} positions; shorten the sequences or choose a longer backbone")
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
         if layer == "embed":
@@ -181,7 +181,7 @@ class LastTokens:
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        # (batch, kept tokens), or None for all; kept, because a block may run again in the backward pass.
+        # (batch, kept tokens), or None for all; not cleared, because a block may run again in the backward pass.
         self.positions: Tensor | None = None
         self._tokens = 0
         for part in parts:
@@ -272,7 +272,7 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
 
 
 def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
-    """Return `trained_counts` of a GPT-2 as Lu et al. 2021 count, without output bias and last norm; else None."""
+    """Return `trained_counts` of a GPT-2 as Lu et al. 2021 count them, without output bias and last norm, else None."""
     if backbone.family.name != "gpt2":
         return None
     width = backbone.width

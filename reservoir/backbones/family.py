@@ -92,8 +92,8 @@ class HubLoader:
 
     def build(self, config: Any) -> nn.Module:
         """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
-        # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million parameters). Only those up
-        # to the padding token are built, because some families count their positions from its number.
+        # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million parameters). Only the
+        # embeddings up to the padding token are built, because some families count their positions from its number.
         silence_transformers()
         small = deepcopy(config)
         small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
@@ -127,10 +127,10 @@ class HubLoader:
         return getattr(transformers, self.model) if self.model else transformers.MODEL_MAPPING[type(config)]
 
     def _adapted(self, model: nn.Module, config: Any) -> nn.Module:
-        """Adapt a model, after its tanh approximation of GELU was replaced by torch's single kernel.
+        """Adapt a model, and compute its tanh approximation of GELU by torch's single kernel.
 
-        transformers computes it in eight steps. In a small GPT-2 they took more than half of the forward pass, and in
-        bfloat16 each of them rounded again.
+        transformers computes this GELU in eight steps, which took more than half of the forward pass of a small GPT-2
+        and rounded eight times in bfloat16.
         """
         from transformers.activations import NewGELUActivation
 
@@ -185,7 +185,7 @@ class Family:
     unsaved: tuple[str, ...] = ()  # prefixes of parameters that no checkpoint has; they are drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
-    # Whether products may run in bfloat16. Recurrent models may not: the state feeds its rounding back at every token.
+    # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
     allows_bfloat16: bool = True
 
 

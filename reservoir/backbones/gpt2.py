@@ -261,7 +261,7 @@ class GPT2Loader(FolderLoader):
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw as `draw_normal`; divide projections into the residual stream by the root of their number."""
+    """Draw as `draw_normal` does; divide projections into the residual stream by the root of their number."""
     return draw_normal(name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0)
 
 

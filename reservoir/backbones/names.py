@@ -85,7 +85,7 @@ def random_init(name: str, init: str, *, published: bool = False) -> str:
     """
     if init == "random-scaled":
         if find(name)[0] is not gpt2.GPT2:
-            raise InputError(f"init 'random-scaled': only for GPT-2, which {name!r} is not; use --init random")
+            raise InputError(f"init 'random-scaled': it is only for GPT-2, not for {name!r}; use --init random")
         return "random"
     return "random-flat" if init == "random" and published and find(name)[0] is gpt2.GPT2 else init
 
@@ -109,7 +109,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         key, equals, text = setting.partition("=")
         if not equals or key not in values or key == "model_type":
             numbers = [k for k, v in values.items() if isinstance(v, int | float) and not k.startswith("_")]
-            raise InputError(f"backbone {name!r}: {setting!r} is no setting; write name=value, of {', '.join(numbers)}")
+            raise InputError(f"backbone {name!r}: {setting!r} is not NAME=VALUE with a name of {', '.join(numbers)}")
         try:
             values[key] = json.loads(text)
         except ValueError:
@@ -132,9 +132,9 @@ def _check_config(name: str, family: Family, config: Any) -> None:
     sizes = {"blocks": shape.depth, "width": shape.width} | {k: v for k, v in limited.items() if v is not None}
     for what, size in sizes.items():
         if type(size) is not int or size < 1:
-            raise InputError(f"backbone {name!r}: its configuration says {what}: {size}; give a whole number from 1")
+            raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give a whole number from 1")
     if shape.depth > MOST_BLOCKS:
-        raise InputError(f"backbone {name!r}: its configuration says blocks: {shape.depth}; give at most {MOST_BLOCKS}")
+        raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MOST_BLOCKS}")
     if config.model_type not in CONFIGS_BUILT_HERE and "/" in attention_name(config):
         # transformers would download compiled code from the hub and run it.
         start = f"backbone {name!r}: its config.json asks for code, {attention_name(config)!r}"
@@ -161,7 +161,7 @@ def _from_folder(name: str) -> Any:
         raise _unknown(name, model_type)
     if model_type not in CONFIGS_BUILT_HERE:
         return _from_transformers(name)
-    with as_input_error(f"backbone {name!r}: its config.json does not fit", "change a setting"):
+    with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
         return CONFIGS_BUILT_HERE[model_type](**values)
 
 
@@ -186,4 +186,4 @@ def _from_transformers(name: str) -> Any:
 
 
 def _unknown(name: str, model_type: str) -> InputError:
-    return InputError(f"backbone {name!r}: family {model_type!r} is not known; known: {', '.join(FAMILIES)}")
+    return InputError(f"backbone {name!r}: family {model_type!r} is not known; give one of {', '.join(FAMILIES)}")

@@ -213,7 +213,7 @@ def _audio_shape(config: Any) -> Shape:
 
 
 def _draw_audio(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight; the convolution of the positions as in fairseq, where each direction has the average length."""
+    """Draw a weight; for the convolution of positions as fairseq does, with the average length for each direction."""
     if "pos_conv_embed" not in name or name.endswith("bias"):
         return draw_normal(name, shape, config, generator)
     inputs = config.hidden_size // config.num_conv_pos_embedding_groups

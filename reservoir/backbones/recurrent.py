@@ -1,6 +1,6 @@
 r"""Recurrent models: the frozen LSTM of Lu et al. 2021, and echo state networks.
 
-The LSTM (Hochreiter & Schmidhuber 1997) is as their released code has it, after Ba et al. 2016, equations 20 to 22:
+The LSTM (Hochreiter & Schmidhuber 1997) is that of their released code, after Ba et al. 2016, equations 20 to 22:
 
 .. math::
 
@@ -59,7 +59,7 @@ class LSTMConfig(Config):
 
     def __post_init__(self) -> None:
         if self.cell != "released":
-            raise InputError(f"backbone 'lstm': cell={self.cell}; the only cell is released")
+            raise InputError(f"backbone 'lstm': cell={self.cell}; the only cell is 'released'")
 
 
 @dataclass
@@ -96,7 +96,7 @@ class UnbiasedNorm(nn.LayerNorm):
 class LSTMCell(nn.Module):
     """One layer of the paper's released LSTM."""
 
-    redraws = False  # whether each row gets first states of its own, other ones at each pass of training
+    redraws = False  # whether first states are drawn anew for each row at each pass of training
 
     def __init__(self, width: int) -> None:
         super().__init__()

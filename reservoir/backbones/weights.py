@@ -82,7 +82,7 @@ def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     """Return family and configuration, unless the model is larger than the machine's memory.
 
-    The system would end the process for such a model.
+    The operating system would kill a process that loads such a model.
     """
     family, config = find(name)
     with _usable_configuration(name):

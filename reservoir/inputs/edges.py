@@ -15,17 +15,17 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
     """Return the weights (width, dim) of an input layer, each row of norm 1.
 
     Each row is a window of an image of opaque random discs ("dead leaves", Lee, Mumford and Huang 2001), which has
-    edges as photographs have, contrast-normalised and whitened as the task's own windows are. Data are not used.
+    edges as photographs have, contrast-normalised and whitened as the task's own windows are. No data are used.
 
     Raises
     ------
     InputError
-        If the tokens of the task are no windows of images.
+        If the tokens of the task are not windows of images.
     """
     window = task.parameters.get("window")
     if not window or not isinstance(task.form, Vectors):
         remedy = "add --param window=6 --param stride=2, or use orthogonal"
-        raise InputError(f"--input edges: the tokens of task {task.name!r} are no whitened windows of images; {remedy}")
+        raise InputError(f"--input edges: task {task.name!r} has no whitened windows of images as tokens; {remedy}")
     channels = task.form.dim // window**2
     # Some windows lie within one disc; twice as many are drawn as are needed, and those with contrast come first.
     drawn = _windows_of_discs(2 * width, window, channels, generator(seed, "input")).reshape(2 * width, -1)

@@ -96,7 +96,7 @@ class TextReader:
         if self._tokenizer.is_fast:
             spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
             begins, numbers = np.array(spans).T
-            return numbers[np.searchsorted(begins, ends) - 1]  # the last that begins before the end
+            return numbers[np.searchsorted(begins, ends) - 1]  # the last token that begins before each end
         special = self._tokenizer("")["input_ids"]
         if tokens - len(special) != len(ends):
             raise InputError("labels of every token need a model with a tokenizer.json; use another model")

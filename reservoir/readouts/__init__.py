@@ -9,5 +9,5 @@
 | `sweep` | choice of a penalty, by a validation split or by K folds; `forward_selection` of columns |
 | `folds` | random assignments of rows to folds |
 | `evaluation` | scores on test rows, intervals and p-values |
-| `estimators` | labels, weights and folds of scikit-learn's estimators, as the readouts take them |
+| `estimators` | labels, weights and folds of scikit-learn's estimators, in the form that the readouts need |
 """

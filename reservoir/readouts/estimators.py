@@ -1,4 +1,4 @@
-"""Labels, weights and folds of scikit-learn's estimators, as the readouts take them."""
+"""Labels, weights and folds of scikit-learn's estimators, in the form that the readouts need."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

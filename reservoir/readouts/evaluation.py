@@ -18,7 +18,7 @@ MOST_LABELS = 8  # rows with up to this many labels get a score per label; label
 
 
 class Readout(Protocol):
-    """A fitted readout of any kind, as `LinearReadout`."""
+    """A fitted readout of any kind, such as `LinearReadout`."""
 
     @property
     def targets(self) -> Targets:
@@ -53,7 +53,7 @@ class Evaluation:
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets
     merits: np.ndarray  # share of correct labels of each row, or its negative squared error, (rows,)
-    rows: int = 0  # that the labels belong to
+    rows: int = 0  # number of rows that the labels belong to
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
     # probability, and the share that is correct. Empty bins are left out; without probabilities there are none.
     reliability: tuple[tuple[int, float, float], ...] = ()
@@ -234,7 +234,7 @@ def _by_row(merits: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def r2_interval(
     y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, draws: int = 1000
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of R² over rows of targets (n, outputs), by a percentile bootstrap; None of one row.
+    """Return the 95% interval of R² over rows of targets (n, outputs), by a percentile bootstrap; None for one row.
 
     More than 2,000 rows are drawn in 2,000 groups.
     """

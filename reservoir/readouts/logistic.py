@@ -30,7 +30,7 @@ EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-8  # relative error of values that are summed from products in float32
 ARMIJO = 1e-4
 LONGEST_SEARCH = 20
-LBFGS_STEPS = 10  # from which the inverse Hessian is built
+LBFGS_STEPS = 10  # number of steps from which the inverse Hessian is built
 
 
 def logistic_sweep(
@@ -121,7 +121,7 @@ class _Problem:
         outputs = np.array([number % self.targets.outputs for number in points])
         losses, gradient, sums = np.zeros(len(points)), np.zeros(weights.shape), np.zeros(len(offset))
         for whole, labels in self.train:
-            # Where all features are constant, every row has to round alike.
+            # Where all features are constant, every row must be rounded to the same value.
             dtype = np.result_type(whole.dtype, np.float32) if self.axes.size else np.float64
             for start in range(0, len(whole), BLOCK_ROWS):
                 x, y = whole[start : start + BLOCK_ROWS].astype(dtype, copy=False), labels[start : start + BLOCK_ROWS]
@@ -196,8 +196,9 @@ def lbfgs(
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
     """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
-    Steps are x - H g with H the inverse Hessian built from the last steps on a scaled identity, halved and more until
-    the value falls by a 1e-4th of what the slope promises. A strictly convex function needs no curvature condition.
+    Steps are x - H g with H the inverse Hessian built from the last steps on a scaled identity, shortened at least by
+    half until the value falls by 1e-4 of what the slope promises. A strictly convex function needs no curvature
+    condition.
 
     Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
     """

@@ -515,7 +515,7 @@ def held_out_scores(
         fitted, held = fold != k, fold == k
         among_fitted = products[np.ix_(fitted, fitted)]
         dual, offset = _dual(among_fitted, weights[fitted], y[fitted], alphas)
-        # The products of held-out samples with centred ones; the mean of those they are fitted with is 0.
+        # Products of held-out samples with fitted ones, both centred by the mean of the fitted samples.
         share = weights[fitted] / weights[fitted].sum()
         among = among_fitted @ share
         with_held = products[np.ix_(held, fitted)]

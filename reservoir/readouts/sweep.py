@@ -50,7 +50,7 @@ class DeferredPath:
 
     @property
     def converged(self) -> np.ndarray:
-        """Whether each penalty was solved, (A,): always."""
+        """Whether each penalty was solved, (A,): all True."""
         return np.ones(len(self.alphas), bool)
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
@@ -116,7 +116,7 @@ Training = Moments | Samples
 
 
 def gather(blocks: Iterable[Block], targets: Targets) -> Training:
-    """Read training data once, in memory of order w^2: as samples if they are fewer than the features, else moments."""
+    """Read training data once: return samples if they are fewer than the features, else moments (w, w)."""
     few, stream = head(blocks)
     if few is None:
         return training_moments(stream, targets)
@@ -308,7 +308,7 @@ def _score_blocks(
 def _score_kernel(
     kernel: KernelMatrix, coded: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int, *rest: np.ndarray
 ) -> list[tuple[Any, ...]]:
-    """Return the held-out scores of each fold of one repeat, from products of samples, and the rest of its samples."""
+    """Return the held-out scores of each fold of one repeat, from products of samples, and its rows of ``rest``."""
     check_folds(np.bincount(fold, minlength=folds))
     scores = held_out_scores(kernel.products, kernel.weights, coded, fold, alphas)
     return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]

@@ -21,7 +21,7 @@ from reservoir.readouts.linear import Block, Targets
 from reservoir.readouts.ridge import LinearPath, constant, inverse, score
 from reservoir.readouts.sweep import Sweep, gather, solve
 
-MOST_SAMPLES = 4096  # training samples that the weights are learned from, which are at most some dozens of numbers
+MOST_SAMPLES = 4096  # training samples from which the weights, a few dozen numbers at most, are learned
 STEPS = 30
 
 

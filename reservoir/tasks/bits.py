@@ -62,7 +62,7 @@ class _Bits(Source):
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value}; give a whole number above 0")
         if self.n % self.token_bits:
-            raise InputError(f"{self.n} bits are no whole number of tokens of {self.token_bits} bits; change either")
+            raise InputError(f"{self.n} bits are not a whole number of tokens of {self.token_bits} bits; change either")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
             rows.append(bytes(map(_IDS.__getitem__, text.split())))
         except KeyError as error:
             known = " ".join(SYMBOLS[1:])
-            raise InputError(f"row {row}: {error.args[0]!r} is no word of ListOps ({known} and parentheses)") from None
+            raise InputError(f"row {row}: {error.args[0]!r} is not in ListOps ({known} and parentheses)") from None
     words = np.frombuffer(b"".join(rows), np.uint8)
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     inside = words <= CLOSE
@@ -40,7 +40,7 @@ def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.bincount(row, minlength=len(rows))
     _check(texts, "brackets", _unbalanced(symbols, row, lengths))
     opened, closed = (np.bincount(row_of, words == word, len(rows)) for word in (CLOSE + 1, CLOSE + 2))
-    # Every pair of parentheses joins two parts, so there are none, or one less than symbols.
+    # Every pair of parentheses joins two parts, so there are none, or one fewer than symbols.
     _check(texts, "parentheses", (opened != closed) | ((opened != 0) & (opened != lengths - 1)))
     return symbols, lengths
 

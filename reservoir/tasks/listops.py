@@ -194,7 +194,7 @@ class ListOps(Source):
         try:
             for row, cell in enumerate(cells):
                 if len(cell) != 2 or cell[1] not in set("0123456789"):
-                    raise InputError(f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}; want Source, digit")
+                    raise InputError(f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}; give Source, digit")
             symbols, lengths = encode_texts([cell[0] for cell in cells])
             targets = np.array([int(cell[1]) for cell in cells], np.int8)
             wrong = np.flatnonzero(targets != evaluate(symbols)) if cells else []
@@ -219,7 +219,7 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
     try:
         lines = block.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: no text at byte {lo + error.start}; is it another file, or packed?") from None
+        raise InputError(f"{path}: not text at byte {lo + error.start}; is it another file, or packed?") from None
     if max(map(len, lines), default=0) >= MOST_LINE:
         raise InputError(f"{path}: a line of more than {MOST_LINE} characters; is it another file?")
     return lines

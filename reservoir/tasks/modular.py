@@ -10,7 +10,7 @@ from reservoir.tasks.rows import row_hash
 from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, full_lengths
 from reservoir.tasks.task import Split, Task, Tokens
 
-SHARES = (0.9, 0.95)  # up to which share of the pairs' hashes a pair is for train, and for valid
+SHARES = (0.9, 0.95)  # upper bounds of a pair's hash, as shares of all hashes, for train and for valid
 MOST = 1000  # largest modulus; a prepared task has its square in rows
 
 

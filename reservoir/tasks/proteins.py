@@ -39,12 +39,12 @@ class Homology(Source):
     held-out folds; ``test_superfamily`` and ``test_family`` are splits of their own. Proteins longer than
     ``max_tokens`` are dropped, and counted.
 
-    ``protocol="paper"`` writes proteins in TAPE's 30 symbols, two of which enclose each and count, has 1,200 outputs,
-    and tests on the validation split. The authors pad each protein to the longest of its batch and read the last
-    position, so the prediction for a protein depends on the others in its batch; they leave out whole batches longer
-    than ``max_tokens``, and multiply accuracy by the share that is kept. Here `batch_lengths` assigns the batches once,
-    when the data are prepared: ``batch`` rows for training and four times as many for validation, as in their loader.
-    The padding of a row is therefore part of the data and of its key.
+    ``protocol="paper"`` writes proteins in TAPE's 30 symbols, encloses each in two of them, which count as tokens, has
+    1,200 outputs, and tests on the validation split. The paper's authors pad each protein to the longest of its batch
+    and read the last position, so the prediction for a protein depends on the others in its batch; they leave out whole
+    batches longer than ``max_tokens``, and multiply accuracy by the share that is kept. Here `batch_lengths` assigns
+    the batches once, when the data are prepared: ``batch`` rows for training and four times as many for validation, as
+    in their loader. The padding of a row is therefore part of the data and of its key.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -80,10 +80,10 @@ class Homology(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the proteins of one file that are short enough."""
         path = self._file(piece.part)
-        with as_input_error(f"{path}: no complete JSON", "fetch the file again"):
+        with as_input_error(f"{path}: not a complete JSON file", "fetch the file again"):
             records = json.loads(path.read_bytes())
         if not isinstance(records, list) or not records:
-            raise InputError(f"{path}: no list of proteins; check that it is a file of TAPE's raw data")
+            raise InputError(f"{path}: not a list of proteins; check that it is a file of TAPE's raw data")
         letters, folds = [], []
         for row, record in enumerate(records):
             where = f"{path}, row {row}"
@@ -170,5 +170,5 @@ def _amino_acids(where: str, text: str) -> np.ndarray:
     known = np.isin(letters, np.frombuffer(LETTERS.encode(), np.uint8))
     if not known.all():
         place = int(np.argmin(known))
-        raise InputError(f"{where}, letter {place}: {text[place]!r} is no amino acid; they are {LETTERS}")
+        raise InputError(f"{where}, letter {place}: {text[place]!r} is not an amino acid; the letters are {LETTERS}")
     return letters

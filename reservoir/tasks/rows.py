@@ -12,7 +12,7 @@ def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
     """Return one well-mixed 64-bit number per row number; another seed gives unrelated ones.
 
     Output ``row`` of the generator SplitMix64 (Steele, Lea and Flood 2014) that starts at a mixed ``seed``: the same
-    everywhere and for any stretch of rows, so pieces can be worked on apart.
+    everywhere and for any stretch of rows, so pieces can be processed separately.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     start = _mix(np.array([seed], np.uint64))
@@ -48,8 +48,8 @@ def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
 def grouped(groups: np.ndarray, shares: dict[str, float]) -> np.ndarray:
     """Return the split of each row, (rows,) of str, so that all rows of a group (rows,) are in one.
 
-    The groups are ordered by a hash of their names, and go to the first split that has not its share of the rows yet;
-    each split gets a group as long as there are any.
+    The groups are ordered by a hash of their names, and go to the first split that does not have its share of the rows
+    yet; each split gets a group as long as there are any.
     """
     names, members = np.unique(groups.astype(str), return_inverse=True)
     sizes = np.bincount(members)

@@ -102,7 +102,7 @@ def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: 
     wrong = (x < 0) | (x >= task.form.vocabulary)
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
-        start = f"task {task.name!r}, row {row}, token {token}: {x[row, token]} is no symbol"
+        start = f"task {task.name!r}, row {row}, token {token}: {x[row, token]} is not a symbol"
         raise InputError(f"{start} from 0 to {task.form.vocabulary - 1}")
     return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
 
@@ -117,7 +117,7 @@ def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:
 
 
 REMEDY = "name the folder with --data DIR or RESERVOIR_DATA"
-FRESH_ROWS = 1024  # rows of a generated task without end that are generated at a time
+FRESH_ROWS = 1024  # number of rows of an endless task that are generated at a time
 
 
 def data_folder(task: str, data: Path | None, wanted: str) -> Path:

@@ -78,7 +78,7 @@ class Windows:
         return self.torch(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
 
     def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same for tensors, by operations that ``torch.export`` can trace; no row may be too short.
+        """Return the tokens of tensors, by operations that ``torch.export`` can trace; no row may be too short.
 
         Values after the end of a row are ignored; tokens after its last window are zeros.
         """
@@ -122,7 +122,7 @@ def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
         return of_row
     forms = [x, of_row]
     if normalise == "differences":
-        # A slice of one value less would bind torch.export to rows of three values or more.
+        # A slice of one value fewer would bind torch.export to rows of three values or more.
         steps = x - torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
         forms.append(_standardised(steps, lengths, inside))
     return torch.cat(forms, dim=2)

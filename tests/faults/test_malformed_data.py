@@ -209,30 +209,30 @@ CASES = {
     "batch missing": (cifar(lambda f: next(f.rglob("data_batch_5.bin")).unlink()), "data_batch_5.bin is missing"),
     "batch label 200": (cifar(in_batch("data_batch_1.bin", lambda d: b"\xc8" + d[1:])), "row 0: label 200"),
     "pickle that runs code": (cifar(in_batch("data_batch_4", pickled(labels=Touch("ran"))), binary=False), "'labels'"),
-    "pickle cut short": (cifar(in_batch("data_batch_4", lambda d: d[:-9]), binary=False), "no pickle of a batch"),
+    "pickle cut short": (cifar(in_batch("data_batch_4", lambda d: d[:-9]), binary=False), "not a pickled batch"),
     "pickle without data": (cifar(in_batch("test_batch", pickled(data=3)), binary=False), "no array 'data'"),
     "pickle of fewer labels": (cifar(in_batch("test_batch", pickled(labels=[1])), binary=False), "as many 'labels'"),
     "pickle of odd labels": (cifar(in_batch("test_batch", pickled(labels=[-1] * 40)), binary=False), "'labels'"),
     "listops other columns": (listops("Text,Label\n1,1\n"), "not Source and Target"),
     "listops wrong value": (listops("Source\tTarget\n[MAX 1 2 ]\t1\n"), "line 2: Target is 1"),
     "listops label of words": (listops("Source\tTarget\n[MAX 1 2 ]\ttwo\n"), "line 2: 2 columns, the last 'two'"),
-    "listops packed": (listops(gzip.compress(b"Source\tTarget\n")), "no text|not Source"),
+    "listops packed": (listops(gzip.compress(b"Source\tTarget\n")), "not text|not Source"),
     "listops empty": (listops(""), "no rows|not Source"),
-    "json cut short": (homology('[{"primary": "AC'), "no complete JSON"),
-    "json too deep": (homology("[" * 100_000), "no complete JSON"),
-    "json no list": (homology({"primary": "ACD"}), "no list of proteins"),
+    "json cut short": (homology('[{"primary": "AC'), "not a complete JSON"),
+    "json too deep": (homology("[" * 100_000), "not a complete JSON"),
+    "json no list": (homology({"primary": "ACD"}), "not a list of proteins"),
     "own without y": (npz(y=None), "no array 'y'"),
     "own without rows": (npz(x=np.ones((0, 4, 2)), y=np.ones(0)), "x has the shape"),
     "own fewer labels": (npz(y=np.zeros(29)), r"y \(29,\); give one of y per row"),
     "own NaN": (npz(x=with_value(np.nan)), "nan in row 7, token 2, column 1"),
     "own infinity": (npz(x=with_value(1e300)), "1e.300 in row 7, token 2, column 1"),
     "own NaN target": (npz(y=np.r_[np.ones(29), np.nan]), "y is not finite in row 29"),
-    "own objects": (npz(x=np.array([[1, 2], [3]], dtype=object)), "Python objects.*an array lengths"),
+    "own objects": (npz(x=np.array([[1, 2], [3]], dtype=object)), "Python objects.*an array 'lengths'"),
     "own flat": (npz(x=np.ones(30)), r"shape \(30,\)"),
     "own texts": (npz(x=np.full((30, 4), "a")), "x holds <U1"),
-    "own negative symbols": (npz("--symbols", x=np.full((30, 4), -1)), "-1 in row 0, token 0 is no symbol"),
+    "own negative symbols": (npz("--symbols", x=np.full((30, 4), -1)), "row 0, token 0: -1 is not a symbol"),
     "own huge symbols": (npz("--symbols", x=np.full((30, 4), 10**7)), "leave out --symbols if these are values"),
-    "own halves as symbols": (npz("--symbols", x=np.full((30, 4), 0.5)), "0.5 in row 0, token 0 is no symbol"),
+    "own halves as symbols": (npz("--symbols", x=np.full((30, 4), 0.5)), "row 0, token 0: 0.5 is not a symbol"),
     "own bad lengths": (npz(lengths=np.full(30, 5)), "length 5 in row 0 is not between 1 and 4"),
     "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),
     "own no test": (npz(split=np.array(["train", "valid"] * 15)), "the split 'test'"),
@@ -421,7 +421,7 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
         file[name] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
 
     for make in (virtual, external(tmp_path / "raw"), external(tmp_path / "pipe"), link):
-        assert "is no dataset of this file alone" in outcome(write_hdf5(tmp_path / "mine.h5", x=make))
+        assert "is not stored in this file alone" in outcome(write_hdf5(tmp_path / "mine.h5", x=make))
 
 
 def test_pipes_and_empty_folders_are_refused(tmp_path):

@@ -182,10 +182,10 @@ def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
     assert f"line 5: {size - 1} labels for {size} tokens" in capsys.readouterr().err
     path = write_csv(tmp_path / "whole.csv", proteins(20))
     assert run(["extract", path, "--pool", "mean"]) == 2
-    assert "--pool mean: every token has a label of its own" in capsys.readouterr().err
+    assert "--pool mean: every token has its own label" in capsys.readouterr().err
     with pytest.raises(InputError, match="every token has a label, which train does not support; use extract and fit"):
         train(path, steps=1, cache=tmp_path / "cache", **{k: v for k, v in SMALL.items() if k != "layers"})
     words = [(" ".join(sequence), " ".join(label)) for sequence, label in proteins(20)]
     path = write_csv(tmp_path / "words.csv", words, "text,label")
     assert run(["extract", path, "--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2", "--init", "random"]) == 2
-    assert "labels of every word are for a model with a tokenizer of its own" in capsys.readouterr().err
+    assert "labels of every word need a model with its own tokenizer" in capsys.readouterr().err

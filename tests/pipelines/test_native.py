@@ -109,7 +109,7 @@ def test_a_folder_by_class_is_enough(cache: Path, tmp_path: Path, call):
     root = folder(tmp_path / "pictures")
     (root / "red" / "notes.txt").write_text("no picture")
     code, out, error = call("extract", root, "--json")
-    assert code == 0 and "they are 32x32 pixels in 64 patches" in error and "1 files that are no pictures" in error
+    assert code == 0 and "get 32x32 pixels in 64 patches" in error and "1 files that are not pictures" in error
     assert json.loads(out)["rows"] == {"train": 14, "valid": 6, "test": 4}
     code, out, _ = call("fit", root, "--out", tmp_path / "readout", "--json")
     assert code == 0 and json.loads(out)["best"]["test_score"] == 1
@@ -215,8 +215,8 @@ HOSTILE = {
         "not a readable picture",
     ),
     "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
-    "link.png": (link, "it leads out of"),
-    "../stray.png": (lambda path: paint(path, (1, 2, 3), 0), "stray.png is in no folder of a class"),
+    "link.png": (link, "is outside"),
+    "../stray.png": (lambda path: paint(path, (1, 2, 3), 0), "stray.png is in no class folder"),
 }
 
 
@@ -237,7 +237,7 @@ def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
     (root / "none.csv").write_text("path,label\nred/00.png,a\nred/77.png,b\n")
     cases = {
         ("extract", root, "--label", "kind"): "the label of a file is its folder",
-        ("extract", root / "table.csv"): "it leads out of",
+        ("extract", root / "table.csv"): "is outside",
         ("extract", root / "none.csv"): "line 3: no file 'red/77.png'",
         ("extract", root, "--input", "native"): "gpt2 reads text",
     }

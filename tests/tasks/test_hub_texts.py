@@ -77,7 +77,7 @@ def test_hidden_labels_make_validation_the_test(library):
     hidden = Part({"text": TEXTS[:3], "label": [-1] * 3}, {"label"})
     library.found = {"train": labelled(slice(20)), "validation": labelled(slice(20, 30)), "test": hidden}
     source = task_named("hf:glue:sst2")
-    assert rows_of(source)["test"] == TEXTS[20:] and "'validation' is test" in " ".join(source.notes())
+    assert rows_of(source)["test"] == TEXTS[20:] and "'validation' is used as test" in " ".join(source.notes())
 
 
 def test_splits_without_the_column_of_labels_or_with_gaps_in_it(library):
@@ -128,7 +128,7 @@ def test_unreadable_datasets_are_refused_in_one_line(library, found, asked, mess
 def test_a_script_is_never_run(library, tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "set.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(InputError, match="brings a script, which is not run"):
+    with pytest.raises(InputError, match="needs its own script, which is not run"):
         task_named(f"hf:{tmp_path / 'set'}").task  # noqa: B018
     assert library.calls == []
 

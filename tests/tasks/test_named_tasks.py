@@ -207,7 +207,7 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(texts):
         ("[MAX 2 ] 3", "brackets"),
         ("( [MAX 2 3 ]", "parentheses"),
         ("( ( [MAX 2 ) 3 ] )", "parentheses"),
-        ("[AVG 2 3 ]", "'\\[AVG' is no word"),
+        ("[AVG 2 3 ]", "'\\[AVG' is not in ListOps"),
     ],
 )
 def test_malformed_expressions_are_refused_with_their_row(text, message):
@@ -302,7 +302,7 @@ def test_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
     task = task_named("listops", protocol=protocol).task
     assert encode(task, np.array([[11, 2, symbols - 1]]))[1].tolist() == [3]
     for wrong in (symbols, -1):
-        with pytest.raises(InputError, match=f"row 1, token 0: {wrong} is no symbol from 0 to {symbols - 1}"):
+        with pytest.raises(InputError, match=f"row 1, token 0: {wrong} is not a symbol from 0 to {symbols - 1}"):
             encode(task, np.array([[1, 2], [wrong, 2]]))
     with pytest.raises(InputError, match="at most 512"):
         encode(task, np.empty((2, 0), np.int64))
@@ -379,7 +379,7 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"primary": "ACJD", "fold_label": 3}, r"row 2, letter 2: 'J' is no amino acid"),
+        ({"primary": "ACJD", "fold_label": 3}, r"row 2, letter 2: 'J' is not an amino acid"),
         ({"primary": "ACd", "fold_label": 3}, r"letter 2: 'd'"),
         ({"primary": "ACé", "fold_label": 3}, r"letter 2: 'é'"),
         ({"primary": "", "fold_label": 3}, "an empty sequence"),

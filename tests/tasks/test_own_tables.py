@@ -75,7 +75,7 @@ def _labelled(split, sequences):
     ("columns", "message"),
     [
         ({"id": ["a", "a", "b"], "t": [1, 1, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 3: 'a' has two rows at t 1"),
-        ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "another label .* --group id"),
+        ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "earlier rows .* --group id"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "line 3: an empty cell"),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a'.*--missing interpolate"),
@@ -163,7 +163,7 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     x, _, _, _ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
     codes, lengths = encode(task, x)
     assert to_symbols("new", codes, lengths, task.alphabet).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
-    with pytest.raises(InputError, match="row 1, letter 2: 'J' is no letter of the training rows; they are ACGT"):
+    with pytest.raises(InputError, match="row 1, letter 2: 'J' does not occur in the training rows; their letters"):
         to_symbols("new", codes, lengths, "ACGT")  # an alphabet of an earlier version
 
 
@@ -185,7 +185,7 @@ def test_the_text_and_the_label_can_be_named(tmp_path):
         source_of(tmp_path / "t.csv", text).task  # noqa: B018
     source = source_of(tmp_path / "t.csv", text, text="body", label="kind")
     assert source.task.labels == ("left", "right") and source.task.alphabet == "\ufffdACGT"
-    assert any("not read, beside 'body': title, n" in note for note in source.notes())
+    assert any("only 'body' is read, not the columns title, n" in note for note in source.notes())
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, label, labels):
         ("ACGT\n", {}, "line 1: no header"),
         (">a\nACGT\n>b\nA\n", {}, "no label in headers like 'a'"),
         (">a 1\nACGT\n>b 2\n\n", {}, "line 3: an empty text"),
-        (">a 1\nACGT\n", {"label": "("}, "no pattern"),
+        (">a 1\nACGT\n", {"label": "("}, "not a pattern"),
         (">a 1\nACGT\n", {"label": "a"}, "0 groups"),
         (">a 1\nACGT\n", {"label": "k(.)"}, "line 1: the header 'a 1' does not match"),
     ],
@@ -215,7 +215,7 @@ def test_bad_fasta(tmp_path, text, parameters, message):
 
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
     text = wide({"id": np.arange(60) // 4, "u": range(9, 69), "v": range(60), "y": np.arange(60) % 2})
-    with pytest.raises(InputError, match=r"another label than before under .* say --group id or --drop id"):
+    with pytest.raises(InputError, match=r"the label is not that of earlier rows of .* pass --group id or --drop id"):
         source_of(tmp_path / "t.csv", text).task  # noqa: B018
     source = source_of(tmp_path / "t.csv", text, group="id")
     splits = all_rows(source)
@@ -256,13 +256,13 @@ def stored(path, **asked):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ({"index": np.arange(ROWS)}, "'index' is left out, as it counts the rows"),
-        ({"timestamp": 1_700_000_000 + 60 * np.arange(ROWS)}, "'timestamp' is left out, as each row is"),
+        ({"index": np.arange(ROWS)}, "'index' is left out because it counts the rows"),
+        ({"timestamp": 1_700_000_000 + 60 * np.arange(ROWS)}, "'timestamp' is left out, because each row is"),
         ({"Date": DAYS}, "'Date' is left out"),
-        ({"row_id": RNG.permutation(900)[:ROWS]}, "'row_id' names the rows"),
-        ({"ID": 1000 + np.arange(ROWS)}, "'ID' names the rows"),
-        ({"sampleId": [f"s{n}" for n in range(ROWS)]}, "'sampleId' names the rows"),
-        ({"__index_level_0__": RNG.permutation(ROWS)}, "'__index_level_0__' is left out, as it has no name"),
+        ({"row_id": RNG.permutation(900)[:ROWS]}, "'row_id' holds names of the rows"),
+        ({"ID": 1000 + np.arange(ROWS)}, "'ID' holds names of the rows"),
+        ({"sampleId": [f"s{n}" for n in range(ROWS)]}, "'sampleId' holds names of the rows"),
+        ({"__index_level_0__": RNG.permutation(ROWS)}, "'__index_level_0__' is left out because it has no name"),
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
@@ -277,7 +277,7 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first)
 
 def test_an_id_that_repeats_is_asked_for(tmp_path):
     path = write(tmp_path / "t.csv", {"patient_id": np.arange(ROWS) // 4, **WIDE, "label": LABEL})
-    with pytest.raises(InputError, match="say --id patient_id if their rows make one sequence, --group patient_id"):
+    with pytest.raises(InputError, match="pass --id patient_id if all rows of an id are one sequence, --group"):
         task_named(str(path)).task  # noqa: B018
     assert stored(path, group="patient_id")[0].max_tokens == 3
 
@@ -360,7 +360,7 @@ def test_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
     found = [source.read(piece) for piece in source.pieces()]
     assert [sum(len(one[name].y) for one in found if name in one) for name in ("train", "valid", "test")] == [8] * 3
     fill_class_folder(tmp_path / "split" / "unlabelled", kind)
-    with pytest.raises(InputError, match="'unlabelled' stands beside the splits"):
+    with pytest.raises(InputError, match="'unlabelled' is not one of the splits"):
         task_named(str(tmp_path / "split")).task  # noqa: B018
 
 
@@ -400,15 +400,15 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
             {**WIDE, "label": np.where(np.arange(ROWS) == 7, "", LABEL)},
             "line 9: no label in column 'label'; fix the row",
         ),
-        ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; say --label"),
+        ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
         ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']"),
-        ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the line of names missing?"),
-        ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "each row is a sequence of its own, say --group id"),
-        ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "say --id NAME, or --drop date"),
+        ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the header line missing?"),
+        ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "each row is a sequence of its own, pass --group id"),
+        ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),
         ({"comment": ["fine"] * ROWS, **WIDE, "label": LABEL}, "'fine' is not a number in column 'comment'; leave"),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),
-        ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "tell no order; write dates"),
+        ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "cannot be sorted; write"),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
     ],
 )
@@ -460,8 +460,8 @@ def test_csv_with_a_column_per_value(tmp_path):
         ("y,a,b\n1,2,3\n1,2,3,4\n", "line 3: 4 cells under 3"),
         ("y,a,b\n1,2,x\n", "line 2: 'x' is not a number in column 'b'"),
         ("y,a,b\n1,,3\n1,2,3\n", "line 2: an empty cell in column 'a'"),
-        ("y,x\n1,1 2\n2,1 q\n", "line 3: '1 q' is no sequence of numbers"),
-        ("y,x\n1,1 2\n2,\n", "line 3: no sequence"),
+        ("y,x\n1,1 2\n2,1 q\n", "line 3: '1 q' is not a sequence of numbers"),
+        ("y,x\n1,1 2\n2,\n", "line 3: not a sequence"),
         ("y\n1\n", "no columns of values"),
         ('y,a\n1,"2\n', "not a readable table"),
     ],

@@ -81,13 +81,13 @@ def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
         (CLASSES.replace("Stamps false", "Stamps true") + UP, "time stamps, which are not read"),
         (HEAD + "1,2,3:up\n", "line 4: no @data line before"),
         (HEAD, "no @data line"),
-        (CLASSES, "no series behind @data"),
+        (CLASSES, "no series after @data"),
         (CLASSES + UP + "1,2:1,2,3:up\n", "line 9: channels of \\[2, 3\\] values"),
-        (CLASSES + UP + "1,2,3:up\n", "line 9: 1 channels, before 2"),
-        (CLASSES + UP + "1,zwei,3:1,2,3:up\n", "line 9: 'zwei' is no number"),
-        (CLASSES.replace("class", "target") + UP, "the target 'up' is no number"),
+        (CLASSES + UP + "1,2,3:up\n", "line 9: 1 channels, but 2 in the first"),
+        (CLASSES + UP + "1,zwei,3:1,2,3:up\n", "line 9: 'zwei' is not a number"),
+        (CLASSES.replace("class", "target") + UP, "the target 'up' is not a number"),
         (CLASSES + "1,2\0,3:1,1,1:up\n", "line 8: a NUL"),
-        (CLASSES + UP + ":::\n", "no sequence of numbers|channels"),
+        (CLASSES + UP + ":::\n", "not a sequence of numbers|channels"),
     ],
 )
 def test_malformed_series_are_refused_in_one_line(tmp_path, text, message):

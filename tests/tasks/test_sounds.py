@@ -117,7 +117,7 @@ def test_a_table_of_paths_with_samples_as_they_are(tmp_path):
         and np.array_equal(x[9, :, 0], samples_of(tmp_path / "calls/high/9.wav", 8000))
     )
     table.write_text("file,label\ncalls/high/0.wav,a\ncalls/none.wav,b\n" * 1)
-    with pytest.raises(InputError, match=r"line 3: no file 'calls/none\.wav' beside the table"):
+    with pytest.raises(InputError, match=r"line 3: no file 'calls/none\.wav' in the table's folder"):
         task_named(str(table)).task  # noqa: B018
 
 

@@ -53,7 +53,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
         images, labels = records[:, 1:], records[:, 0]
     else:
-        with as_input_error(f"{path}: no pickle of a batch of CIFAR-10", "fetch the file again"):
+        with as_input_error(f"{path}: not a pickled batch of CIFAR-10", "fetch the file again"):
             stored, numbers = read_pickle(data)
         if not stored or len(stored) % (RECORD - 1):
             raise InputError(f"{path}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
@@ -118,7 +118,7 @@ class Cifar10(Source):
 
     def __post_init__(self) -> None:
         if self.window and type(self) is not Cifar10:
-            raise InputError("window goes with cifar10, mnist and fashion-mnist")
+            raise InputError("window works only with cifar10, mnist and fashion-mnist")
         if not isinstance(self.views, int) or self.views < 0:
             raise InputError(f"views is {self.views}; give 0 or the number of augmented copies of each training row")
 

@@ -93,7 +93,7 @@ class Mnist(Source):
 
     @property
     def _border(self) -> int:
-        """Tokens by which zeros widen each side of the image: one, two pixels at each edge, or none."""
+        """Number of tokens that zero padding adds to each side of the image: 1 (two pixels at each edge), or 0."""
         return int(self.protocol != "paper")
 
     @property

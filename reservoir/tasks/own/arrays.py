@@ -28,11 +28,11 @@ class Arrays:
 
     piece_rows = 2**62
     letters = False  # whether x holds the code points of texts
-    unused_options: tuple[str, ...] = ("rate",)  # that mean nothing for such data
+    unused_options: tuple[str, ...] = ("rate",)  # options that do not apply to such data
 
     def __init__(self, arrays: Mapping[str, np.ndarray], x: tuple[tuple[int, ...], np.dtype] | None = None):
         self._arrays = dict(arrays)
-        self.files: list[Path] = []  # that are read beside the one that is named
+        self.files: list[Path] = []  # files that are read in addition to the named one
         self.notes: list[str] = []
         self.chosen: dict[str, Any] = {}  # choices made by rule, needed to read new data
         self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
@@ -105,7 +105,7 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Raise `InputError` for an array of Python objects, and if its header, shape and size do not fit each other."""
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise InputError(f"{path}: array {name!r} is packed otherwise than numpy.savez does; write it again")
+        raise InputError(f"{path}: array {name!r} is not packed as numpy.savez packs it; write it again")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -118,8 +118,8 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
         shape, _, dtype = read(file)
         start = file.tell()
     if dtype.hasobject:
-        start = f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape"
-        raise InputError(f"{start}, rows of unequal length filled up with 0 and an array lengths beside")
+        start = f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape,"
+        raise InputError(f"{start} with shorter rows padded by 0, and their lengths in an array 'lengths'")
     size = math.prod(shape) * dtype.itemsize
     check_expansion(path, name, max(size, member.file_size), min(member.compress_size, path.stat().st_size))
     if size != member.file_size - start or not dtype.itemsize or min(shape, default=0) < 0:

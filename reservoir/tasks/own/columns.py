@@ -1,17 +1,17 @@
 """Which column of a table is the label, the id, the time, the group, the sequence, and which are values.
 
-Flags name columns. For the others the rule is, in this order:
+A flag gives a role to a column. Without flags these rules apply, in this order:
 
 =========  ============================================================================================
 role       column
 =========  ============================================================================================
 left out   a first column, or one called ``index``, that counts the rows; a column without a name
 label      ``label`` or ``y`` (``y0``, ``y1`` ... are several outputs), or the only one of `USUAL_LABELS`; else the
-           only other column beside a sequence, if its values repeat or are numbers
+           only column besides a sequence, if its values repeat or are numbers
 id         ``id``, ``series_id`` or ``case``, or a column such as ``patient_id`` without repetitions
 group      ``groups``
 sequence   ``x`` or ``sequence``; a single column of lists; a column of paths of existing files; or, if
-           all others are texts, the longest one; or a text beside the column of labels alone
+           all others are texts, the longest one; or a text, if labels are the only other column
 time       ``time``, ``t``, ``step``, ``timestamp``, ``date`` or ``datetime`` with dates or rising numbers
 values     all others, in their order
 =========  ============================================================================================
@@ -43,7 +43,7 @@ NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
 FEWEST_COUNTED = 4  # from this number of rows on, a column that counts rows or rises is not a value
 MOST_TEXT = 0.5
-"""Share of the filled cells that may be no numbers in a column of values; with more of them it is a column of text."""
+"""Largest share of filled cells that are not numbers in a column of values; with more, it is a column of text."""
 
 FILES = {
     "pictures": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
@@ -59,7 +59,7 @@ PEEKED = 5  # a column holds paths if this number of first rows names files of o
 class Roles:
     """The columns of a table by role; "" or an empty list where no column has it.
 
-    ``chosen`` has the choices made by rule, which new sequences are read with; ``notes`` describe them.
+    ``chosen`` has the choices made by rule, with which new sequences are read; ``notes`` describe them.
     """
 
     labels: list[str] = field(default_factory=list)
@@ -104,7 +104,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         counts = (name == "index" or (known is None and place == 0)) and name not in {*IDS, *roles.labels}
         reason = "counts the rows" if counts and counts_rows(table.frame[name]) else "has no name"
         if name not in kept and (reason != "has no name" or NO_NAME.fullmatch(name)):
-            roles.notes.append(f"the column {name!r} is left out, as it {reason}")
+            roles.notes.append(f"the column {name!r} is left out because it {reason}")
             table.pop(name)
     roles.group = named("group") or ("groups" if "groups" in table.frame else "")
     roles.id = named("id")
@@ -129,13 +129,13 @@ def _unique_id(table: Table, names: list[str]) -> str:
             continue  # a measured value, such as a mid_id of 0.25
         if texts.is_unique:
             return name
-        start = f"{table.path}: the column {name!r} repeats the same ids; say --id {name} if their rows make one"
+        start = f"{table.path}: the column {name!r} repeats the same ids; pass --id {name} if all rows of an id are one"
         raise InputError(f"{start} sequence, --group {name} if each row is a sequence of its own, or --drop {name}")
     return ""
 
 
 def _choose_only_other_column(table: Table, roles: Roles, time: str | None) -> None:
-    """Choose the only other column beside a sequence as the label; refuse a table where there is none or several."""
+    """Choose the only column besides a sequence as the label; refuse a table with none or several."""
     others = [name for name in _free(table, roles, time) if name != roles.sequence]
     if not roles.sequence or len(others) != 1 or (is_text(table.frame[others[0]]) and table.frame[others[0]].is_unique):
         refuse_unlabelled(table, roles.sequence)
@@ -175,14 +175,14 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
 
 
 def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[str]:
-    """Return the columns with usual names of labels, less ``others``; if ``alone``, refuse to choose among several."""
+    """Return columns with usual names of labels, except ``others``; if ``alone``, refuse to choose among several."""
     places = {"x", "y", "z"} <= set(table.frame) and is_number(table.frame["x"])
     free = [name for name in table.frame if name not in others and not (places and name == "y")]
     outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
     usual = [name for name in free if name.lower() in USUAL_LABELS]
     if usual and len(usual + outputs) > 1 and alone:
         problem = f"{table.path}: labels may be in the columns {usual + outputs}"
-        raise InputError(f"{problem}; say --label NAME, and --drop those that are no values")
+        raise InputError(f"{problem}; pass --label NAME, and --drop the columns that are not values")
     return usual[:1] or outputs
 
 
@@ -200,13 +200,13 @@ def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
 
 
 def time_of_rows(table: Table, *, has_ids: bool) -> str:
-    """Return a column that dates rows which are whole sequences; refuse one with the same times for several rows."""
+    """Return the column of times of rows that are whole sequences; refuse one with a time for several rows."""
     for name in [name for name in table.frame if name.lower() in TIMES]:
         texts = table.frame[name].astype(str)
         repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
         if repeated and not has_ids:
-            start = f"{table.path}: the column {name!r} repeats the same times, as in long form, and no column"
-            raise InputError(f"{start} is called id; say --id NAME, or --drop {name}")
+            start = f"{table.path}: the column {name!r} repeats the same times, as in long form, but no column"
+            raise InputError(f"{start} is called id; pass --id NAME, or --drop {name}")
         if are_times(table.frame[name]):
             return name
     return ""
@@ -217,8 +217,8 @@ def refuse_column(table: Table, name: str, role: str) -> NoReturn:
     names = list(table.frame)
     if role == "text" and "," in name:
         raise InputError(
-            f"{table.path}: --text {name}: one column is read; write both texts into one, with the separator of the "
-            "model between, such as ' [SEP] '"
+            f"{table.path}: --text {name}: give one column; write both texts into one column, with the model's "
+            "separator between them, such as ' [SEP] '"
         )
     raise InputError(f"{table.path}: no column {name!r} (--{role}) among {names}{nearest(name, names)}")
 
@@ -227,17 +227,17 @@ def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
     """Refuse a table without a column of labels; suggest one if only one is likely."""
     frame = table.frame
     bare = any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame)
-    missing = " (is the line of names missing?)" if bare else ""
+    missing = " (is the header line missing?)" if bare else ""
     words = [name for name in frame if name != sequence and is_text(frame[name]) and not frame[name].is_unique]
     name = words[0] if len(words) == 1 else "NAME"
-    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; say --label {name}")
+    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass --label {name}")
 
 
 # ---- columns of paths
 
 
 def files_kind(names: Iterable[str]) -> str:
-    """Return the kind of `FILES` that all of some names have by their suffix; else ""."""
+    """Return the kind of `FILES` that the suffixes of all names belong to; else ""."""
     lower = [name.lower() for name in names]
     return next((kind for kind, ends in FILES.items() if lower and all(name.endswith(ends) for name in lower)), "")
 
@@ -269,13 +269,13 @@ def filled(column: Any) -> Any:
 
 
 def is_text(column: Any) -> bool:
-    """Return whether a column holds texts: its first filled cell is one, and not numbers."""
+    """Return whether a column holds texts: its first filled cell is a text other than numbers."""
     first = next(iter(filled(column)), None)
     return isinstance(first, str) and first.strip().lower() not in EMPTY and as_numbers(first) is None
 
 
 def is_number(column: Any) -> bool:
-    """Return whether each filled cell is one number; 007 is not, as its zeros may mean something."""
+    """Return whether each filled cell is one number; 007 is not, because its zeros may mean something."""
     import pandas as pd
 
     if column.dtype.kind in "biuf":
@@ -357,9 +357,9 @@ def as_sequence(cell: Any) -> np.ndarray | None:
 
 
 def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Return columns of single numbers as floats (rows, columns), 0 behind the ``lengths`` of the rows.
+    """Return columns of single numbers as floats (rows, columns), 0 after the ``lengths`` of the rows.
 
-    Cells that are no finite numbers make their row bad, as do empty ones, unless these are NaN to ``fill`` later.
+    A cell that is not a finite number makes its row bad, and so does an empty cell, unless ``fill`` keeps it as NaN.
     """
     import pandas as pd
 
@@ -400,7 +400,7 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
 def labels_of(table: Table, name: str, *, required: bool) -> np.ndarray:
     """Return a column of labels: integers, else floats, else texts (rows,), or (rows, n) of lists of one length.
 
-    Rows without a label are bad; where none is ``required``, as new sequences need no labels, they have None.
+    Rows without a label are bad if labels are ``required``; else (new sequences need none) their label is None.
     """
 
     def lacks(cell: Any) -> bool:

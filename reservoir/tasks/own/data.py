@@ -43,7 +43,7 @@ class OwnData(Source):
 
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
       symbols or values, see `reservoir.tasks.own.labels.read_integers`; (rows,) of texts: their letters are symbols.
-    - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label per each of the last tokens:
+    - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label for each of the last tokens:
       floats are targets, strings and booleans classes; `reservoir.tasks.own.labels.read_labels` decides on integers.
     - ``lengths`` (rows,): the real tokens of each row; what follows them is ignored.
     - ``split`` (rows,): ``train``, ``valid`` or ``test``; `reservoir.tasks.own.labels.split_rows` divides rows without.
@@ -107,7 +107,7 @@ class OwnData(Source):
         return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
 
     def scaling(self) -> Scaling | None:
-        """Return the standardisation by the training split, or None for symbols; of pictures to about -2 to 2."""
+        """Return the standardisation of the training split, for pictures a scaling to -2 ... 2, or None for symbols."""
         form, rounding = self.task.form, Rounding()
         if isinstance(form, Tokens):
             return None
@@ -157,7 +157,7 @@ class OwnData(Source):
         # A series of values may be a waveform, too.
         samples = self.asked.waveform and "waveform" not in columns.unused_options
         if not samples and (flags := [name for name in columns.unused_options if name in self.asked.explicit]):
-            raise InputError(f"{self.origin}: --{flags[0]} means nothing for such data; leave it out")
+            raise InputError(f"{self.origin}: --{flags[0]} does not apply to such data; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
             raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")

@@ -1,4 +1,4 @@
-"""Arrays by name, whatever file or folder they come from; the files of sequences under headers (FASTA)."""
+"""Arrays by name, from a file or folder of any kind; and FASTA files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
             notes = ["the label is what follows the last | of the header"]
         else:
             problem = f"{path}: no label in headers like {headers[0][:60]!r}"
-            raise InputError(f"{problem}; say where, as in --label 'class=(\\w+)', or pass a table with --labels")
+            raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
         if asked.group:
             columns["groups"] = _found_in_headers(where, asked.group, "group")
     roles = {"id": "id", "text": "sequence"}
@@ -82,7 +82,7 @@ def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: st
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise InputError(f"--{flag} {pattern}: no pattern ({error}); give one with a group in parentheses") from None
+        raise InputError(f"--{flag} {pattern}: not a pattern ({error}); give one with a group in parentheses") from None
     if compiled.groups != 1:
         raise InputError(f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
     found = []
@@ -165,7 +165,7 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
     joined = ("label", "id", "group") if asked.labels else ()
     if is_hub(origin) or (suffix in tables.SUFFIXES and not bare and not published):
         if asked.labels:
-            why = "is for folders of files and FASTA; a table has its labels beside them"
+            why = "is for folders of files and FASTA; the labels of a table are one of its columns"
             raise InputError(f"{origin}: --labels {why}")
         return
     if published or suffix == ".ts" or bare:
@@ -175,7 +175,7 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
     elif suffix in FASTA:
         why, allowed = "FASTA has no columns", ("label", "group", "labels", *joined)
     else:
-        why = "the label of a file is its folder; --labels names a table of others"
+        why = "the label of a file is its folder, or in a table that --labels names"
         allowed = ("labels", "drop", "time", *joined)
     for flag in ("label", "id", "time", "group", "text", "drop", "labels"):
         if (name := getattr(asked, flag)) and flag not in allowed:
@@ -183,7 +183,7 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
 
 
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:
-    """Return the arrays of a table, or of the files that it names, beside its other columns."""
+    """Return the arrays of a table, or of the files that it names together with its other columns."""
     skip = asked.skip_bad_rows if known is None else None
     table = tables.read_table(path, text_columns(asked), skip=skip)
     arrays = TableReader(table, asked, known).arrays_of_table()
@@ -194,11 +194,11 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     places = [table.bad.places[row] for row in np.flatnonzero(table.bad.kept()).tolist()]
     bad = tables.BadRows(str(path), places, skip=skip)
     files = [path.parent / name for name in arrays.texts]
-    for row, file in enumerate(files):  # nothing outside of the folder is read
+    for row, file in enumerate(files):  # nothing outside the folder is read
         if file.is_file():
             check_inside(file, path.parent)
         else:
-            bad.add(row, f"no file {arrays.texts[row]!r} beside the table", "correct the name")
+            bad.add(row, f"no file {arrays.texts[row]!r} in the table's folder", "correct the name")
     bad.kept()
     others = {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
     others.setdefault("ids", np.array([str(file.relative_to(path.parent)) for file in files]))

@@ -52,9 +52,9 @@ def _visible(root: Path) -> list[Path]:
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Refuse a file outside of a folder: data of others may name any file of this machine."""
+    """Refuse a file outside a folder: data from other people may name any file of this machine."""
     if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{path}: it leads out of {root}; copy the file there")
+        raise InputError(f"{path}: the file is outside {root}; copy it there")
 
 
 def folder_arrays(
@@ -63,7 +63,7 @@ def folder_arrays(
     """Return names, labels and splits of the files of a folder, and notes.
 
     Labels come from the table that ``asked.labels`` names, or else a file's label is the folder it is in, below
-    ``root`` or below folders of splits. New files (``known`` has the task's labels) may be in any folders.
+    ``root`` or below folders of splits. New files (``known`` has the task's labels) may be in any folder.
     """
     parts = [file.relative_to(root).parts or (file.name,) for file in files]
     names = ["/".join(part) for part in parts]
@@ -79,16 +79,16 @@ def folder_arrays(
     others = [top for top, split in splits.items() if not split]
     if others and len(set(splits.values())) > 2:
         named = ", ".join(top for top, split in splits.items() if split)
-        raise InputError(f"{root}: {others[0]!r} stands beside the splits {named}; take it out, or put it into one")
+        raise InputError(f"{root}: {others[0]!r} is not one of the splits {named}; remove it, or move it into one")
     divided = bool(splits) and not others
     if short := next((part for part in parts if len(part) < 2 + divided), ()):
         where = f"{'train/' * divided}CLASS/{short[-1]}"
-        raise InputError(f"{root}: {'/'.join(short)} is in no folder of a class; write {where}, or pass --labels")
+        raise InputError(f"{root}: {'/'.join(short)} is in no class folder; move it to {where}, or pass --labels")
     arrays["y"] = np.array([part[divided] for part in parts])
     if divided:
         arrays["split"] = np.array([splits[part[0]] for part in parts])
     left = len(_visible(root)) - len(files)
-    return arrays, [f"{left:,} files that are no {files_kind([files[0].name])} are left out"] if left else []
+    return arrays, [f"{left:,} files that are not {files_kind([files[0].name])} are left out"] if left else []
 
 
 def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -152,7 +152,7 @@ def media_arrays(
     asked: OwnDataOptions,
     known: Mapping[str, Any] | None,
 ) -> Arrays:
-    """Return files of one kind as sequences, beside arrays that are known of them already, with notes on these.
+    """Return files of one kind as sequences, together with arrays already known of them and notes on these arrays.
 
     For new sequences ``known`` has the parameters of their task, whose columns are then read.
     """

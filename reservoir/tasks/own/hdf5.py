@@ -19,7 +19,7 @@ from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
 
 PIECE_ROWS = 4096
 PIECE_BYTES = 2**28  # rows that are read at a time have no more bytes than this
-MEMORY = 2**31  # bytes that the checking process may take beside what it has when it starts
+MEMORY = 2**31  # bytes that the checking process may take in addition to those it has at its start
 SECONDS = 20  # processor time of the checking process, and a second more for each `BYTES_PER_SECOND` of the file
 BYTES_PER_SECOND = 2 * 10**7
 
@@ -56,7 +56,7 @@ def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], 
 
     dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
     if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.is_virtual or dataset.external:
-        raise InputError(f"{path}: {name!r} is no dataset of this file alone; copy the values into it, without links")
+        raise InputError(f"{path}: {name!r} is not stored in this file alone; copy the values into it, without links")
     text = h5py.check_string_dtype(dataset.dtype) is not None
     if not text and dataset.dtype.kind not in "biuf":
         what = "ragged; pad it and give lengths" if dataset.dtype.hasobject else f"of type {dataset.dtype}"

@@ -16,7 +16,7 @@ LABELS = ("label", "labels", "y")
 
 
 def is_hub(origin: str) -> bool:
-    """Return whether a name is of the hub, or the path of a folder that ``save_to_disk`` wrote."""
+    """Return whether a name is a dataset of the hub, or the path of a folder that ``save_to_disk`` wrote."""
     one, several = ("state.json", "dataset_info.json"), ("dataset_dict.json",)
     saved = any(all((Path(origin) / name).is_file() for name in names) for names in (one, several))
     return origin.startswith(PREFIX) or saved
@@ -34,7 +34,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
         everywhere = all(name in part.features for part in parts.values())
         if name and not everywhere and (labelled or role == "text"):
             near = nearest(name, columns)
-            raise InputError(f"{origin}: not every split has the column {name!r}; say --{role} NAME{near}")
+            raise InputError(f"{origin}: not every split has the column {name!r}; pass --{role} NAME{near}")
         if name and everywhere:
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
     if len(parts) > 1 and labelled:
@@ -59,7 +59,7 @@ def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[di
     if left:
         notes.append(f"left out: {', '.join(left)}, without labels or not called train, validation or test")
     if set(found) == {"train", "valid"}:
-        notes.append("the split 'validation' is test, as there is no other with labels")
+        notes.append("the split 'validation' is used as test, because no other has labels")
         found = {"train": found["train"], "test": found["valid"]}
     if not found:
         raise InputError(f"{origin}: no split has labels in {label!r}; name another with --label")
@@ -69,14 +69,14 @@ def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[di
 def _chosen(
     origin: str, role: str, asked: str | None, usual: tuple[str, ...], columns: Mapping[str, Any], *, needed: bool
 ) -> str:
-    """Return the column of a role: the one named, one of a usual name, or the only one of texts."""
+    """Return the column of a role: the named one, one with a usual name, or the only column of texts."""
     found = asked or next((name for name in usual if name in columns), "")
     texts = [name for name, kind in columns.items() if getattr(kind, "dtype", "") in {"string", "large_string"}]
     if role == "text" and not found and len(texts) == 1:
         found = texts[0]
     if (needed and found not in columns) or (role == "text" and found not in texts):
         near = nearest(found, columns) if found else ""
-        raise InputError(f"{origin}: no column of {role}s {found!r} among {list(columns)}; say --{role} NAME{near}")
+        raise InputError(f"{origin}: no column of {role}s {found!r} among {list(columns)}; pass --{role} NAME{near}")
     return found if found in columns else ""
 
 
@@ -99,7 +99,7 @@ def _open(origin: str) -> dict[str, Any]:
     datasets.disable_progress_bars()
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
     if origin.startswith(PREFIX) and list(Path(name).glob("*.py")):
-        raise InputError(f"{origin}: it brings a script, which is not run; take its data files instead")
+        raise InputError(f"{origin}: it needs its own script, which is not run; use its data files instead")
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
         hub = origin.startswith(PREFIX)
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)

@@ -1,6 +1,6 @@
 """What the numbers of your own data mean: symbols or values, classes or targets; and the splits of the rows.
 
-One rule for files and estimators.
+Files and estimators follow the same rules.
 """
 
 from collections.abc import Sequence
@@ -64,13 +64,13 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     if len(steps) >= FEWEST_STEPS:
         share = steps.mean() / anywhere[anywhere > 0].mean()
         if share < (SMOOTH_MANY if len(numbers) > BYTE else SMOOTH):
-            return Reading(False, f"neighbours differ by {share:.0%} of what any two tokens do")
+            return Reading(False, f"neighbours differ by only {share:.0%} of what any two tokens differ by")
     if len(numbers) <= BYTE:
         return Reading(True, f"{len(numbers)} different ones, and no order between neighbours")
     # The smallest and the largest number are left out, because a sensor that overflows repeats them.
     head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
     if head > HEAD:
-        return Reading(True, f"the commonest hundredth of {len(numbers):,} makes up {head:.0%}, as words do")
+        return Reading(True, f"the commonest hundredth of {len(numbers):,} makes up {head:.0%}, as in texts")
     return Reading(False, f"{len(numbers):,} different ones, about equally common")
 
 
@@ -134,7 +134,7 @@ def encode_labels(
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
-        problem = f"{where}: each row has a label of its own ({names[0]!r}, ...), as names of rows have"
+        problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
         raise InputError(f"{problem}; name the column of the labels with --label")
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
     return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts))
@@ -184,7 +184,7 @@ def _single(where: str, y: np.ndarray) -> np.ndarray:
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
         row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
-        raise InputError(f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; divide by a unit")
+        raise InputError(f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; rescale y")
     for output in range(y.shape[2]):
         values = y[:, :, output].astype(np.float64)
         rounding = np.abs(values - stored[:, :, output]).max()

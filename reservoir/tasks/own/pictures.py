@@ -44,14 +44,14 @@ class Pictures(Arrays):
         arrays = {name: array[kept] for name, array in arrays.items()}
         super().__init__(arrays, x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
         self.files = [file for file, good in zip(files, kept, strict=True) if good]
-        self.notes = [f"to backbones that read no pictures, they are {SIDE}x{SIDE} pixels in {TOKENS} patches"]
+        self.notes = [f"backbones that do not read pictures get {SIDE}x{SIDE} pixels in {TOKENS} patches"]
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the files of the rows ``lo`` to ``hi``, (rows,) of arrays."""
         try:
             return objects([_stored_bytes(file) for file in self.files[lo:hi]])
         except InputError:
-            self._check()  # so that all files that cannot be read are counted, not the first alone
+            self._check()  # counts all files that cannot be read, not only the first
             self._bad.kept()
             raise
 

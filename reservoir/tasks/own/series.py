@@ -97,30 +97,30 @@ def _read_ts(path: Path) -> Series:
             raise InputError(f"{where}: channels of {sorted(lengths)[:4]} values; give those of a series one length")
         x.append(np.stack(rows, axis=1))
         if x[-1].shape[1] != x[0].shape[1]:
-            raise InputError(f"{where}: {x[-1].shape[1]} channels, before {x[0].shape[1]}")
+            raise InputError(f"{where}: {x[-1].shape[1]} channels, but {x[0].shape[1]} in the first series")
     if not x:
-        raise InputError(f"{path}: no series behind @data; give one per line")
+        raise InputError(f"{path}: no series after @data; give one per line")
     wrong = next((label for label in labels if target and not _is_number(label)), None)
     if wrong is not None:
-        raise InputError(f"{path}: the target {wrong[:40]!r} is no number; as a class it needs @classLabel")
+        raise InputError(f"{path}: the target {wrong[:40]!r} is not a number; as a class it needs @classLabel")
     return Series(x, [float(label) for label in labels] if target else labels if classes else None)
 
 
 def _read_bare(path: Path) -> Series:
-    """Return the series of a table without names: a label, then the values; NaN at the end of a row is no value."""
+    """Return the series of a table without names: a label, then the values; NaN at the end of a row is not a value."""
     x, y = [], []
     for number, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
         where, cells = f"{path}, line {number}", line.rstrip("\r\n").split("\t")
         if len(cells) < 2:
-            raise InputError(f"{where}: {len(cells)} cell; give a label and values, tabs between")
+            raise InputError(f"{where}: {len(cells)} cell; give a label and values, separated by tabs")
         label, *values = _floats(where, cells)
         if not np.isfinite(label):
             raise InputError(f"{where}: no label in the first column")
         known = np.flatnonzero(~np.isnan(values))
         if not len(known):
-            raise InputError(f"{where}: no value behind the label; remove the line")
+            raise InputError(f"{where}: no value after the label; remove the line")
         x.append(np.array(values[: known[-1] + 1])[:, None])
         y.append(float(label))
     whole = all(label == round(label) for label in y)
@@ -133,7 +133,7 @@ def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
         return np.array([float("nan" if cell.strip() in {"?", ""} else cell) for cell in cells])
     except ValueError as error:
         wrong = str(error).partition(": ")[2].strip("'")[:40]
-        raise InputError(f"{where}: {wrong!r} is no number; write ? for one that is missing") from None
+        raise InputError(f"{where}: {wrong!r} is not a number; write ? for one that is missing") from None
 
 
 def _is_number(cell: str) -> bool:

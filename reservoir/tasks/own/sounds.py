@@ -12,7 +12,7 @@ from reservoir.tasks.own.arrays import Arrays, check_expansion, check_padding
 from reservoir.tasks.own.tables import BadRows
 from reservoir.tasks.task import Task, Vectors
 
-RATE = 16_000  # default samples per second: what models of speech take
+RATE = 16_000  # default samples per second: the rate that speech models read
 RATES = (1_000, 768_000)
 BANDS = 40
 WINDOW, STEP = 0.025, 0.010  # seconds that a frame spans, and from one frame to the next
@@ -50,7 +50,7 @@ def read_samples(sound: Sound, rate: int) -> np.ndarray:
     with _opened(sound.path) as file, as_input_error(f"{sound.path}: cannot be decoded", "write the file again"):
         mono = file.read(sound.frames, dtype="float64", always_2d=True).mean(axis=1)
     if len(mono) != sound.frames:
-        raise InputError(f"{sound.path}: the header claims {sound.frames} samples, {len(mono)} follow; write it again")
+        raise InputError(f"{sound.path}: the header claims {sound.frames} samples, not {len(mono)}; write it again")
     if not np.isfinite(mono).all():
         raise InputError(f"{sound.path}: sample {int(np.argmin(np.isfinite(mono)))} is not finite; write it again")
     ratio = _ratio(rate, sound.rate)
@@ -91,7 +91,7 @@ class Sounds(Arrays):
         for row, file in enumerate(files):
             try:
                 opened[row] = open_sound(file)
-                if bad.skip:  # damage behind the header must be known before the rows are counted
+                if bad.skip:  # damage after the header must be known before the rows are counted
                     read_samples(opened[row], self._rate)
             except InputError as error:
                 bad.add_file(row, file, error)

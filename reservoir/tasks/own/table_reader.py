@@ -59,7 +59,7 @@ class TableReader:
         ids = [str(cell) for cell in table.pop(name)] if name else []
         repeats = len(set(ids)) < len(ids)
         if name and not self.asked.id and not repeats:
-            self.notes.append(f"the column {name!r} names the rows, and is no value")
+            self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
             self._long(ids or ["0"] * len(table.frame))
         else:
@@ -107,18 +107,18 @@ class TableReader:
         self._labels_and_groups()
         if time in table.frame:
             table.pop(time)
-            self.notes.append(f"the column {time!r} is left out, as each row is a sequence of its own")
+            self.notes.append(f"the column {time!r} is left out, because each row is a sequence of its own")
         if whole:
             self._sequences(whole)
         else:
             self._values()
 
     def _labels_of_each(self, label: str, whole: str) -> bool:
-        """Take labels of every letter, word or value of the sequences; return False if the column is no such labels.
+        """Take labels of every letter, word or value of the sequences; return False if the column has none.
 
         They are lists, or texts that differ from row to row and are as long as their sequences, without spaces or with
-        as many parts. Numbers are labels of whole sequences even if they happen to be as long. A row with another
-        number of labels than its sequence has tokens is bad.
+        as many parts. Numbers are labels of whole sequences even if they happen to be as long. A row is bad if its
+        number of labels is not its number of tokens.
         """
         bad, known = self.table.bad, self.known.get("each", "")
         if label not in self.table.frame or not (self.labelled or known):
@@ -162,7 +162,7 @@ class TableReader:
         """Take a column of texts, or of lists or texts of numbers."""
         bad, cells = self.table.bad, self.table.pop(whole)
         if others := list(self.table.frame):
-            self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(others[:MOST_SHOWN])}")
+            self.notes.append(f"only {whole!r} is read, not the columns {', '.join(others[:MOST_SHOWN])}")
         numbers = self.known.get("numbers", False) or (self.labelled and is_sequences(cells))
         if numbers and whole not in SEQUENCES:
             self.chosen |= {"text": whole, "numbers": True}
@@ -178,9 +178,9 @@ class TableReader:
             tokens = next(iter(found.values())).shape[1:] if found else None
             if array is None or not array.size:
                 start = f"{cell[:40]!r} is " if isinstance(cell, str) and cell else ""
-                bad.add(row, f"{start}no sequence of numbers in column {whole!r}")
+                bad.add(row, f"{start}not a sequence of numbers in column {whole!r}")
             elif tokens is not None and array.shape[1:] != tokens:
-                bad.add(row, f"tokens of shape {array.shape[1:]}, before {tokens}")
+                bad.add(row, f"tokens of shape {array.shape[1:]}, but {tokens} in the rows before")
             else:
                 found[row] = array
                 if not self.fill and array.dtype.kind == "f" and np.isnan(array).any():
@@ -255,9 +255,9 @@ class TableReader:
             if unlike.any():
                 row, what = int(np.argmax(unlike)), "label" if array == "y" else array
                 raise InputError(
-                    f"{table.path}, {table.bad.places[row]}: another {what} than before under the same {name!r}; if "
-                    f"each row is a sequence of its own, say --group {name} or --drop {name}; labels of steps are for "
-                    ".npz"
+                    f"{table.path}, {table.bad.places[row]}: the {what} is not that of earlier rows of {name!r}; "
+                    f"if each row is a sequence of its own, pass --group {name} or --drop {name}; labels of steps need "
+                    "an .npz file"
                 )
         # A sequence with a bad line is left out as a whole: a missing step would shift those after it.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
@@ -280,8 +280,8 @@ class TableReader:
         if found is None:
             first = next(iter(filled(column)), "")
             raise InputError(
-                f"{self.table.path}, column {name!r}: times like {str(first)[:40]!r} tell no order; write dates as "
-                f"2024-12-31, or numbers, or say --drop {name} if the rows stand in order"
+                f"{self.table.path}, column {name!r}: times like {str(first)[:40]!r} cannot be sorted; write dates "
+                f"as 2024-12-31, or numbers, or pass --drop {name} if the rows are already in order"
             )
         return found
 
@@ -313,7 +313,7 @@ def columns_as_arrays(
 
 
 def runs_of(names: Sequence[str]) -> str:
-    """Return names for a message, ``t0 ... t29`` for those that are counted through; "" where that is all of them."""
+    """Return names for a message, with numbered ones as ``t0 ... t29``; "" if all names are numbered."""
     stem = re.compile(r"\d+$")
     runs = [list(run) for _, run in groupby(names, lambda name: stem.sub("", name))]
     if len(runs) == 1 and (len(names) == 1 or stem.search(names[0])):

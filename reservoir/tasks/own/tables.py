@@ -44,7 +44,7 @@ class BadRows:
         self.add(row, reason, f"fix {remedy or 'the row'}")
 
     def kept(self) -> np.ndarray:
-        """Return which rows can be read, (rows,) of bool; refuse bad rows unless they are skipped and others left."""
+        """Return which rows can be read, (rows,) of bool; refuse bad rows unless skipped and others are left."""
         bad, rows = len(self._reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_skip = "" if self.skip is None else ", or pass --skip-bad-rows"
@@ -89,7 +89,7 @@ def read_table(
 ) -> Table:
     """Return a table, or its first ``rows``, with the types of its columns inferred.
 
-    Columns named in ``text`` (None: all), in small letters or capitals, stay text: 007 is no number there.
+    Columns named in ``text`` (None: all), in small letters or capitals, stay text: 007 is not a number there.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -132,9 +132,9 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple[Any, np.ndarray, dict[int, str]]:
-    """Return the columns of text with commas, semicolons (then with decimal commas, if any) or tabs between.
+    """Return the columns of a text, separated by commas, semicolons (also with decimal commas) or tabs.
 
-    With them come the line of each row, and why rows cannot be read.
+    Also return the line number of each row, and the reasons why rows cannot be read.
     """
     import pandas as pd
 

@@ -30,7 +30,7 @@ class Texts(Arrays):
         self.piece_rows = max(1, PIECE_LETTERS // longest)
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
-        """Return the code points of the rows ``lo`` to ``hi``, zero behind their ends."""
+        """Return the code points of the rows ``lo`` to ``hi``, zero after their ends."""
         codes, _ = codes_of(self._where, self.texts[lo:hi])
         x = np.zeros((hi - lo, self.shapes["x"][1]), self.dtypes["x"])
         x[:, : codes.shape[1]] = codes
@@ -58,7 +58,7 @@ def _text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
-    """Return the texts of which `codes_of` gave the code points; what is no character becomes U+FFFD."""
+    """Return the texts of which `codes_of` gave the code points; those that are not characters become U+FFFD."""
     rows = codes.astype("<u4")
     return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
 
@@ -94,8 +94,8 @@ def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str
     wrong = real & (symbols < 0)
     if wrong.any() and alphabet[0] != UNKNOWN:
         row, token = (int(i) for i in np.argwhere(wrong)[0])
-        problem = f"{where}, row {row}, letter {token}: {chr(codes[row, token])!r} is no letter of the training rows"
-        raise InputError(f"{problem}; they are {shown(alphabet)}")
+        problem = f"{where}, row {row}, letter {token}: {chr(codes[row, token])!r} does not occur in the training rows"
+        raise InputError(f"{problem}; their letters are {shown(alphabet)}")
     return np.where(real & ~wrong, symbols, 0).astype(np.min_scalar_type(len(alphabet) - 1))
 
 

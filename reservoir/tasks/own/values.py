@@ -20,7 +20,7 @@ def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: in
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
         raise InputError(
-            f"{where}: {x[row, token]} in row {first_row + row}, token {token} is no symbol from 0 to {vocabulary - 1}"
+            f"{where}: row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}"
         )
     return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
@@ -29,8 +29,8 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
     ``missing`` says what happens to NaN. ``interpolate`` replaces NaN by a value on the line between its neighbours in
-    time, or by the nearest value. With ``mask`` NaN stays, which scaling turns into 0, and as many further channels
-    are 1 where a value is missing, else 0.
+    time, or by the nearest value. With ``mask`` NaN stays until scaling turns it into 0, and each channel gets a
+    further channel that is 1 where a value is missing, else 0.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
