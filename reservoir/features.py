@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reservoir.devices import exact_products, fetch, pinned
 from reservoir.errors import InputError
-from reservoir.inputs.text import TextReader
+from reservoir.inputs.native import TextReader
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.own.pictures import as_patches

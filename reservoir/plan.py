@@ -277,7 +277,7 @@ def is_native(task: Task, reservoir: Reservoir) -> bool:
     if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
         return False
     from reservoir.backbones import find
-    from reservoir.inputs.text import has_tokenizer
+    from reservoir.inputs.native import has_tokenizer
 
     family, _ = find(reservoir.backbone)
     if media:

@@ -35,7 +35,7 @@ PLACES = {
     "ReservoirRegressor": "estimators.estimators",
     "ReservoirTransformer": "estimators.estimators",
     "Result": "fitting.results",
-    "Training": "training.training_result",
+    "Training": "training.run_folder",
     "Tuning": "tuning.tune",
     "import_backbone": "foreign_backbone",
 }

@@ -25,7 +25,7 @@ from reservoir_pipelines.preparation.prepared import Prepared as Prepared
 from reservoir_pipelines.pretraining.pretrain import Pretraining as Pretraining
 from reservoir_pipelines.reports.report import Report as Report
 from reservoir_pipelines.reproduction.reproduce import Reproduction as Reproduction
-from reservoir_pipelines.training.training_result import Training as Training
+from reservoir_pipelines.training.run_folder import Training as Training
 from reservoir_pipelines.tuning.tune import Tuning as Tuning
 
 __all__ = [

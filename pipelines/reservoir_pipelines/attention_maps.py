@@ -159,7 +159,7 @@ def average_maps(
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
     """Return short names of the tokens of a sequence: a symbol, a value, or the string and place of a bit."""
     from reservoir.tasks import proteins
-    from reservoir.tasks.expressions import SYMBOLS
+    from reservoir.tasks.listops import SYMBOLS
 
     numbers, published = range(length), task.parameters.get("protocol") == "paper"
     if task.name in BIT_TASKS:

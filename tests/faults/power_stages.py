@@ -198,8 +198,7 @@ def run_train(root: Path, steps: int) -> None:
 
 def trained(root: Path) -> Any:
     """Return where a run stands: its step, digests of its tensors, its history up to there, its result."""
-    from reservoir_pipelines.training.checkpoint import OPTIMIZER, TRAINED, read_state, read_tensors
-    from reservoir_pipelines.training.run_folder import RunFolder
+    from reservoir_pipelines.training.run_folder import OPTIMIZER, TRAINED, RunFolder, read_state, read_tensors
 
     run = RunFolder(root / "run")
     if not (run.path / "config.json").exists():

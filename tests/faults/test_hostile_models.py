@@ -19,7 +19,7 @@ from reservoir_pipelines import import_backbone
 
 from reservoir.backbones import find, load_backbone, load_native
 from reservoir.errors import InputError
-from reservoir.inputs.text import read_tokenizer
+from reservoir.inputs.native import read_tokenizer
 from reservoir.tasks.own.texts import codes_of
 from tests.faults.fuzz import mutated
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer

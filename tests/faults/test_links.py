@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from reservoir_cache import CacheError, last_entry, list_entries, open_lock, path_below, verify
 from reservoir_cache import locks as cache_locks
-from reservoir_pipelines.training.checkpoint import remove_others
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.training.run_folder import RunFolder, remove_others
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from reservoir.tasks.expressions import evaluate, random_expressions
+from reservoir.tasks.listops import evaluate, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 from tests.reservoir.models import KINDS, save
 from tests.tasks import samples

@@ -13,8 +13,7 @@ from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.training.run_folder import RunFolder, load_run
-from reservoir_pipelines.training.training_result import Training
+from reservoir_pipelines.training.run_folder import RunFolder, Training, load_run
 from safetensors.torch import load_file
 from sklearn import metrics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reservoir.tasks.expressions import CLOSE, OPERATOR, SYMBOLS
+from reservoir.tasks.listops import CLOSE, OPERATOR, SYMBOLS
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

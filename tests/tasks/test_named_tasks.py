@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from reservoir.errors import InputError
 from reservoir.tasks import Tokens, check_split, encode, listops, task_named
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.expressions import CLOSE, DIGIT, OPERATOR, SYMBOLS, encode_texts, evaluate, random_expressions
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented
-from reservoir.tasks.listops import ListOps
+from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, encode_texts, evaluate, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 from reservoir.tasks.rows import HELD_OUT, SHARES, held_out, row_hash, stratified
 from reservoir.tasks.source import FRESH_ROWS, FreshRows

@@ -15,8 +15,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from reservoir import InputError
-from reservoir.inputs.native import PixelReader, SoundReader
-from reservoir.inputs.text import TextReader
+from reservoir.inputs.native import PixelReader, SoundReader, TextReader
 from reservoir.options import OutOptions
 from reservoir.pooling import RawInput
 from reservoir.readouts.linear import LinearReadout

@@ -11,8 +11,7 @@ from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.training.checkpoint import trained_output
-from reservoir_pipelines.training.run_folder import CONFIG, RunFolder, check_digest, is_run, load_run
+from reservoir_pipelines.training.run_folder import CONFIG, RunFolder, check_digest, is_run, load_run, trained_output
 
 
 def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:

@@ -21,7 +21,7 @@ from reservoir_pipelines.plots import COLOURS, INK, PAGE_SIZE, page_picture, sty
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from reservoir_pipelines.training.training_result import Training
+    from reservoir_pipelines.training.run_folder import Training
 
 MOST_POINTS = 60  # points of a stored curve: as many as a small picture can show
 MOST_CLASSES = 40  # largest number of classes of a confusion matrix on the page
@@ -110,8 +110,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a training."""
-    from reservoir_pipelines.training.run_folder import RunFolder
-    from reservoir_pipelines.training.training_result import Training
+    from reservoir_pipelines.training.run_folder import RunFolder, Training
 
     run = RunFolder(path)
     done = Training.from_dict({**(run.result or {}), "run": str(path)})

@@ -4,19 +4,22 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-from reservoir_cache import make_folder, open_lock, refuse_links, sync
-from torch import nn
+from reservoir_cache import fault_point, make_folder, open_lock, refuse_links, sync
+from torch import Tensor, nn
 
 from reservoir.errors import InputError
 from reservoir.options import StepOptions
+from reservoir.readouts.evaluation import Evaluation
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
@@ -25,23 +28,125 @@ from reservoir.training.trainer import Processes, State, Steps, Trainer
 from reservoir_pipelines.files import (
     DamagedError,
     checked_line,
+    file_digest,
     json_digest,
     read_checked,
     read_lines,
     remove_parts,
     replace_file,
+    save_tensors,
+    temporary_path,
     versions,
     write_checked,
     writing,
 )
-from reservoir_pipelines.output import training_meter
-from reservoir_pipelines.training.checkpoint import (
-    load_optimizer,
-    load_trained,
-    read_state,
-    remove_others,
-    save_checkpoint,
-)
+from reservoir_pipelines.output import Record, training_meter
+
+TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Write ``<folder>/step-<number>``, then remove all other checkpoints but the best."""
+    trained, moments = {}, {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            trained[name] = parameter.detach().cpu().contiguous()
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            moments[f"{name}/{moment}"] = value.detach().cpu().contiguous()
+    final = folder / f"step-{state.step:08d}"
+    part = temporary_path(final)
+    make_folder(folder)
+    part.mkdir()
+    try:
+        save_tensors(trained, part / TRAINED)
+        save_tensors(moments, part / OPTIMIZER)
+        digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
+        write_checked(part / STATE, {**asdict(state), "digests": digests})
+        for path in part.iterdir():
+            sync(path)
+        shutil.rmtree(final, ignore_errors=True)
+        fault_point("gathered")
+        part.rename(final)
+        fault_point("placed")
+        sync(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    remove_others(folder, state)
+
+
+def remove_others(folder: Path, state: State) -> None:
+    """Remove all checkpoints but that of a state and the best one; a killed process may have left others."""
+    kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
+    for old in set(folder.glob("step-*")) - kept:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
+    """Return the state of the training, and the SHA-256 of the other files of the checkpoint by name."""
+    try:
+        values = read_checked(checkpoint / STATE)
+        digests = values.pop("digests")
+        return State(**values), digests
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(checkpoint, STATE, error) from error
+
+
+def load_trained(checkpoint: Path, model: nn.Module) -> None:
+    """Copy a checkpoint's trained tensors into a model whose trained parameters are unfrozen."""
+    tensors = read_tensors(checkpoint, TRAINED)
+    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
+        raise InputError(
+            f"{checkpoint / TRAINED}: its tensors differ from the parameters that this run trains; train again"
+        )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(tensors[name])
+
+
+def trained_output(checkpoint: Path) -> nn.Linear | None:
+    """Return the output layer of a checkpoint, or None if it was not trained."""
+    tensors = read_tensors(checkpoint, TRAINED)
+    if "output.weight" not in tensors:
+        return None
+    outputs, width = tensors["output.weight"].shape
+    output = nn.Linear(width, outputs)
+    output.load_state_dict({name: tensors[f"output.{name}"] for name in ("weight", "bias")})
+    return output
+
+
+def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore the moments of Adam from a checkpoint."""
+    tensors = read_tensors(checkpoint, OPTIMIZER)
+    for name, parameter in model.named_parameters():
+        if f"{name}/step" in tensors:
+            # The fused Adam counts its steps on the parameter's device.
+            optimizer.state[parameter] = {m: tensors[f"{name}/{m}"].to(parameter.device) for m in MOMENTS}
+
+
+def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
+    """Return the tensors of one file of a checkpoint, whose SHA-256 is checked."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    _, digests = read_state(checkpoint)
+    try:
+        if file_digest(checkpoint / name) != digests.get(name):
+            raise DamagedError("checksum mismatch")
+        return load_file(checkpoint / name)
+    except (OSError, SafetensorError, DamagedError) as error:
+        raise _damaged(checkpoint, name, error) from error
+
+
+def _damaged(checkpoint: Path, name: str, error: Exception) -> InputError:
+    others = sorted(path.name for path in checkpoint.parent.glob("step-*") if path != checkpoint)
+    remedy = "train in another folder"
+    if others:
+        remedy = f"remove the folder {checkpoint.name}, and resume from {others[0]}"
+    why = str(error) if isinstance(error, DamagedError) else type(error).__name__
+    return InputError(f"{checkpoint / name}: not readable ({why}); {remedy}")
+
 
 FORMAT = 1
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "checkpoints"
@@ -300,3 +405,95 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any,
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
         yield name, old, new
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Record):
+    """The result of a training.
+
+    Parameters
+    ----------
+    run : str
+        Folder of the run, for `predict` and ``reservoir attention``.
+    steps : int
+        Steps done.
+    best_step : int or None
+        Step of the best validation score, whose weights are kept; None if the loss diverged before the first
+        validation.
+    metric : str
+        ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
+    valid_score, valid_loss : float or None
+        Score and loss of these weights on the validation split.
+    test_score, test_loss : float or None
+        Score and loss of these weights on the test split.
+    test_score_of_all : float or None
+        Test accuracy when sequences that were dropped as too long count as wrong.
+    floor : float
+        Validation score of a constant output, or of copying the input if that is higher.
+    converged_step : int or None
+        First validation from which on the score stays within 0.01 of the last one; None with fewer than three
+        validations, or if the last score is not above the floor.
+    diverged_step : int or None
+        Step at which the loss diverged, if it did.
+    groups : tuple of str
+        The groups that were trained.
+    trained : int
+        Number of trained parameters.
+    frozen_tensors : int
+        Number of tensors that were not trained; a checksum shows that none has changed.
+    seconds : float
+        Wall time of the steps, without validations.
+    evaluation : Evaluation or None
+        Measures on the test split, in the unit of the data.
+    swept : tuple of dict
+        For each run of a sweep its values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run``; the best first.
+    """
+
+    run: str
+    steps: int
+    best_step: int | None
+    metric: str
+    valid_score: float | None
+    valid_loss: float | None
+    test_score: float | None
+    test_loss: float | None
+    test_score_of_all: float | None
+    floor: float
+    converged_step: int | None
+    diverged_step: int | None
+    groups: tuple[str, ...]
+    trained: int
+    frozen_tensors: int
+    seconds: float
+    evaluation: Evaluation | None = field(compare=False)
+    swept: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """Folder of the run."""
+        return Path(self.run)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``: ``step`` with ``loss``, or with ``valid_loss``."""
+        return RunFolder(self.path).history
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of each step."""
+        return [line["loss"] for line in self.history if "loss" in line]
+
+    @property
+    def train_score(self) -> float | None:
+        """Accuracy on the training rows over the last tenth of the steps; None for a regression."""
+        right = [line["accuracy"] for line in self.history if line.get("accuracy") is not None]
+        last = right[-max(1, len(right) // 10) :]
+        return fmean(last) if last else None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Training":
+        """Build a result from what `to_dict` returned."""
+        found = values["evaluation"]
+        evaluation = Evaluation.from_dict(found) if found else None
+        lists = {"groups": tuple(values["groups"]), "swept": tuple(values["swept"])}
+        return cls(**{**values, **lists, "evaluation": evaluation})

@@ -36,9 +36,16 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
-from reservoir_pipelines.training.checkpoint import load_trained
-from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder, load_trainable, make_config
-from reservoir_pipelines.training.training_result import Training
+from reservoir_pipelines.training.run_folder import (
+    CONFUSION,
+    CURVE,
+    RESULT,
+    RunFolder,
+    Training,
+    load_trainable,
+    load_trained,
+    make_config,
+)
 
 STEPS = 5000
 
