@@ -10,14 +10,8 @@ import typer
 from reservoir import options as opt
 from reservoir_pipelines import api
 from reservoir_pipelines.command import HELP, command
-from reservoir_pipelines.commands import (
-    cache_commands,
-    data_commands,
-    doctor,
-    fit_commands,
-    model_commands,
-    reproduce_commands,
-)
+from reservoir_pipelines.commands import cache_commands, doctor
+from reservoir_pipelines.commands import stage_commands as stages
 from reservoir_pipelines.faults import Interruptible, system_fault
 from reservoir_pipelines.output import heartbeat, printable
 
@@ -37,23 +31,23 @@ caches = typer.Typer(help="List, check and remove what is stored.", context_sett
 # Each command with its groups of options; a public function stands for all of its groups.
 _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
-command(app, data_commands.tasks, _DATA, opt.CacheOptions)
+command(app, stages.tasks, _DATA, opt.CacheOptions)
 command(app, doctor.doctor, _DATA, opt.CacheOptions)
-command(app, data_commands.prepare, api.prepare)
-command(app, data_commands.extract, api.extract)
-command(app, data_commands.plan, api.plan)
-command(app, data_commands.import_features, api.import_features)
-command(app, fit_commands.fit, api.fit, opt.CacheOptions, opt.ReservoirOptions, opt.RowOptions)
-command(app, fit_commands.tune, api.tune)
-command(app, fit_commands.predict, api.predict)
-command(app, fit_commands.explain, api.explain)
-command(app, fit_commands.export, api.export)
-command(app, model_commands.backbone, _MODEL, _PROTOCOL, opt.OutOptions, opt.CacheOptions)
-command(app, model_commands.attention, api.attention)
-command(app, model_commands.train, api.train)
-command(app, model_commands.pretrain, api.pretrain)
-command(app, reproduce_commands.reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
-command(app, reproduce_commands.report, api.report)
+command(app, stages.prepare, api.prepare)
+command(app, stages.extract, api.extract)
+command(app, stages.plan, api.plan)
+command(app, stages.import_features, api.import_features)
+command(app, stages.fit, api.fit, opt.CacheOptions, opt.ReservoirOptions, opt.RowOptions)
+command(app, stages.tune, api.tune)
+command(app, stages.predict, api.predict)
+command(app, stages.explain, api.explain)
+command(app, stages.export, api.export)
+command(app, stages.backbone, _MODEL, _PROTOCOL, opt.OutOptions, opt.CacheOptions)
+command(app, stages.attention, api.attention)
+command(app, stages.train, api.train)
+command(app, stages.pretrain, api.pretrain)
+command(app, stages.reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
+command(app, stages.report, api.report)
 for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
     command(caches, getattr(cache_commands, _name), opt.CacheOptions)
 app.add_typer(caches, name="cache")

@@ -1,4 +1,4 @@
-"""Arrays by name, one row per sequence: what every reader of your own data returns; and those of ``.npz`` and HDF5 files."""
+"""Arrays by name, one row per sequence, as every reader of your own data returns them; ``.npz`` and HDF5 files."""
 
 import math
 import zipfile

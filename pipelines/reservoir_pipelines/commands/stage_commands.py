@@ -1,0 +1,619 @@
+"""The command of each stage: its arguments, and its result as a table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reservoir import options as opt
+from reservoir.errors import InputError
+from reservoir.option_fields import as_group
+from reservoir_pipelines import api
+from reservoir_pipelines.command import Answer, OwnTask, Table
+from reservoir_pipelines.files import cache_root
+from reservoir_pipelines.output import is_share, notify, percent, print_json, score_text, size_text, time_text
+
+if TYPE_CHECKING:
+    from reservoir.readouts.evaluation import Evaluation
+    from reservoir_pipelines.extraction.extract import Extraction
+    from reservoir_pipelines.fitting.results import CurvePoint, Fit, Result
+
+
+def tasks(given: dict[str, Any]) -> Answer:
+    """List the tasks, and whether their data is here."""
+    from reservoir_pipelines.preparation.prepare import task_table
+
+    found = task_table(**given)
+    headings = ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data")
+    rows = []
+    for r in found:
+        splits = ", ".join(f"{count:,} {name}" for name, count in (r["splits"] or {}).items()) or "-"
+        numbers = f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}"
+        rows.append((r["task"], r["input"], *numbers, splits, r["data"]))
+    missing = [(r["task"], r["remedy"]) for r in found if r["remedy"]]
+    return Answer(found, [(headings, rows), *([(("missing", "what to do"), missing)] if missing else [])])
+
+
+def prepare(task: OwnTask, given: dict[str, Any]) -> Answer:
+    """Read a task's files into arrays, and split them.
+
+    The other commands do this by themselves when they need it.
+    """
+    prepared = api.prepare(task, **given)
+    for note in prepared.notes():
+        notify(note)
+    rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
+    found = {"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest}
+    return Answer(found, [(("split", "#rows"), rows, str(prepared.path))])
+
+
+def extract(
+    task: OwnTask,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print every option with its value and why; compute nothing.")
+    ] = False,
+    *,
+    given: dict[str, Any],
+) -> Answer:
+    """Run a frozen model once, cache its hidden states."""
+    if dry_run:
+        from reservoir_pipelines.extraction.extract import resolved_plan
+
+        plan = resolved_plan(task, as_group(given, opt.ExtractOptions))
+        return Answer(plan, [(("option", "value", "why"), plan.table(), "plan")])
+    done = api.extract(task, **given)
+    passed = "none, reused" if done.reused else f"{done.computed_rows:,} rows"
+    return _extracted("extracted", done, ("forward pass", passed))
+
+
+def import_features(
+    file: Annotated[Path, typer.Argument(help="An .npz, .h5, .parquet or .safetensors file of the features.")],
+    task: Annotated[str, typer.Option(help="The task, or the path of your own data, whose rows these are.")],
+    name: Annotated[str, typer.Option(help="Name of the entry, such as the model that computed the features.")],
+    given: dict[str, Any],
+) -> Answer:
+    """Cache features that another program computed.
+
+    They become an entry of the task, which fit and report read like any other.
+    """
+    done = api.import_features(file, task=task, name=name, **given)
+    return _extracted("imported", done, ("written", f"{done.computed_rows:,} rows"))
+
+
+def _extracted(heading: str, done: Extraction, computed: tuple[str, str]) -> Answer:
+    rows = [
+        ("entry", done.entry),
+        ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
+        ("columns", f"{len(done.columns)}: {' ... '.join(dict.fromkeys((done.columns[0], done.columns[-1])))}"),
+        ("on disk", size_text(done.bytes)),
+        computed,
+        ("time", f"{done.seconds:.1f} s"),
+    ]
+    return Answer(done, [((heading, ""), rows)])
+
+
+def plan(
+    task: OwnTask,
+    rows: Annotated[int | None, typer.Option(min=1, help="Total rows; by default those of the task.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of processes or GPUs like this one that will share the work.")
+    ] = 1,
+    *,
+    given: dict[str, Any],
+) -> Answer:
+    """Estimate time, disk and memory of an extraction.
+
+    A short trial measures this machine; the data may be a sample of what will be extracted.
+    """
+    found = api.plan(task, rows=rows, workers=workers, **given)
+    speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"
+    shared = f" by {found.workers:,} workers" if found.workers > 1 else ""
+    lines = [
+        ("extraction", f"{found.task} x {found.backbone}, {found.columns} columns"),
+        ("rows", f"{found.rows:,} of {found.tokens:,.0f} tokens, {100 * found.padding:.1f}% padding"),
+        ("one worker", f"{speed}, on {found.device} in {found.compute}"),
+        ("time", f"{time_text(found.seconds)}{shared}"),
+        ("on disk", size_text(found.bytes)),
+        ("memory", f"at most {size_text(found.memory)}{' each' if shared else ''}"),
+    ]
+    return Answer(found, [(("plan", ""), lines)])
+
+
+Entries = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TASK|ENTRY...", help="A task (its last extraction is used), or keys or folders of entries."
+    ),
+]
+Readout = Annotated[
+    Path,
+    typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
+]
+CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
+"""Options that choose among a task's entries."""
+
+SHOWN_TRIALS = 12  # number of the best trials that are printed
+SIGNIFICANT = 0.05
+NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
+MOST_RECALLS = 10  # rows of the table of recall
+HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
+
+
+def fit(
+    entries: Entries,
+    seeds: Annotated[
+        int, typer.Option(help="Fit this many reservoirs, with seeds from 0; those not cached are extracted first.")
+    ] = 0,
+    *,
+    given: dict[str, Any],
+) -> Answer:
+    """Fit and choose linear readouts, score test once.
+
+    The options of the model and the data choose among a task's entries: the last one made with them is used.
+    """
+    from reservoir_pipelines.extraction.extract import find_entry
+
+    root = cache_root(given.pop("cache", None))
+    data = given.pop("data", None)  # only --seeds reads it, to extract new reservoirs
+    choosing = {name: given.pop(name) for name in CHOOSING & given.keys()}
+    found = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
+
+    if seeds:
+        from reservoir_pipelines.fitting.seeds import fit_seeds
+
+        options, place = as_group(given, opt.FitOptions), as_group(given, opt.DeviceOptions)
+        several = fit_seeds(found, seeds, options, place, data=data)
+        rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
+        metric = several.fits[0].best.metric
+        spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
+        mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
+        return Answer(several, [(HEADINGS, rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])])
+    done = api.fit([entry.path for entry in found], **given)
+    return Answer(done, fit_tables(done))
+
+
+def fit_tables(done: Fit) -> list[Table]:
+    """Return the tables of a fit."""
+    rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
+    tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
+    if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
+        sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
+        tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")]))
+    if done.layers:
+        each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
+        tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
+    tables += evaluation_tables(done.evaluation, done.best.metric)
+    if done.curve:
+        metric = done.best.metric
+        points = [(f"{p.rows:,}", score_text(p.valid_score, metric), *_of_draws(p, metric)) for p in done.curve]
+        title = f"{done.best.title}: {metric.replace('_', ' ')}"
+        tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
+    names = [f"{one.title} ({score_text(one.valid_score, one.metric)})" for one in done.left_out]
+    last = [
+        *[("left out" if not number else "", name) for number, name in enumerate(names)],
+        ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
+        ("plot", done.plot),
+        ("readout", done.saved),
+        ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
+    ]
+    return [*tables, (("", ""), last)]
+
+
+def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
+    """Return the names and values of an evaluation, beginning with the metric by which a readout was chosen."""
+    shares = bool(found.classes)
+    return [
+        (NAMES.get(name, name.replace("_", " ")), percent(value) if shares and name != "auc" else f"{value:.4g}")
+        for name, value in sorted(found.scores.items(), key=lambda item: item[0] != first)
+    ]
+
+
+def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]:
+    """Return the scores on test, and the recall of the classes with the lowest one."""
+    lines = evaluation_lines(found, first)
+    if not found.classes:
+        lines = [("rows", f"{len(found.merits):,}"), *lines]
+    tables: list[Table] = [(("on test", ""), lines)]
+    worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS] if found.classes else []
+    if worst:
+        title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
+        tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
+    return tables
+
+
+def _of_draws(point: CurvePoint, metric: str) -> tuple[str, str]:
+    low, high = (score_text(end, metric) for end in point.test_range)
+    return score_text(point.test_score, metric), f"{low} to {high}"
+
+
+def _line(name: str, result: Result) -> tuple[Any, ...]:
+    penalty = "" if result.alpha is None else f"{result.alpha:.3g}"
+    interval = result.test_interval
+    spread = " to ".join(score_text(end, result.metric) for end in interval) if interval else ""
+    scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
+    return name, result.title, result.readout, penalty, result.metric.replace("_", " "), *scores, spread
+
+
+def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
+    """Search for the reservoirs that suit some data.
+
+    The search lasts as long as the budget and judges by cross-validation on train and valid alone. The best reservoirs
+    are read side by side and scored on test once. Trials are stored, so that the same command continues the search.
+    """
+    done = api.tune(task, **given)
+    scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
+    held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
+    gain = score_text(done.valid_score - done.default_valid_score, done.metric)
+    held_out.append(("gain over the default", gain))
+    headings = ("#candidate", "#rows", f"#held-out {done.metric}", "#loss", "#seconds", "reservoir")
+    best = [
+        (t.number, t.limit or "all", score_text(t.score, t.metric), f"{t.loss:.3f}", f"{t.seconds:.1f}", t.title)
+        for t in done.trials[:SHOWN_TRIALS]
+    ]
+    title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
+    commands = [("same result", line) for line in done.commands]
+    held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
+    return Answer(done, [(headings, best, title), *fit_tables(done.fit), held_out_table, (("", ""), commands)])
+
+
+def predict(
+    readout: Readout,
+    file: Annotated[Path, typer.Argument(help="New sequences: any file that extract reads, or an idx file of images.")],
+    out: Annotated[Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")] = None,
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> Answer:
+    """Label new sequences, in any form extract reads.
+
+    Prints one JSON line per sequence, with the probabilities of the classes; with --json one object of columns. If the
+    file has labels, the accuracy is printed too.
+    """
+    from reservoir_pipelines.prediction.outputs import PredictionEvaluator, check_out, columns_of, write_predictions
+
+    if out:
+        check_out(out)
+    predictions, evaluator = api.predict(readout, file, **given), PredictionEvaluator()
+    watched, columns = evaluator.watch(predictions), None
+    if out:
+        write_predictions(out, watched, labelled=predictions.labelled)
+    elif json:
+        columns = columns_of([*watched], labelled=predictions.labelled)
+    for prediction in watched:
+        print_json(prediction.to_dict())
+    evaluation = evaluator.result()
+    for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
+        notify(f"{name}: {value}")
+    found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
+    written = ("predicted", ""), [("rows", f"{evaluator.rows:,}"), ("written", out)]
+    return Answer(found | {"evaluation": evaluation}, [written] if out else [])
+
+
+def explain(
+    readout: Readout,
+    file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
+    given: dict[str, Any],
+) -> Answer:
+    """Draw what each position adds to a label's score."""
+    done = api.explain(readout, file, **given)
+    lines = []
+    for number, row in enumerate(done.rows):
+        cells = [number, f"{row.label:.4g}" if isinstance(row.label, float) else row.label, f"{row.score:+.2f}"]
+        for values in (row.added, row.occluded):
+            at = max(range(len(values)), key=values.__getitem__, default=0)
+            cells.append(f"{at} ({values[at]:+.2g})" if any(values) else "-")
+        lines.append(cells)
+    if not any(any(row.added) for row in done.rows):
+        notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
+    headings = ("row", "label", "score", "largest contribution", "largest drop if hidden")
+    return Answer(done, [(headings, lines, f"plot {done.plot}")])
+
+
+def export(
+    readout: Readout,
+    to: Annotated[str, typer.Option(help="Form of the file: torch (for torch.export.load) or onnx.")] = "torch",
+    *,
+    given: dict[str, Any],
+) -> Answer:
+    """Write a readout with its model as one file.
+
+    The file maps raw sequences to logits and runs without this program.
+    """
+    done = api.export(readout, to=to, **given)
+    fewest, most = done.tokens
+    length = f"{most} tokens, padded to this length" if fewest == most else f"{fewest} to {most} tokens"
+    size = size_text(done.bytes)
+    reader = [(done.reader.suffixes[-2][1:], done.reader)] if done.reader else []
+    rows = [("model", done.model), *reader, ("size", size), ("sequences", length), ("how to call it", done.card)]
+    return Answer(done, [(("exported", ""), rows)])
+
+
+IMPORT = "Convert an ONNX, GGUF or pytorch_model.bin file to a model folder, --out FOLDER."
+
+
+def backbone(
+    name: Annotated[
+        str | None, typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ...")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Also count the trained parameters on this task.")] = None,
+    foreign: Annotated[Path | None, typer.Option("--import", help=IMPORT)] = None,
+    *,
+    given: dict[str, Any],
+) -> Answer:
+    """Describe a backbone, or import one from a file."""
+    from reservoir_pipelines.card import card
+
+    if foreign or name is None:
+        return _import(name, foreign, given)
+    model, source = as_group(given, opt.ModelOptions), as_group(given, opt.TaskOptions)
+    done = card(name, model, source, as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions), task=task)
+    frozen = sum(done.groups.values())
+    spread = {"weights": done.weight_deviation, "biases": done.bias_deviation}
+    rows: list[tuple[str, Any]] = [
+        ("family", f"{done.family}, {'causal' if done.causal else 'bidirectional'}"),
+        ("weights", f"{done.init}: {done.weights}"),
+        ("depth", f"{done.depth} blocks"),
+        ("width", done.width),
+        ("maximum length", f"{done.max_tokens:,} tokens" if done.max_tokens else "unlimited"),
+        ("parameters", f"{done.whole:,} in the whole model, {frozen:,} applied to vectors"),
+        ("deviation", ", ".join(f"{value:.3g} of {name}" for name, value in spread.items() if value is not None)),
+        ("plot", done.plot),
+    ]
+    groups = [(group, f"{count:,}") for group, count in done.groups.items() if count]
+    tables: list[Table] = [(("backbone", ""), [("name", done.name), *rows]), (("group", "#parameters"), groups)]
+    if done.trained:
+        counts = [done.trained, *([done.paper] if done.paper else [])]
+        totals = [sum(count.values()) for count in counts]
+        trained = [(group, *(f"{count[group]:,}" for count in counts)) for group in done.trained]
+        trained.append(("together", *(f"{total:,}" for total in totals)))
+        trained.append(("of the model", *(f"{100 * total / done.whole:.3f}%" for total in totals)))
+        paper = ["#as the paper counts"] if done.paper else []
+        tables.append((("trained", "#parameters", *paper), trained, f"on {done.task}"))
+    return Answer(done, tables)
+
+
+def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> Answer:
+    from reservoir_pipelines.foreign_backbone import import_backbone
+
+    if foreign is None:
+        raise InputError("name a backbone, such as mini or gpt2, or pass --import FILE --out FOLDER")
+    if name or given.keys() != {"out"}:
+        raise InputError("--import FILE takes only --out FOLDER; describe the folder with a second command")
+    done = import_backbone(foreign, given["out"])
+    for note in done.notes:
+        notify(note)
+    left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
+    rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
+    return Answer(done, [(("imported", ""), rows)])
+
+
+def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
+    """Draw which tokens attend to which in one block."""
+    done = api.attention(task, **given)
+    strength = done.diagonal_strength
+    rows = [
+        ("task", done.task),
+        ("backbone", f"{done.backbone}, block {done.layer}"),
+        ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
+        *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight off them")]),
+        ("colours", f"0 to {done.top:.3g}; pass --top to use the same scale in another picture"),
+        ("plot", done.plot),
+        ("arrays", done.arrays),
+    ]
+    return Answer(done, [(("attention", ""), rows)])
+
+
+def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
+    """Train groups of parameters, the rest frozen.
+
+    The best checkpoint is chosen by validation and scored on test once.
+    """
+    with training_ends(", or --on-divergence report"):
+        done = api.train(task, **given)
+    found = done.to_dict() | {"train_score": done.train_score}
+    return Answer(found, _training_tables(done)) if _prints() else None
+
+
+@contextmanager
+def training_ends(remedy: str = "") -> Iterator[None]:
+    """Report divergence in one line with exit code 1, and an interruption with exit code 130 and how to continue."""
+    from reservoir.training.trainer import DivergedError
+
+    try:
+        yield
+    except DivergedError as error:
+        message, code = f"{error}{remedy}", 1
+    except KeyboardInterrupt:
+        message, code = "interrupted; run the same command with --resume to go on from the last checkpoint", 130
+    else:
+        return
+    if _prints():
+        notify(f"reservoir: {message}")
+    raise typer.Exit(code) from None
+
+
+def _prints() -> bool:
+    """Return whether this process prints; of several processes only the first one does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _training_tables(done: Any) -> list[Table]:
+    of_all = []
+    if done.test_score_of_all not in (None, done.test_score):
+        of_all = [("test, all rows", f"{percent(done.test_score_of_all)}, counting omitted rows as wrong")]
+    name = "" if done.metric == "accuracy" else f" {done.metric}"
+    speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
+    rows = [
+        ("trained", f"{', '.join(done.groups)}: {done.trained:,} parameters"),
+        ("frozen", f"{done.frozen_tensors:,} tensors, unchanged bit for bit"),
+        ("steps", f"{done.steps:,} in {done.seconds:.0f} s{speed}"),
+        *([] if done.diverged_step is None else [("diverged", f"at step {done.diverged_step:,}")]),
+        ("best", "-" if done.best_step is None else f"step {done.best_step:,}, by validation"),
+        (f"valid{name}", score_text(done.valid_score, done.metric)),
+        (f"test{name}", score_text(done.test_score, done.metric)),
+        *of_all,
+        ("baseline", f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"),
+        ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
+        ("run", done.run),
+    ]
+    tables: list[Table] = [(("trained", ""), rows)]
+    if done.swept:
+        swept = [key for key in done.swept[0] if key in opt.RECIPE]
+        lines = []
+        for run in done.swept:
+            values = (f"{run[key]:g}" for key in swept)
+            lines.append((*values, score_text(run["valid_score"], done.metric), run["run"]))
+        tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
+    if done.evaluation:
+        tables += evaluation_tables(done.evaluation)
+    return tables
+
+
+def pretrain(
+    corpus: Annotated[
+        str, typer.Argument(help="A text file (also .gz), a folder of them, the name of a stream, or bit-memory.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the new model, for --backbone.")],
+    given: dict[str, Any],
+) -> Answer:
+    """Pretrain a backbone from random weights.
+
+    The corpus is text, a stream of tokens, or the task bit-memory.
+    """
+    with training_ends():
+        done = api.pretrain(corpus, out=out, **given)
+    speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
+    named = ((name, value) for name, value in done.corpus.items() if name != "sha256")
+    facts = (str(value) if name in ("corpus", "name") else f"{name} {value}" for name, value in named)
+    rows = [
+        # A name without a slash could be that of a known model.
+        ("model", done.folder if os.sep in done.folder else f".{os.sep}{done.folder}"),
+        ("parameters", f"{done.parameters:,}"),
+        ("corpus", ", ".join(facts)),
+        ("read", f"{done.tokens:,} tokens in {done.steps:,} steps{speed}"),
+        ("valid", done.score_text("valid")),
+        ("test", done.score_text("test")),
+        *([] if done.entropy is None else [("lowest possible", f"{done.entropy:.3f} bits per {done.unit}")]),
+    ]
+    return Answer(done, [(("pretrained", ""), rows)])
+
+
+Tables = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."),
+]
+
+
+def reproduce(
+    tables: Tables = None,
+    all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run, and for how long; run nothing.")
+    ] = False,
+    *,
+    given: dict[str, Any],
+) -> Answer:
+    """Run tables of the paper beside its numbers.
+
+    A recipe describes a table; finished cells never run twice.
+    """
+    from reservoir_pipelines.reproduction.recipe import recipe_names
+
+    if all == bool(tables):
+        raise InputError(f"reproduce: name a table, a recipe's file, or --all; there are {', '.join(recipe_names())}")
+
+    if dry_run:
+        return _plan(tables or [], given)
+    confirm = _confirm if given.get("scale") in ("day", "full", "paper") else None
+    done = api.reproduce(tables or [], confirm=confirm, **given)
+    if done.failed:
+        notify(f"{len(done.failed)} cells failed; the same command tries them again")
+    rows = [
+        ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} reused, {len(done.failed)} failed"),
+        ("results", done.folder),
+        ("page", f"reservoir report {done.folder}"),
+    ]
+    return Answer(done, [*(part for table in done.tables for part in _tables(table)), (("", ""), rows)])
+
+
+def report(
+    folders: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FOLDER...", help="Folders of reproduce, fit or train; all in the cache by default."),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write only the tables, as Markdown.")] = False,
+    *,
+    given: dict[str, Any],
+) -> Answer:
+    """Write one page with all results.
+
+    The HTML file is self-contained and shows everything that was reproduced and fitted.
+    """
+    done = api.report(folders or [], markdown=markdown, **given)
+    if show:
+        typer.launch(str(done.page))
+    return Answer(done, [(("", ""), [("page", done.page)])])
+
+
+def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
+    """Print the estimated cost, and ask on a terminal whether to run."""
+    from reservoir_pipelines.reproduction.stages import estimate
+
+    estimate(cells, places)
+    asked = cells and sys.stdin.isatty() and sys.stderr.isatty()
+    return typer.confirm("Go on?", err=True) if asked else True
+
+
+def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
+    """Return the cells that would run, with their time and disk space if a trial measured them."""
+    from reservoir_pipelines.reproduction.reproduce import load_recipes, planned_cells
+    from reservoir_pipelines.reproduction.stages import estimate
+
+    options, source = as_group(given, opt.ReproduceOptions), as_group(given, opt.TaskOptions)
+    cells, folder, places = planned_cells(
+        load_recipes(tables, options), options, source, as_group(given, opt.PlaceOptions)
+    )
+    todo = [cell for cell in cells if not folder.result(cell.key)]
+    costs = estimate(todo, places)
+    lines = []
+    for cell in cells:
+        if result := folder.result(cell.key):
+            how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
+        elif (cost := costs[cell.key]).reason:
+            how = ("cannot run here", "-", "-")
+        elif not cost.seconds:
+            how = ("to run", "not estimated", "-")
+        else:
+            how = ("to run", time_text(cost.seconds), size_text(int(cost.bytes)))
+        lines.append((cell.key, cell.title, *how))
+    names = ("key", "cell", "state", "#time", "#disk")
+    return Answer([dict(zip((n.strip("#") for n in names), line, strict=True)) for line in lines], [(names, lines)])
+
+
+def _tables(table: dict[str, Any]) -> list[Table]:
+    """Return a table, the paper's numbers in brackets, and below it why numbers are missing."""
+    from reservoir_pipelines.reports.reproduced import table_part
+
+    shown = table_part(table, {})
+    lines = []
+    for row in shown["rows"]:
+        spots = ((spot["ours"], spot["paper"]) if spot else ("", "") for spot in row["spots"])
+        lines.append((row["name"], *(f"{ours} ({paper})" if paper else ours for ours, paper in spots)))
+    lacking: dict[int, list[str]] = {}
+    for name, spot in ((row["name"], spot) for row in shown["rows"] for spot in row["spots"] if spot):
+        lacking.setdefault(spot["number"], []).append(name)
+    headings = ("", *(f"#{column}" for column in table["columns"]))
+    unit = f"; {table['unit']}" if table["unit"] else ""
+    claims = [(c["says"], c["verdict"]) for c in table["claims"]]
+    missing = [(", ".join(dict.fromkeys(lacking[n])), why) for n, why in enumerate(shown["reasons"], start=1)]
+    title = f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's"
+    found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]
+    return [part for part in found if part[1]]
