@@ -1001,7 +1001,7 @@ def pretrain(
     resume : bool, default=False
         Resume from the last checkpoint.
     vocabulary : int, default=256
-        Tokens: 256 for bytes of text, more to train a tokenizer; any for a stream.
+        Tokens of a stream, or embeddings for bit-memory; a text has 256 bytes.
     batch_tokens : int, default=4096
         Tokens per optimizer step.
     context : int, optional
@@ -1025,9 +1025,8 @@ def pretrain(
 
     Notes
     -----
-    ``vocabulary`` is 256 for the bytes of a text, more for a tokenizer that is trained on it, and the number of tokens
-    of a stream. For bit-memory it is the size of the token embeddings, which are not trained. Bit-memory has neither a
-    context nor a learning rate schedule.
+    ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
+    not trained. Bit-memory has neither a context nor a learning rate schedule.
 
     Examples
     --------

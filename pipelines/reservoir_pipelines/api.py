@@ -412,9 +412,8 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
 
     Notes
     -----
-    ``vocabulary`` is 256 for the bytes of a text, more for a tokenizer that is trained on it, and the number of tokens
-    of a stream. For bit-memory it is the size of the token embeddings, which are not trained. Bit-memory has neither a
-    context nor a learning rate schedule.
+    ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
+    not trained. Bit-memory has neither a context nor a learning rate schedule.
 
     Examples
     --------

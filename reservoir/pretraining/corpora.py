@@ -1,11 +1,10 @@
-"""Corpora for pretraining: the bytes or tokens of a text, and synthetic streams of tokens.
+"""Corpora for pretraining: the bytes of a text, and synthetic streams of tokens.
 
 The streams follow Chiang and Lee 2020, "Pre-Training a Language Model Without Human Language": the gain from a corpus
 without words shows the gain from the order of tokens alone. They train masked models and fine-tune them on language;
 here models predict the next token, so that the least possible loss on independent tokens is known.
 """
 
-import codecs
 import gzip
 import hashlib
 from collections.abc import Callable
@@ -29,7 +28,6 @@ TRAIN, VALID = 0.90, 0.05
 SEEN = 0.25
 """Share of a held-out window of text that repeats the window before, so that every counted token has a context."""
 
-CHUNK = 1 << 16  # bytes of text that are tokenized together; long enough that the cuts between chunks hardly matter
 HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down to whole windows
 
 
@@ -38,12 +36,10 @@ class HeldOut:
     """Windows of a held-out part, int (count, tokens), each of whose tokens is predicted at most once.
 
     ``first`` (count,) is the first token of each window that counts, at least 1; the tokens before it are its context.
-    ``bytes_per_token`` is the mean length of the text of a token; 1 if the corpus is not text.
     """
 
     windows: np.ndarray
     first: np.ndarray
-    bytes_per_token: float = 1.0
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -51,37 +47,25 @@ class HeldOut:
     def head(self, count: int) -> "HeldOut":
         """Return the first windows, at least one."""
         count = max(1, count)
-        return HeldOut(self.windows[:count], self.first[:count], self.bytes_per_token)
+        return HeldOut(self.windows[:count], self.first[:count])
 
 
 class Text:
-    """The text of a file, gzipped or not, or of all files of a folder in the order of their names.
+    """The bytes of a file, gzipped or not, or of all files of a folder in the order of their names.
 
-    90% train, 5% valid, 5% test, in order. With a vocabulary of 256 a token is a byte. With a larger one, a byte-level
-    BPE tokenizer (Sennrich et al. 2016) is trained on the training part, and the text must be UTF-8.
+    90% train, 5% valid, 5% test, in order. A token is a byte.
     """
 
-    unit = "byte"
+    unit, vocabulary = "byte", BYTES
     entropy = None  # not known
 
-    def __init__(self, path: Path, vocabulary: int = BYTES) -> None:
-        if vocabulary < BYTES:
-            raise InputError(f"--vocabulary {vocabulary}: give {BYTES} for bytes, or more for a trained tokenizer")
+    def __init__(self, path: Path) -> None:
         text = _read(path)
-        if vocabulary > BYTES:
-            try:
-                codecs.utf_8_decode(text)  # a character may be cut at the end
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"corpus {path}: not UTF-8 at byte {error.start:,}; convert it, or use --vocabulary {BYTES}"
-                ) from None
-        self._name, self._sum = path.name, hashlib.sha256(text).hexdigest()
-        ends = [0, int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID)), len(text)]
-        parts = {name: text[a:b] for name, a, b in zip(("train", "valid", "test"), ends, ends[1:], strict=False)}
-        self.tokenizer = make_tokenizer(parts["train"], vocabulary)
-        self.vocabulary = vocabulary
-        self._tokens = {name: self._encode(part) for name, part in parts.items()}
-        self._bytes = {name: len(part) for name, part in parts.items()}
+        self._name, self._sum, self.tokenizer = path.name, hashlib.sha256(text).hexdigest(), byte_tokenizer()
+        ends = [int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID))]
+        parts = np.split(np.frombuffer(text, np.uint8), ends)
+        names: list[str] = ["train", *HELD_OUT]
+        self._tokens = dict(zip(names, parts, strict=True))
 
     def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
         """Return windows at random positions of the training part, int64 (count, tokens)."""
@@ -97,16 +81,11 @@ class Text:
         windows = np.lib.stride_tricks.sliding_window_view(part, tokens)[starts]
         first = np.full(len(starts), tokens - stride)
         first[0] = 1
-        return HeldOut(windows, first, self._bytes[split] / len(part))
+        return HeldOut(windows, first)
 
     def describe(self) -> dict[str, object]:
         """Return name and digest of the text, and the vocabulary."""
         return {"corpus": "text", "name": self._name, "sha256": self._sum, "vocabulary": self.vocabulary}
-
-    def _encode(self, part: bytes) -> np.ndarray:
-        if self.vocabulary == BYTES:
-            return np.frombuffer(part, np.uint8)
-        return np.concatenate([np.array(e.ids, np.uint32) for e in self.tokenizer.encode_batch(_chunks(part))])
 
     def _part(self, split: str, tokens: int) -> np.ndarray:
         part = self._tokens[split]
@@ -125,33 +104,16 @@ def _read(path: Path) -> bytes:
     return text
 
 
-def make_tokenizer(text: bytes, vocabulary: int) -> Any:
-    """Return a `tokenizers.Tokenizer` of bytes, or a byte-level BPE trained on a text; bytes are its first tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def byte_tokenizer() -> Any:
+    """Return a `tokenizers.Tokenizer` whose tokens are bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    trained = vocabulary > BYTES
     letters = {character: byte for byte, character in bytes_to_unicode().items()}
-    tokenizer = Tokenizer(models.BPE() if trained else models.BPE(vocab=letters, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=trained)
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    if trained:
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            special_tokens=[],
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(_chunks(text), trainer)
-    if (found := tokenizer.get_vocab_size()) < vocabulary:
-        raise InputError(f"--vocabulary {vocabulary}: the text gives only {found:,} tokens; give at most {found}")
     return tokenizer
-
-
-def _chunks(text: bytes) -> list[str]:
-    """Return the text in chunks of whole characters; a character cut at the edges of the text is replaced."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return [decoder.decode(text[at : at + CHUNK], at + CHUNK >= len(text)) for at in range(0, len(text), CHUNK)]
 
 
 class Stream:
@@ -265,4 +227,6 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
         return STREAMS[name](vocabulary)
     if not Path(name).exists():
         raise InputError(f"corpus {name}: no such file or folder; give text, or one of {known}")
-    return Text(Path(name), vocabulary)
+    if vocabulary != BYTES:
+        raise InputError(f"--vocabulary {vocabulary}: a text has the {BYTES} bytes; leave it out")
+    return Text(Path(name))

@@ -184,8 +184,8 @@ class LanguageSteps:
         return torch.stack([loss.detach() / math.log(2), norm.detach()])
 
     def numbers(self, values: list[float]) -> dict[str, float]:
-        """Return the values of `take` by name, in bits per byte, or per token if the corpus is not text."""
-        return {"bits": values[0] / self._valid[self._recipe.window(0)].bytes_per_token, "norm": values[1]}
+        """Return the values of `take` by name."""
+        return {"bits": values[0], "norm": values[1]}
 
     def validate(self, step: int) -> dict[str, float]:
         """Return the loss on validation windows of the length of the last step."""
@@ -197,7 +197,7 @@ class LanguageSteps:
 
     @torch.no_grad()
     def measure(self, held_out: HeldOut) -> float:
-        """Return the mean loss of the counted tokens, in bits per byte, or per token if the corpus is not text."""
+        """Return the mean loss of the counted tokens in bits."""
         total, number = 0.0, 0
         size = max(1, MEASURED_TOKENS // held_out.windows.shape[1])
         for at in range(0, len(held_out), size):
@@ -209,7 +209,7 @@ class LanguageSteps:
             counted = torch.arange(1, windows.shape[1], device=self._device) >= first[:, None]
             total += float((self._losses(windows).double() * counted).sum())
             number += int(counted.sum())
-        return total / number / math.log(2) / held_out.bytes_per_token
+        return total / number / math.log(2)
 
     def _losses(self, windows: Tensor) -> Tensor:
         """Return the loss of each token but the first in nats, (windows, tokens - 1)."""

@@ -38,10 +38,10 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def merged(text, tmp_path_factory):
-    """Return a finished pretraining on merged tokens."""
-    folder = tmp_path_factory.mktemp("models") / "merged"
-    return pretrain(str(text), out=folder, vocabulary=280, steps=30, eval_every=12, learning_rate=0.02, **SMALL)
+def finished(text, tmp_path_factory):
+    """Return a finished pretraining on a text."""
+    folder = tmp_path_factory.mktemp("models") / "finished"
+    return pretrain(str(text), out=folder, steps=30, eval_every=12, learning_rate=0.02, **SMALL)
 
 
 def journal(folder):
@@ -125,58 +125,56 @@ def test_a_pretraining_that_was_killed_goes_on_to_the_same_bits(text, tmp_path):
     assert (done.valid_bits, done.test_bits) == (whole.valid_bits, whole.test_bits)
 
 
-def test_bits_per_byte_are_those_of_the_folder_that_was_written(merged, text):
+def test_bits_per_byte_are_those_of_the_folder_that_was_written(finished, text):
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(merged.folder).eval()
-    corpus = Text(text, 280)
-    for split, found in (("valid", merged.valid_bits), ("test", merged.test_bits)):
+    model = AutoModelForCausalLM.from_pretrained(finished.folder).eval()
+    corpus = Text(text)
+    for split, found in (("valid", finished.valid_bits), ("test", finished.test_bits)):
         held = corpus.held_out(split, 25)
         nats = 0.0
         for window, first in zip(held.windows.astype(np.int64), held.first, strict=True):
             with torch.no_grad():
                 logits = model(input_ids=torch.from_numpy(window[None, :-1])).logits[0, first - 1 :].double()
             nats += torch.nn.functional.cross_entropy(logits, torch.from_numpy(window[first:]), reduction="sum").item()
-        assert found == pytest.approx(
-            nats / math.log(2) / (held.windows.shape[1] - held.first).sum() / held.bytes_per_token, abs=1e-5
-        )
+        assert found == pytest.approx(nats / math.log(2) / (held.windows.shape[1] - held.first).sum(), abs=1e-5)
 
 
-def test_the_folder_is_one_of_transformers_and_a_backbone(merged, text):
+def test_the_folder_is_one_of_transformers_and_a_backbone(finished, text):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = Path(merged.folder)
+    folder = Path(finished.folder)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     sample = text.read_text()[:300]
     tokens = tokenizer(sample)["input_ids"]
-    assert len(tokenizer) == model.config.vocab_size == 280
-    assert tokens == Text(text, 280).tokenizer.encode(sample).ids and len(tokens) < 250
+    assert len(tokenizer) == model.config.vocab_size == 256
+    assert tokens == Text(text).tokenizer.encode(sample).ids and len(tokens) < 250
     assert tokenizer.decode(tokens) == sample
     assert model.generate(torch.tensor([tokens[:4]]), max_new_tokens=5, do_sample=False).shape == (1, 9)
-    backbone = load_backbone(merged.folder, "pretrained")
+    backbone = load_backbone(finished.folder, "pretrained")
     torch.testing.assert_close(backbone.model.h[0].mlp.c_fc.weight, model.transformer.h[0].mlp.c_fc.weight)
-    drawn = load_backbone(merged.folder, "random").model.h[0].mlp.c_fc.weight
+    drawn = load_backbone(finished.folder, "random").model.h[0].mlp.c_fc.weight
     assert not torch.allclose(drawn, backbone.model.h[0].mlp.c_fc.weight)
     assert (folder / "pretraining" / "curve.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "pretraining" / "run.json").read_text())
-    assert kept.pop("sha256") and kept == merged.to_dict()
-    assert merged.tokens == 30 * 96 and merged.unit == "byte" and merged.entropy is None
+    assert kept.pop("sha256") and kept == finished.to_dict()
+    assert finished.tokens == 30 * 96 and finished.unit == "byte" and finished.entropy is None
     steps, _ = journal(folder)
-    assert merged.test_bits < np.mean([line["bits"] for line in steps[:3]]) - 1
+    assert finished.test_bits < np.mean([line["bits"] for line in steps[:3]]) - 1
 
 
-def test_a_finished_one_is_returned_at_once_wherever_it_lies(merged, text, tmp_path, monkeypatch):
+def test_a_finished_one_is_returned_at_once_wherever_it_lies(finished, text, tmp_path, monkeypatch):
     folder = tmp_path / "moved"
-    shutil.copytree(merged.folder, folder)
+    shutil.copytree(finished.folder, folder)
 
     def never(*_arguments):
         raise AssertionError
 
     monkeypatch.setattr(LanguageSteps, "take", never)
     monkeypatch.setattr(LanguageSteps, "measure", never)
-    settings = {"vocabulary": 280, "steps": 30, "eval_every": 12, "learning_rate": 0.02, **SMALL}
+    settings = {"steps": 30, "eval_every": 12, "learning_rate": 0.02, **SMALL}
     again = pretrain(str(text), out=folder, **settings)
-    assert again.to_dict() == {**merged.to_dict(), "folder": str(folder)}
+    assert again.to_dict() == {**finished.to_dict(), "folder": str(folder)}
     with pytest.raises(InputError, match=r"recipe.steps = 30, not 31; name another folder"):
         pretrain(str(text), out=folder, **{**settings, "steps": 31})
 
@@ -217,7 +215,7 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--weight-decay", -1], "--weight-decay -1.0: give a number from 0 to"),
         ([text, *new, *tiny, "--warm-up", -1], "--warm-up -1: give a whole number from 0"),
         ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
-        ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: give 256 for bytes, or more"),
+        ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: a text has the 256 bytes"),
         (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: nesting needs an even number"),
         ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder has other files in it"),
         ([text, *tiny, *few, "--out", tmp_path / "file"], "file: this is a file; name a folder"),
