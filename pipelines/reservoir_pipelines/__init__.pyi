@@ -1434,8 +1434,9 @@ def tune(
     joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
     in the cache, and a search that was stopped continues, also with a larger budget.
 
-    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
-    rows of each reservoir and find what one process would find. ``out`` is the folder of the fit.
+    ``budget`` includes loading the libraries and the trials of earlier calls. If ``backbone`` is given, no other is
+    tried. Workers share the rows of each reservoir and find what one process would find. ``out`` is the folder of the
+    fit.
 
     Parameters
     ----------

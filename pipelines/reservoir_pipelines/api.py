@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from os import PathLike
@@ -257,8 +258,9 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
     in the cache, and a search that was stopped continues, also with a larger budget.
 
-    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
-    rows of each reservoir and find what one process would find. ``out`` is the folder of the fit.
+    ``budget`` includes loading the libraries and the trials of earlier calls. If ``backbone`` is given, no other is
+    tried. Workers share the rows of each reservoir and find what one process would find. ``out`` is the folder of the
+    fit.
 
     Examples
     --------
@@ -270,9 +272,10 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     >>> found.metric
     'accuracy'
     """
+    started = time.monotonic()  # the budget includes loading the libraries
     from reservoir_pipelines.tuning.tune import tune as run
 
-    return run(require_path(task, "tune: task"), *groups_of(tune, options))
+    return run(require_path(task, "tune: task"), *groups_of(tune, options), started=started)
 
 
 @takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions)

@@ -250,8 +250,8 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     done = api.tune(task, **given)
     scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
     held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
-    gain = score_text(done.valid_score - done.default_valid_score, done.metric)
-    held_out.append(("gain over the default", gain))
+    gain, share = done.valid_score - done.default_valid_score, is_share(done.metric)
+    held_out.append(("gain over the default", f"{100 * gain:.1f} points" if share else f"{gain:.3f}"))
     headings = ("#candidate", "#rows", f"#held-out {done.metric}", "#loss", "#seconds", "reservoir")
     best = [
         (t.number, t.limit or "all", score_text(t.score, t.metric), f"{t.loss:.3f}", f"{t.seconds:.1f}", t.title)

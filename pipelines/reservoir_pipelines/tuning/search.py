@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -116,7 +117,8 @@ CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
 CONSTANT = 0.5  # share of the cost of trials assumed not to grow with the work: loading, files
 UNKNOWN = 3.0  # factor on the predicted cost of a backbone that was not tried yet
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
-START_UP = 4.0  # seconds of the final fit, whatever its size: libraries, pictures, files
+START_UP = 4.0  # seconds of the final fit, whatever its size, if the machine is idle: libraries, pictures, files
+MOST_DELAY = 2.5  # the largest factor on `START_UP` for a machine that also runs other programs
 FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
 JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
@@ -287,7 +289,7 @@ class Search:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self.started = self.clock()
+        self.started, self._used = self.clock(), time.process_time()
         self.file = self.data.folder / "trials.jsonl"
         self.trials = {(trial.number, trial.limit): trial for trial in read_trials(self.file)}
         self.costs, self.extracting = Costs(CONSTANT), Costs(0.0)  # the end must not take longer than predicted
@@ -349,15 +351,18 @@ class Search:
     def final_seconds(self, number: int, limit: int | None = None) -> float:
         """Return the seconds that extracting ``number`` reservoirs on all splits and fitting them takes."""
         trials = list(self.trials.values())
+        delay = (self.clock() - self.started) / max(time.process_time() - self._used, 1e-3)
+        # The first candidates go before: with fewer there is nothing to choose among.
+        start_up = START_UP * (min(max(delay, 1.0), MOST_DELAY) if len(trials) >= AT_LEAST else 1.0)
         if not trials:
-            return START_UP
+            return start_up
         rows = self.data.rows(limit, tuple(self.data.prepared.rows))
         last = trials[-1]
         known = self.data.rows(last.limit, KNOWN)
         missing = rows - known if last.limit == limit else rows
         extracting = self.extracting.predict(self._backbone(0), self.data.work(0, missing))
         judging = float(np.median([trial.judging for trial in trials if trial.limit == last.limit]))
-        return START_UP + number * (extracting + FIT_JUDGINGS * judging * rows / known)
+        return start_up + number * (extracting + FIT_JUDGINGS * judging * rows / known)
 
     def joined(self) -> int:
         """Return how many reservoirs may be joined, so that the end takes at most `END_SHARE` of the budget."""

@@ -64,9 +64,13 @@ def tune(
     result: opt.OutOptions,
     *,
     clock: Callable[[], float] = time.monotonic,
+    started: float | None = None,
 ) -> Tuning:
-    """Search for the reservoirs that suit some data, and fit the best of them together; see `api.tune`."""
-    started = clock()
+    """Search for the reservoirs that suit some data, and fit the best of them together; see `api.tune`.
+
+    The budget begins at ``started`` of the clock, by default now.
+    """
+    started = clock() if started is None else started
     data = SearchData.read(task, opt.ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in data.prepared.notes():
         notify(note)
