@@ -1,8 +1,8 @@
 """Writing blocks and labels: encode, publish a file, list it in the manifest, in threads beside the forward pass."""
 
-import io
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from reservoir_cache.ahead import ahead
 from reservoir_cache.entry import TARGETS_FILE, Column, Entry, Shard, Targets, check_column_name, is_sound, page_of
+from reservoir_cache.image import Image
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
 from reservoir_cache.shard import Encoded, ShardHeader, encode, shard_pieces, target_ranks
@@ -61,11 +62,13 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         if not is_sound(folder, entry.page(split, 0).targets):
-            image = io.BytesIO()
+            image = Image()
             with h5py.File(image, "w") as file:
                 for name in ranks:
+                    image.next = arrays[name], zlib.crc32(arrays[name].data)
                     file.create_dataset(name, data=arrays[name], track_times=False)
-            line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, image.getbuffer()))
+            pieces, crc32 = image.pieces()
+            line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, *pieces, crc32=crc32))
             replace(entry.page(split, 0), targets=line).write(folder, 0)
 
 

@@ -693,7 +693,7 @@ def plan(
 ) -> Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.
 
-    Nothing is written but the prepared data.
+    Nothing is kept but the prepared data.
 
     Parameters
     ----------

@@ -192,7 +192,7 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.
 
-    Nothing is written but the prepared data.
+    Nothing is kept but the prepared data.
 
     Parameters
     ----------

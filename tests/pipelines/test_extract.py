@@ -9,7 +9,7 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-from reservoir_cache import CacheError, folder_bytes, repair
+from reservoir_cache import CacheError, folder_bytes, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
@@ -201,16 +201,21 @@ SETTINGS = {"compute": "float32", "layers": "embed,final"}
 
 @pytest.fixture
 def costly(monkeypatch, tiny_gpt2):
-    """Make a token that goes through the model, padding too, cost a millisecond of a clock that else stands still."""
+    """Make a token that goes through the model, padding too, and a row that is written cost time of a clock."""
     from reservoir.fpt import FPT
 
-    now, plain = [0.0], FPT.features
+    now, plain, write = [0.0], FPT.features, writer._write_encoded
 
     def features(self, x, lengths, columns):
         now[0] += 1e-3 * x.shape[0] * x.shape[1]
         return plain(self, x, lengths, columns)
 
+    def written(entry, split, block, arrays):
+        now[0] += 0.02 * len(next(iter(arrays.values())).values)
+        return write(entry, split, block, arrays)
+
     monkeypatch.setattr(FPT, "features", features)
+    monkeypatch.setattr(writer, "_write_encoded", written)
     monkeypatch.setattr(forecast, "clock", lambda: now[0])
     return now, {"backbone": str(tiny_gpt2), **SETTINGS}
 
@@ -227,19 +232,31 @@ def letter_table(tmp_path):
 
 def test_predicted_time_and_size_equal_those_of_the_extraction(costly, letter_table, cache):
     now, settings = costly
-    settings |= {"patch": 1, "input": "gaussian"}
+    settings |= {"patch": 1, "input": "gaussian", "pool": "last,mean"}
     found = forecast_of(letter_table, **settings)
-    assert not (cache / "features").exists()
+    assert [path.name for path in cache.iterdir()] == ["prepared"]
     before = now[0]
     done = extract(letter_table, **settings)
     assert found.seconds == pytest.approx(now[0] - before, rel=0.2)
     assert found.rows == sum(done.rows.values()) == done.computed_rows == 400
     assert found.columns == len(done.columns)
     assert folder_bytes(done.store.entry.path) == pytest.approx(found.bytes, rel=0.2)
+    assert len(list(done.store.entry.path.glob("*/0*.h5"))) == found.files
     assert 20 < found.tokens < 45 and found.padding < 0.15
     many = forecast_of(letter_table, rows=4_000_000, workers=100, **settings)
     assert many.seconds == pytest.approx(100 * found.seconds, rel=0.1)
-    assert many.bytes == pytest.approx(10_000 * found.bytes, rel=0.1)
+    more = forecast_of(letter_table, rows=8_000_000, workers=100, **settings)
+    assert more.bytes == pytest.approx(2 * many.bytes, rel=0.01)
+    assert more.files == pytest.approx(2 * many.files, rel=0.01) and 100 < many.files < 4_000_000 // 256
+    assert more.memory - many.memory == pytest.approx(8 * 4_000_000, abs=2e7)
+    assert more.starter_memory - many.starter_memory == pytest.approx(20 * 4_000_000, abs=2e7)
+
+
+def test_columns_are_planned_for_the_rows_to_come(costly, cache, tiny_gpt2, tmp_path):
+    np.savez(tmp_path / "waves.npz", x=np.random.default_rng(0).normal(size=(90, 40, 1)), y=np.arange(90) % 2)
+    settings = {"backbone": str(tiny_gpt2), "compute": "float32"}
+    few, many = (forecast_of(str(tmp_path / "waves.npz"), rows=rows, **settings) for rows in (90, 10**8))
+    assert many.bytes / many.rows < few.bytes / few.rows / 4
 
 
 def test_the_command_prints_a_table_or_json(costly, cache, capsys, tiny_gpt2):

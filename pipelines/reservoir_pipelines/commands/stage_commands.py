@@ -115,13 +115,14 @@ def plan(
     found = api.plan(task, rows=rows, workers=workers, **given)
     speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"
     shared = f" by {found.workers:,} workers" if found.workers > 1 else ""
+    starter = f" each, {size_text(found.starter_memory)} in the process that starts them" if shared else ""
     lines = [
         ("extraction", f"{found.task} x {found.backbone}, {found.columns} columns"),
         ("rows", f"{found.rows:,} of {found.tokens:,.0f} tokens, {100 * found.padding:.1f}% padding"),
         ("one worker", f"{speed}, on {found.device} in {found.compute}"),
         ("time", f"{time_text(found.seconds)}{shared}"),
-        ("on disk", size_text(found.bytes)),
-        ("memory", f"at most {size_text(found.memory)}{' each' if shared else ''}"),
+        ("on disk", f"{size_text(found.bytes)} in {found.files:,} files"),
+        ("memory", f"at most {size_text(found.memory)}{starter}"),
     ]
     return Answer(found, [(("plan", ""), lines)])
 

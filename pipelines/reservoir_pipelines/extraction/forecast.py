@@ -2,24 +2,30 @@
 
 import resource
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 from reservoir_cache import required_bytes
 
 from reservoir import devices
-from reservoir.features import Loaded, launch, load
+from reservoir.features import Loaded, load
 from reservoir.options import ExtractOptions
-from reservoir_pipelines.extraction.run import Run, start_run
+from reservoir_pipelines.extraction.run import Run, compute_blocks, make_spec, start_run
 from reservoir_pipelines.files import cache_root
-from reservoir_pipelines.output import Record, notify
+from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.preparation.prepare import prepare
 
 clock = time.perf_counter
 
 SECONDS, REPEATS = 2.0, 3  # minimum seconds of a trial, and the number of trials, whose median is used
-QUEUED = 6  # blocks in memory at a time: four that wait for the writer, one being written, and one being computed
+BLOCKS = 4  # maximum blocks of a trial: one is read, one computed, one encoded and one written at a time
+QUEUED = 7  # blocks in memory as float32: four that wait or are computed, one that is joined and encoded, two encoded
+ROW = 8  # bytes of a row's number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +43,19 @@ class Forecast(Record):
     padding : float
         Share of the tokens of a batch that are padding.
     rows_per_second : float
-        Speed of one worker.
+        Speed of one worker, with reading and writing.
     workers : int
         Workers like this process, which are assumed to lose no time.
     seconds : float
         Wall time with all workers.
     bytes : int
         Size on disk.
+    files : int
+        Shards on disk.
     memory : int
-        Bytes in one worker: what it holds now, and the blocks on their way to the disk.
+        Bytes in one worker: what it holds now, the blocks on their way to the disk, and the numbers of all rows.
+    starter_memory : int
+        Bytes in the process that starts the workers, which also holds all labels.
     device, compute : str
         Device and precision of the trial.
     """
@@ -60,39 +70,43 @@ class Forecast(Record):
     workers: int
     seconds: float
     bytes: int
+    files: int
     memory: int
+    starter_memory: int
     device: str
     compute: str
 
 
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
-    """Time some seconds of an extraction and predict the whole of it; only the prepared data is written."""
+    """Time some seconds of an extraction and predict the whole of it; only the prepared data is kept."""
     started, root = clock(), cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
-    run = start_run(options, prepared, root)
-    loading = clock() - started
-    notify(f"plan: data and model loaded in {loading:.0f} s; timing the model for about {SECONDS * REPEATS:.0f} s")
-    present, count = sum(run.spec.rows.values()), run.layout.batch_rows
+    shares = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}
+    present = sum(shares.values())
     rows = rows or present
-    block = _sample(run, run.layout.block_rows)
+    shares = {split: -(-count * rows // present) for split, count in shares.items()}
+    run = start_run(options, prepared, root, planned=shares)
+    loading, layout = clock() - started, run.layout
+    notify(f"plan: data and model loaded in {loading:.0f} s; timing the extraction for about {SECONDS * REPEATS:.0f} s")
+    part = prepared.split("train").take(_sample(run, layout.offset_rows))
+    block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded, tokens = block.padded / len(block.lengths), float(block.lengths.mean())
     found: list[float] = []  # seconds per token of each trial, on more and more rows until one is long enough
+    count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(run.rows["train"]))
     while len(found) < REPEATS:
-        started = clock()
-        sample = _sample(run, count, len(found))
-        launch(run.model, sample, run.columns)()
-        seconds = clock() - started
-        if seconds >= SECONDS or len(sample.lengths) < count or count >= run.layout.block_rows:
-            found.append(seconds / sample.padded)
+        seconds, computed = _trial(run, _sample(run, count, len(found)))
+        if seconds >= SECONDS or count >= most:
+            found.append(seconds / computed)
         else:
-            count = min(run.layout.block_rows, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
+            count = min(most, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
     speed = 1 / (sorted(found)[REPEATS // 2] * padded)
     if devices.on_gpu(run.model.device):
         peak = torch.cuda.max_memory_allocated(run.model.device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    shares = {split: -(-count * rows // present) for split, count in run.spec.rows.items()}
-    block = 4 * run.layout.block_rows * sum(kept * width for kept, width in run.shapes.values())
+    peak += QUEUED * 4 * layout.block_rows * sum(kept * width for kept, width in run.shapes.values())
+    labelled = ROW + sum(array[:1].nbytes for array in (prepared.split("train").y, prepared.split("train").lengths))
+    starter = peak + rows * labelled
     return Forecast(
         task=prepared.task.name,
         backbone=run.model.settings.title,
@@ -103,16 +117,34 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         rows_per_second=speed,
         workers=workers,
         seconds=loading + rows / (speed * workers),
-        bytes=required_bytes(run.spec, run.layout, shares, run.shapes),
-        memory=peak + QUEUED * block,
+        bytes=required_bytes(run.spec, layout, shares, run.shapes),
+        files=sum(map(layout.count, shares.values())),
+        memory=starter if workers == 1 else peak + rows * ROW,
+        starter_memory=starter,
         device=str(run.model.device),
         compute=run.model.compute,
     )
 
 
-def _sample(run: Run, count: int, seed: int = 0) -> Loaded:
-    """Return batches of ``count`` random training rows."""
+def _sample(run: Run, count: int, seed: int = 0) -> np.ndarray:
+    """Return the numbers of random training rows, ascending."""
     known = run.rows["train"]
-    drawn = np.random.default_rng(seed).choice(known, min(count, len(known)), replace=False)
-    part = run.prepared.split("train").take(np.sort(drawn))
-    return load(run.model, run.prepared.scaling, part.x, part.lengths, run.layout.batch_rows)
+    return np.sort(np.random.default_rng(seed).choice(known, min(count, len(known)), replace=False))
+
+
+def _trial(run: Run, rows: np.ndarray) -> tuple[float, int]:
+    """Extract some training rows into a folder that is removed; return the seconds, and the tokens with padding."""
+    tokens, spec = 0, make_spec(run.prepared, {"train": rows}, run.model, run.spec.store)
+    with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=run.root) as folder, silenced():
+        trial = replace(run, root=Path(folder), rows={"train": rows}, spec=spec, splits=["train"])
+        entry, todo = trial.open({})
+        read, compute = trial.steps(entry)
+
+        def counted(part: Loaded, columns: Sequence[str]) -> Callable[[], Any]:
+            nonlocal tokens
+            tokens += part.padded
+            return compute(part, columns)
+
+        started = clock()
+        compute_blocks(entry, todo, run.columns, read, counted)
+        return clock() - started, tokens

@@ -73,14 +73,21 @@ _runs: dict[str, "Run"] = {}
 _one_pass = threading.Lock()  # a forward pass takes blocks out of the backbone, so one runs at a time
 
 
-def plan_of(prepared: Prepared, options: ExtractOptions) -> Plan:
-    """Return the plan of an extraction of prepared data."""
-    return resolve(prepared.task, options, prepared.rows, int(prepared.split("train").lengths.max()))
+def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
+    """Return the plan of an extraction of prepared data, or of ``rows`` of each split that are like it."""
+    options = replace(options, limit=None) if rows else options
+    return resolve(prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max()))
 
 
-def start_run(options: ExtractOptions, prepared: Prepared, root: Path, splits: Sequence[str] | None = None) -> "Run":
-    """Decide what will be computed, and load the model."""
-    plan = plan_of(prepared, options)
+def start_run(
+    options: ExtractOptions,
+    prepared: Prepared,
+    root: Path,
+    splits: Sequence[str] | None = None,
+    planned: Mapping[str, int] | None = None,
+) -> "Run":
+    """Decide what will be computed, and load the model; ``planned`` is the third argument of `plan_of`."""
+    plan = plan_of(prepared, options, planned)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     reading = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
     for note in filter(None, (reading, plan.note)):
@@ -90,7 +97,7 @@ def start_run(options: ExtractOptions, prepared: Prepared, root: Path, splits: S
     spec = make_spec(prepared, rows, model, plan.store)
     # A file holds several blocks of the plan if they are small and quick to compute.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
-    most = min(MOST_TOKENS // prepared.task.max_tokens, sum(spec.rows.values()) // LEAST_BLOCKS)
+    most = min(MOST_TOKENS // prepared.task.max_tokens, sum((planned or spec.rows).values()) // LEAST_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, most)
     layout = Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
     data = as_group(options, RowOptions).to_dict() | {"waveform": bool(prepared.task.parameters.get("waveform"))}
@@ -182,9 +189,11 @@ def open_entry(
     repair(entry, verify(entry, contents=False))
     for split, index in rows.items():
         whole = prepared.split(split)
-        targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
-        groups = {} if whole.groups is None else {"groups": whole.groups[index]}
-        write_targets(entry, split, targets | groups)
+        targets = {"y": whole.y, "lengths": whole.lengths}
+        targets |= {} if whole.groups is None else {"groups": whole.groups}
+        if len(index) < len(whole):
+            targets = {name: array[index] for name, array in targets.items()}
+        write_targets(entry, split, targets | {"index": index})
     todo = missing_blocks(entry, splits, columns)
     if exists and todo:
         left = row_count(entry, todo)
@@ -221,7 +230,7 @@ def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256(prepared.digest.encode())
     for split, index in sorted(rows.items()):
         digest.update(json.dumps([split, len(index)]).encode())
-        digest.update(index.astype("<i8").tobytes())
+        digest.update(index.astype("<i8", copy=False).data)
     return digest.hexdigest()
 
 
