@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
-from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
 from reservoir.reservoir import (
     DEFAULT_BACKBONE,
     MOST_SYMBOLS,
@@ -299,6 +299,27 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
     once.
     """
     return (0, 1) if valid >= ENOUGH_VALID else (AUTO_FOLDS, repeats_of(train))
+
+
+def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | None = None) -> tuple[int, int]:
+    """Return the folds that the options of a fit ask for, 0 for the validation split, and how often they are repeated.
+
+    ``rows`` are those of each split; ``groups`` is the number of their groups, which are never split.
+    """
+    select, units = options.select, groups or rows["train"] + rows["valid"]
+    if select == "valid":
+        return 0, 1
+    if select == "auto":
+        if str(options.columns).startswith("best:") or options.readout != "ridge":
+            return 0, 1
+        if options.one_standard_error:
+            return min(AUTO_FOLDS, units), repeats_of(rows["train"])
+        folds, repeats = default_folds(rows["train"], rows["valid"])
+        return min(folds, units), repeats
+    number = select.removeprefix("cv")
+    if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
+        raise InputError(f"--select {select}: choose auto, valid, or cvK with K of at least 2, such as cv5")
+    return int(number), 1
 
 
 def repeats_of(rows: int) -> int:

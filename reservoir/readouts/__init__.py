@@ -7,7 +7,6 @@
 | `logistic` | `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes |
 | `weighted` | `learn_layers` and `weighted_sweep` read a sum of layers with learned weights |
 | `sweep` | choice of a penalty, by a validation split or by K folds; `forward_selection` of columns |
-| `folds` | random assignments of rows to folds |
 | `evaluation` | scores on test rows, intervals and p-values |
 | `estimators` | labels, weights and folds of scikit-learn's estimators, in the form that the readouts need |
 """

@@ -3,36 +3,18 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from scipy.special import bdtr
 
-from reservoir.readouts.linear import LinearReadout, Targets
+from reservoir.readouts.linear import LinearReadout, Readout
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
 MOST_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
 MOST_VALUES = 2000  # pairs of a true and a predicted value, to be drawn
 BOOTSTRAP_UNITS = 2000
 MOST_LABELS = 8  # rows with up to this many labels get a score per label; labels of tokens are more
-
-
-class Readout(Protocol):
-    """A fitted readout of any kind, such as `LinearReadout`."""
-
-    @property
-    def targets(self) -> Targets:
-        """The coding of the labels."""
-        ...
-
-    @property
-    def has_probabilities(self) -> bool:
-        """Whether it gives probabilities, and not labels alone."""
-        ...
-
-    def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
-    def predict(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
-    def probabilities(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

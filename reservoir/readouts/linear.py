@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import expit, log_softmax, softmax
@@ -49,6 +49,11 @@ class Targets:
             raise InputError(f"{problem}; leave the weights out (--class-weight), or fit each label alone")
         if self.class_weights is not None and len(self.class_weights) != self.classes:
             raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one for each")
+
+    @property
+    def metric(self) -> str:
+        """The score by which readouts are chosen: accuracy, balanced accuracy with class weights, or R²."""
+        return "balanced_accuracy" if self.class_weights else metric_name(self.classes)
 
     @property
     def columns(self) -> int:
@@ -129,6 +134,24 @@ class Targets:
 
         found: Any = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
         return float(np.exp(found.x))
+
+
+class Readout(Protocol):
+    """A fitted readout of any kind, such as `LinearReadout`."""
+
+    @property
+    def targets(self) -> Targets:
+        """The coding of the labels."""
+        ...
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether it gives probabilities, and not labels alone."""
+        ...
+
+    def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
+    def predict(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
+    def probabilities(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -247,6 +270,14 @@ class Tally:
         if not self.targets.classes:
             return 1 - self.accuracy()
         return np.asarray(self._distances) / (self.samples * self.targets.outputs)
+
+
+def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
+    """Return the accuracy of a readout, as of a `Tally`, over blocks of features (m, w) and labels (m, outputs)."""
+    tally = Tally(readout.targets)
+    for x, y in blocks:
+        tally.update(readout.scores(x)[None], y)
+    return float(tally.accuracy()[0])
 
 
 def best_penalty(

@@ -355,7 +355,7 @@ class Scorer:
 
 def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
     """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
-    tally, scorer = Tally(targets), Scorer(path, targets)
+    scorer, tally = Scorer(path, targets), Tally(targets)
     for x, y in blocks:
         tally.update(scorer(x), y)
     return tally

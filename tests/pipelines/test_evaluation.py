@@ -21,6 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir import InputError
 from reservoir.options import FitOptions
+from reservoir.plan import choose_folds
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, r2_interval, reliability
 from reservoir.tasks.own.texts import texts_of
 
@@ -251,9 +252,10 @@ def test_the_interval_is_that_of_a_bootstrap_over_rows(outputs):
     ("rows", "careful"), [({"train": 60, "valid": 40}, True), ({"train": 6000, "valid": 2000}, False)]
 )
 def test_few_rows_are_chosen_by_repeated_folds_within_one_standard_error(rows, careful):
-    chosen = make_fitter(FitOptions(), 0, rows)
+    folds = choose_folds(FitOptions(), rows)
+    chosen = make_fitter(FitOptions(), 0, *folds)
     assert (chosen.one_standard_error, chosen.repeats > 1, chosen.folds > 0) == (careful,) * 3
-    assert not make_fitter(FitOptions(), 2, rows).one_standard_error
+    assert not make_fitter(FitOptions(), 2, *folds).one_standard_error
 
 
 EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

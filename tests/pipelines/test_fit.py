@@ -16,7 +16,7 @@ from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, make_fitter, stored_moments
 from reservoir_pipelines.fitting.results import Result, score_matrix
-from reservoir_pipelines.fitting.sources import ColumnSource, Pool, fold_blocks
+from reservoir_pipelines.fitting.sources import ColumnSource, Pool, Source, assign_folds, fold_blocks
 from reservoir_pipelines.plots import plot_sweep
 from reservoir_pipelines.prediction.predict import Prediction
 from reservoir_pipelines.tuning.judge import ColumnKernel
@@ -299,7 +299,7 @@ def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     ],
 )
 def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "_fit_columns", lambda *_: pytest.fail("fitting began"))
+    monkeypatch.setattr(fitting, "fit_columns", lambda *_: pytest.fail("fitting began"))
     with pytest.raises(InputError, match=message):
         fit(extracted, **{"out": tmp_path, **settings})
 
@@ -314,7 +314,7 @@ def test_files_that_are_no_readouts_or_no_rows_are_refused(fitted, tmp_path):
         list(predict(fitted.saved, tmp_path / "bad.npz"))
 
 
-@pytest.mark.parametrize("stage", ["training.train.train", "fitting.fit._fit_columns"])
+@pytest.mark.parametrize("stage", ["training.train.train", "fitting.fit.fit_columns"])
 def test_an_interrupted_command_says_how_to_go_on(stage, extracted, call, monkeypatch):
     def interrupted(*_arguments, **_settings):
         raise KeyboardInterrupt
@@ -358,9 +358,6 @@ def three_shards(tmp_path_factory, tiny_gpt2):
     return extract("digits", backbone=str(tiny_gpt2), limit=600, cache=root, layers="final")
 
 
-ROWS = {"train": 60, "valid": 40}
-
-
 @pytest.mark.parametrize("curve", ["1", "1,2"])
 def test_a_learning_curve_may_start_with_fewer_rows_than_shards(three_shards, curve, tmp_path):
     done = fit(three_shards, columns="final/mean", alphas="1:100:3", curve=curve, out=tmp_path)
@@ -381,7 +378,7 @@ def test_a_learning_curve_may_start_with_fewer_rows_than_shards(three_shards, cu
 )
 def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, words):
     with pytest.raises(InputError) as caught:
-        make_fitter(FitOptions(readout=readout), classes, ROWS)
+        make_fitter(FitOptions(readout=readout), classes)
     assert readout.partition(":")[0] in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -434,7 +431,7 @@ ALPHAS = np.logspace(-2, 6, 25)
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(Source):
     """A source of samples in memory: features and labels of each split."""
 
     splits: Any
@@ -447,9 +444,6 @@ class Held:
 
     def labels(self, split):
         return self.splits[split][1]
-
-    def kept(self, split):
-        return slice(None)
 
     def tokens(self):
         return 1
@@ -565,9 +559,10 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
     source, targets = ColumnSource(extracted.store, "final/mean"), Targets(1, 10)
     part = source.store["train"]
     expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
-    expected += fold_moments(fold_blocks(source, 3, 10), targets, 3)
+    folds = [*fold_blocks(source, assign_folds(source, 3, 10))]
+    expected += fold_moments(folds, targets, 3)
     for _ in range(2):  # computed, then read from the entry
-        found = [moments for folds in (0, 3) for moments in stored_moments(source, targets, folds)]
+        found = stored_moments(source, targets, source.blocks("train")) + stored_moments(source, targets, folds, 3)
         for a, b in zip(found, expected, strict=True):
             for name, value in b.to_arrays().items():
                 np.testing.assert_allclose(a.to_arrays()[name], value, rtol=1e-10, atol=1e-10 * np.abs(value).max())

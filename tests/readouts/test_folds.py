@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reservoir_pipelines.fitting.sources import draw_folds, draw_ranks
 from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.folds import draw_folds, draw_ranks
 from reservoir.readouts.linear import Tally, Targets
 from reservoir.readouts.ridge import fold_moments, held_out_scores
 from reservoir.readouts.sweep import best_penalty, cross_sweep, forward_selection, kernel_matrix, score_by_kernel, sweep

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reservoir_pipelines.fitting.sources import draw_folds
 from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.metrics import r2_score
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
@@ -11,7 +12,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts.folds import draw_folds
 from reservoir.readouts.linear import LinearReadout, Tally, Targets, balanced_weights
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,

@@ -20,7 +20,6 @@ from reservoir.option_fields import keyword
 from reservoir.plan import RAW, Plan, resolve
 from reservoir.pooling import raw_features
 from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
-from reservoir.readouts.folds import draw_folds
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, balance_raw
 from reservoir.readouts.sweep import cross_sweep
@@ -39,6 +38,7 @@ from reservoir_pipelines.estimators.rowcache import (
 )
 from reservoir_pipelines.files import ROWS, cache_root
 from reservoir_pipelines.fitting.fitters import fit_penalties
+from reservoir_pipelines.fitting.sources import draw_folds
 
 K = TypeVar("K", bound=type)
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from reservoir.plan import RAW
 from reservoir.pooling import raw_features
-from reservoir.readouts.evaluation import Readout
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.tasks.own.texts import are_words, texts_of
 from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.windows import Windows
-from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitter, LogisticFitter, RidgeFitter
+from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitted, Fitter, LogisticFitter, RidgeFitter
 from reservoir_pipelines.fitting.sources import InputFeatures, Pool, RawSource
 from reservoir_pipelines.output import notify
 
@@ -29,10 +28,8 @@ CHEAP = 4e10  # products of a few seconds, which logistic regression may always 
 CALLS = 2e8
 FEWEST = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
-FittedBaseline = tuple[ColumnFit, RawSource, Fitter]
 
-
-def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[FittedBaseline]:
+def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fitted]:
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
     They are chosen like the readouts of the reservoir: by the same folds, or by the validation split.
@@ -41,7 +38,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     if raw is None:
         notify("baselines: the prepared data was removed, so they are left out; run reservoir prepare to restore it")
         return []
-    task, folds = raw.prepared.task, 0 if isinstance(fitter, EstimatorFitter) else fitter.folds
+    task = raw.prepared.task
     known = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
     if task.each:
         raw, known = _with_windows(raw, pool, task), None
@@ -50,21 +47,20 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
         single = len(fitter.alphas) == 1  # a single penalty, as chosen for the columns
         known = None if single else known
         ridge = replace(fitter, alphas=DEFAULT_ALPHAS, widens=True) if single else fitter
-    tried: list[FittedBaseline] = [(ridge.fit(raw), raw, ridge)] if known is None else [(known, raw, fitter)]
-    if known and fitter is not ridge:
-        tried.append((ridge.fit(raw), raw, ridge))
-    elif isinstance(fitter, EstimatorFitter):
-        tried.append((fitter.fit(raw), raw, fitter))
+    untried: list[tuple[RawSource, Fitter]] = [] if known and fitter is ridge else [(raw, ridge)]
+    if isinstance(fitter, EstimatorFitter) and not known:
+        untried.append((raw, fitter))
     if task.classes and not (known and isinstance(fitter, LogisticFitter)):
-        linear = next(one.readout for one, _, by in tried if by is ridge)
-        tried += _logistic(raw, fitter, folds, fits, linear)
-    found = [max(tried, key=lambda one: one[0].result.merit)]
+        untried += _logistic(raw, fitter, fits)
     tokens = raw.store["train"].rows * task.max_tokens
     every = math.ceil(max(raw.store["train"].rows / MOST_ROWS, tokens / MOST_TOKENS))
-    fewer = replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
+    fewer = _one_of(every, raw)
     statistics = [replace(fewer, title=name, features=made) for name, made in _statistics(fewer)]
     if statistics and every > 1:
         notify(f"{' and '.join(one.title for one in statistics)}: fitted to one of {every} training rows")
+    tried: list[Fitted] = [(known, raw, fitter)] if known else []
+    tried += [(by.fit(source), source, by) for source, by in untried]
+    found = [max(tried, key=lambda one: one[0].result.merit)]
     found += [(ridge.fit(source), source, ridge) for source in statistics]
     if not task.classes:  # the readout of a constant feature is the mean of the training rows
         mean = replace(raw, title="the mean", features=partial(_ones, task))
@@ -74,21 +70,19 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     return found
 
 
-def _logistic(
-    raw: RawSource, fitter: Fitter, folds: int, fits: list[ColumnFit], linear: Readout
-) -> list[FittedBaseline]:
-    """Return the logistic readout of the raw input, of as many training rows as cost at most a quarter of the fit.
+def _one_of(every: int, raw: RawSource) -> RawSource:
+    """Return the raw input of one of ``every`` training rows."""
+    return replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
 
-    ``linear`` is the ridge readout of the same input.
-    """
-    assert isinstance(linear, LinearReadout)
-    samples, width, classes = len(raw.labels("train")), len(linear.coef), linear.targets.classes
-    outputs = linear.targets.outputs
+
+def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tuple[RawSource, Fitter]]:
+    """Return logistic regression of the raw input, of as many training rows as cost at most a quarter of the fit."""
+    (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
     def work(number: float) -> float:  # products, principal axes, some hundred passes, and calls for each output
         axes = min(number, width)
         products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
-        return (folds + 1) * (products + CALLS * outputs * max(1, classes / 4))
+        return (fitter.folds + 1) * (products + CALLS * outputs * max(1, classes / 4))
 
     widths = [fit.readout.coef.shape[0] for fit in fits if isinstance(fit.readout, LinearReadout)]
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
@@ -102,9 +96,8 @@ def _logistic(
     if every > 1:
         notify(f"{raw.title}: logistic regression is fitted to one of {every} training rows")
     alphas = fitter.alphas if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1 else ALPHAS
-    logistic = LogisticFitter(classes=classes, alphas=alphas, balanced=fitter.balanced, folds=folds)
-    source = replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
-    return [(logistic.fit(source), source, logistic)]
+    by = LogisticFitter(classes=classes, alphas=alphas, balanced=fitter.balanced, folds=fitter.folds)
+    return [(_one_of(every, raw), by)]
 
 
 def _with_windows(raw: RawSource, pool: Pool, task: Task) -> RawSource:

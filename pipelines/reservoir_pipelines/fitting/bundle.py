@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts.evaluation import Readout
-from reservoir.readouts.linear import LinearReadout, Targets
+from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked

@@ -1,10 +1,14 @@
-"""The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator, each with all of its settings."""
+"""The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator, each with all of its settings.
+
+The one that is chosen is finished: calibrated, fitted to all rows that may be used, and scored on test.
+"""
 
 import ast
 import hashlib
 import itertools
+import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -16,9 +20,8 @@ from reservoir_cache import load_arrays, save_arrays
 
 from reservoir import InputError
 from reservoir.options import FitOptions
-from reservoir.plan import AUTO_FOLDS, default_folds, repeats_of
-from reservoir.readouts.evaluation import Readout
-from reservoir.readouts.linear import LinearReadout, RereadableBlocks, Tally, Targets, balanced_weights, metric_name
+from reservoir.readouts.evaluation import Evaluation, evaluate
+from reservoir.readouts.linear import LinearReadout, Readout, RereadableBlocks, Tally, Targets, accuracy_of
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
@@ -27,15 +30,39 @@ from reservoir.readouts.ridge import (
     Scorer,
     fold_moments,
     ridge_path,
+    score,
     training_moments,
 )
-from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, gather, parse_alphas, solve, sweep
+from reservoir.readouts.sweep import (
+    Sweep,
+    cross_sweep,
+    extended_alphas,
+    forward_selection,
+    gather,
+    parse_alphas,
+    solve,
+    sweep,
+)
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
-from reservoir_pipelines.fitting.results import Result
+from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.results import CurvePoint, Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
-from reservoir_pipelines.fitting.sources import ColumnSource, Source, fold_blocks, in_memory_if_small
-from reservoir_pipelines.output import notify
+from reservoir_pipelines.fitting.sources import (
+    KNOWN,
+    ColumnSource,
+    JoinedSource,
+    Source,
+    assign_folds,
+    fold_blocks,
+    in_memory_if_small,
+    stage_blocks,
+)
+from reservoir_pipelines.output import meter, notify
 
+GREEDY_WIDTH = 6144
+"""Joint width of the columns that greedy selection considers; its moments take memory of the square of that."""
+
+CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 MOST_BYTES = 2 * 10**9  # size of float32 features, which an estimator gets all at once
 
 
@@ -73,7 +100,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         Result(
             columns=columns,
             readout=readout,
-            metric=metric_of(swept.tally.targets),
+            metric=swept.tally.targets.metric,
             alpha=float(alpha),
             valid_score=float(score),
             valid_loss=float(loss),
@@ -98,38 +125,16 @@ def fit_penalties(
     return found if wider is None else column_fit(readout, columns, swept(wider))
 
 
-def make_targets(source: Source, classes: int, balanced: bool = False, splits: Sequence[str] = ("train",)) -> Targets:
-    """Return the coding of a source's labels; if ``balanced``, with class weights counted over some splits."""
-    labels = np.concatenate([source.labels(split) for split in splits])
-    if not balanced:
-        return Targets(labels.shape[1], classes)
-    counts = np.bincount(labels.ravel().astype(int), minlength=classes)
-    return Targets(labels.shape[1], classes, balanced_weights(counts))
-
-
-def metric_of(targets: Targets) -> str:
-    """Return the metric by which readouts are chosen: accuracy, balanced accuracy with class weights, or R²."""
-    return "balanced_accuracy" if targets.class_weights else metric_name(targets.classes)
-
-
-def score_split(readout: Readout, source: Source, split: str) -> float:
-    """Return the score of one readout on a split."""
-    tally = Tally(readout.targets)
-    for x, y in source.blocks(split):
-        tally.update(readout.scores(x)[None], y)
-    return float(tally.accuracy()[0])
-
-
-def stored_moments(source: Source, targets: Targets, folds: int = 0) -> list[Moments] | None:
+def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
     """Return the moments of a cached column, of all training samples or of each fold of train and valid.
 
-    They are computed once and stored in the entry. None for joined columns, the raw input and some of the rows, and
-    below four samples per feature: then the float64 moments would be larger than the float16 features.
+    They are computed from blocks of these samples once, and stored in the entry. None for joined columns, the raw input
+    and some of the rows, and below four samples per feature: then the float64 moments would be larger than the float16
+    features.
     """
-    splits = ("train", "valid") if folds else ("train",)
     if not isinstance(source, ColumnSource) or source.some:
         return None
-    if sum(len(source.labels(split)) for split in splits) <= 4 * source.width():
+    if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
     # The weights depend on the splits that were counted, so moments of other weights have other names.
@@ -138,10 +143,7 @@ def stored_moments(source: Source, targets: Targets, folds: int = 0) -> list[Mom
     found = [load_arrays(entry, name) for name in names]
     if all(found):
         return [Moments.from_arrays(part[0]) for part in found if part]
-    if folds:
-        moments = fold_moments(fold_blocks(source, folds, targets.classes), targets, folds)
-    else:
-        moments = [training_moments(source.blocks("train"), targets)]
+    moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
     for name, part in zip(names, moments, strict=True):
         save_arrays(entry, name, part.to_arrays(), {"columns": [source.column]})
     return moments
@@ -168,56 +170,87 @@ class RidgeFitter:
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows that the final readout is fitted to."""
-        splits = ("train", "valid") if self.folds or self.refits else ("train",)
-        return make_targets(source, self.classes, self.balanced, splits)
+        return source.targets(self.classes, self.balanced, KNOWN if self.folds or self.refits else ("train",))
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         targets, emphasis = self.targets(source), source.emphasis
+        if not self.folds:
+            train = source.stream("train")
+            moments = stored_moments(source, targets, train) or [None]
+            valid = source.stream("valid")
+            swept = partial(sweep, train, valid, targets, moments=moments[0], emphasis=emphasis)
+            return fit_penalties("ridge", source.columns, swept, self.alphas, widens=self.widens)
+        numbers = assign_folds(source, self.folds, self.classes, self.repeats)
+        stream = RereadableBlocks(fold_blocks, (source, numbers))
         # Moments of repeated folds are not stored.
-        moments = stored_moments(source, targets, self.folds) if self.repeats == 1 else None
-        if self.folds:
-            folded = RereadableBlocks(fold_blocks, (source, self.folds, self.classes, self.repeats))
-            blocks = in_memory_if_small(folded)
+        moments = stored_moments(source, targets, stream, self.folds) if self.repeats == 1 else None
+        blocks = in_memory_if_small(stream)
 
-            def swept(alphas: np.ndarray) -> Sweep:
-                found = cross_sweep(
-                    blocks,
-                    targets,
-                    alphas,
-                    folds=self.folds,
-                    repeats=self.repeats,
-                    one_standard_error=self.one_standard_error,
-                    moments=moments,
-                    emphasis=emphasis,
-                    known=self._known(source),
-                )
-                if found.kernel and emphasis is None:
-                    self._kernels.clear()
-                    self._kernels[source.columns] = found.kernel
-                return found
-        else:
-            train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
-            swept = partial(sweep, train, valid, targets, moments=moments[0] if moments else None, emphasis=emphasis)
-        return fit_penalties("ridge", source.columns, swept, self.alphas, widens=self.widens)
+        def cross(alphas: np.ndarray) -> Sweep:
+            found = cross_sweep(
+                blocks,
+                targets,
+                alphas,
+                folds=self.folds,
+                repeats=self.repeats,
+                one_standard_error=self.one_standard_error,
+                moments=moments,
+                emphasis=emphasis,
+                known=next((one for of, one in self._kernels.items() if source.columns[: len(of)] == of), None),
+            )
+            if found.kernel and emphasis is None:
+                self._kernels.clear()
+                self._kernels[source.columns] = found.kernel
+            return found
 
-    def _known(self, source: Source) -> KernelMatrix | None:
-        """Return the kernel matrix of the first columns of a source, if it is the last one that was computed."""
-        for columns, kernel in self._kernels.items():
-            if source.columns[: len(columns)] == columns:
-                return kernel
-        return None
+        return fit_penalties("ridge", source.columns, cross, self.alphas, widens=self.widens)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that was chosen on valid, fitted to train and valid; its temperature stays as it was."""
         alphas, emphasis = np.array([alpha]), source.emphasis
-        if moments := stored_moments(source, self.targets(source)):
+        if moments := stored_moments(source, self.targets(source), source.stream("train")):
             both = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
             path = ridge_path(both, alphas, emphasis=emphasis)
         else:
-            blocks = itertools.chain(source.blocks("train"), source.blocks("valid"))
+            blocks = itertools.chain.from_iterable(map(source.blocks, KNOWN))
             path = solve(gather(blocks, chosen.targets), alphas, emphasis)
         return path.readout(0, chosen.targets, chosen.temperature)
+
+    def join(self, sources: Iterable[Source], most: int) -> list[ColumnFit]:
+        """Join columns to the first one as long as the validation score rises; return the fit of each further one."""
+        parts: list[Source] = []
+        places: dict[str, slice] = {}
+        width = 0
+        for source in (one for one in sources if isinstance(one, ColumnSource)):
+            wider = width + source.width()
+            if not parts or (source.tokens() == parts[0].tokens() and wider <= GREEDY_WIDTH):
+                parts.append(source)
+                places[source.columns[0]], width = slice(width, wider), wider
+        joined = JoinedSource(tuple(parts))
+        train, valid, targets = joined.stream("train"), joined.stream("valid"), self.targets(joined)
+        steps = forward_selection(train, valid, places, targets, self.alphas, limit=most)
+        return [column_fit("ridge", columns, swept) for columns, swept in steps[1:]]
+
+    def learning_curve(self, source: Source, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
+        """Return the scores of growing numbers of training rows, each over `CURVE_DRAWS` stratified draws.
+
+        In a draw each size takes its rows from the next larger one, and has its own penalty, chosen on valid. One pass
+        over the rows gives the moments of each stage, whose running sums are the moments of every size.
+        """
+        targets, emphasis = self.targets(source), source.emphasis
+        scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
+        with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
+            for draw in range(CURVE_DRAWS):
+                blocks = stage_blocks(source, np.asarray(sizes), self.classes, draw)
+                stages = fold_moments(blocks, targets, len(sizes))
+                for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
+                    path = ridge_path(moments, self.alphas, emphasis=emphasis)
+                    swept = Sweep(path, score(path, source.blocks("valid"), targets))
+                    test = accuracy_of(swept.readout(), source.blocks("test"))
+                    scores[size].append((float(swept.accuracy[swept.best]), test))
+                bar.advance(1)
+        return tuple(CurvePoint.of(size, found) for size, found in scores.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,16 +267,17 @@ class LogisticFitter:
         """Fit every penalty to a source and choose one."""
         if self.folds:
             return self._fit_folds(source)
-        targets = make_targets(source, self.classes, self.balanced)
-        train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
-        moments = stored_moments(source, targets)  # their principal axes make the solver fast
+        targets = source.targets(self.classes, self.balanced)
+        train, valid = source.stream("train"), source.stream("valid")
+        moments = stored_moments(source, targets, train)  # their principal axes make the solver fast
         swept = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
         return fit_penalties("logistic", source.columns, swept, self.alphas, widens=self.widens)
 
     def _fit_folds(self, source: Source) -> ColumnFit:
         """Choose by cross-validation over train and valid, whose samples are held in memory."""
-        targets = make_targets(source, self.classes, self.balanced, ("train", "valid"))
-        x, y, fold = map(np.concatenate, zip(*fold_blocks(source, self.folds, self.classes), strict=True))
+        targets = source.targets(self.classes, self.balanced, KNOWN)
+        numbers = assign_folds(source, self.folds, self.classes)
+        x, y, fold = map(np.concatenate, zip(*fold_blocks(source, numbers[:, 0]), strict=True))
         tally = Tally(targets)
         for k in range(self.folds):
             held, rest = fold == k, [(x[fold != k], y[fold != k])]
@@ -265,8 +299,8 @@ class WeightedFitter:
 
     def fit(self, source: Source) -> ColumnFit:
         """Learn the weights of columns side by side, fit every penalty and choose one."""
-        targets = make_targets(source, self.classes, self.balanced)
-        train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
+        targets = source.targets(self.classes, self.balanced)
+        train, valid = source.stream("train"), source.stream("valid")
         samples = len(source.labels("train"))
         layers = learn_layers(train, valid, targets, self.alphas, layers=len(source.columns), samples=samples)
         weights = dict(zip(source.columns, layers.weights.tolist(), strict=True))
@@ -285,6 +319,7 @@ class EstimatorFitter:
     grid: tuple[dict[str, Any], ...]
     classes: int
     balanced: bool
+    folds = 0
 
     @classmethod
     def parse(cls, text: str, classes: int, *, balanced: bool = False) -> "EstimatorFitter":
@@ -308,7 +343,7 @@ class EstimatorFitter:
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every combination to a source and choose one by its score on valid."""
-        targets = make_targets(source, self.classes, self.balanced)
+        targets = source.targets(self.classes, self.balanced)
         blocks, size = [], 0
         for block in source.blocks("train"):
             size += block[0].nbytes
@@ -331,8 +366,8 @@ class EstimatorFitter:
                 columns=source.columns,
                 readout=f"{self.path}({values})" if values else self.path,
                 alpha=None,
-                valid_score=score_split(readouts[-1], source, "valid"),
-                metric=metric_of(targets),
+                valid_score=accuracy_of(readouts[-1], source.blocks("valid")),
+                metric=targets.metric,
                 converged=converged,
             )
             results.append(result)
@@ -364,6 +399,9 @@ class EstimatorFitter:
 
 Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
 """Fits one kind of readout to a source under all its settings."""
+
+Fitted = tuple[ColumnFit, Source, Fitter]
+"""The readouts of a source, and what they were fitted to and by."""
 
 
 def _import(path: str) -> Callable[..., Any]:
@@ -412,10 +450,9 @@ def _literal(text: str) -> Any:
         return text.strip()
 
 
-def make_fitter(options: FitOptions, classes: int, rows: Mapping[str, int], groups: int | None = None) -> Fitter:
-    """Return the fitter of the options for a task with these numbers of rows in each split and of groups."""
+def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
+    """Return the fitter of the options, for labels of some classes and the folds that `choose_folds` returned."""
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
-    folds, repeats = _folds(options, rows, groups or rows["train"] + rows["valid"])
     if options.one_standard_error and not folds:
         raise InputError("--one-standard-error needs cross-validation of ridge readouts; add --select cv5")
     if balanced and not classes:
@@ -447,19 +484,61 @@ def make_fitter(options: FitOptions, classes: int, rows: Mapping[str, int], grou
     return EstimatorFitter.parse(readout, classes, balanced=balanced)
 
 
-def _folds(options: FitOptions, rows: Mapping[str, int], units: int) -> tuple[int, int]:
-    """Return the number of folds, 0 for the validation split, and how often cross-validation is repeated."""
-    select = options.select
-    if select == "valid":
-        return 0, 1
-    if select == "auto":
-        if str(options.columns).startswith("best:") or options.readout != "ridge":
-            return 0, 1
-        if options.one_standard_error:
-            return min(AUTO_FOLDS, units), repeats_of(rows["train"])
-        folds, repeats = default_folds(rows["train"], rows["valid"])
-        return min(folds, units), repeats
-    number = select.removeprefix("cv")
-    if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
-        raise InputError(f"--select {select}: choose auto, valid, or cvK with K of at least 2, such as cv5")
-    return int(number), 1
+@dataclass(frozen=True, kw_only=True)
+class FinalReadout:
+    """A chosen readout, fitted to all rows that may be used, with its score on test."""
+
+    result: Result
+    readout: Readout
+    evaluation: Evaluation
+    at_edge: bool
+    held_out: Callable[[], np.ndarray]
+
+
+def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
+    """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
+    readout = best.readout
+    held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
+    if isinstance(readout, LinearReadout):
+        # Cross-validation calibrates by itself, and scikit-learn's estimators keep probabilities of their own.
+        if task.classes and not isinstance(fitter, EstimatorFitter) and not fitter.folds:
+            readout = readout.calibrate(source.blocks("valid"))
+            held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
+        if isinstance(fitter, RidgeFitter) and fitter.refits:
+            readout = fitter.refit(source, readout, float(best.result.alpha or 1))
+    names = [str(task.label(number)) for number in range(task.classes)]
+    kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
+    found = evaluate(readout, source.blocks("test"), names, source.counts("test")).with_baseline(task.floor, kept)
+    metric = best.result.metric
+    interval = None if metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
+    result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
+    return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
+
+
+def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
+    """Return the nonconformity score of every validation row, ascending, (n,).
+
+    It is one minus the probability of the row's class, or the distance from the true value (split conformal prediction,
+    Vovk et al. 2005). A readout that cross-validation fitted to train and valid is fitted again to train alone. Nothing
+    is returned if rows have several labels or the readout has no probabilities.
+    """
+    targets = readout.targets
+    if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
+        return np.zeros(0)
+    if fitter.folds:
+        train, alphas = source.stream("train"), np.array([alpha])
+        training = gather(train, targets)
+        if isinstance(fitter, RidgeFitter):
+            path = solve(training, alphas, source.emphasis)
+        else:
+            path = logistic_path(train, targets, alphas, training)
+        readout = path.readout(0, targets, getattr(readout, "temperature", 1.0))
+    found = []
+    for x, y in source.blocks("valid"):
+        if targets.classes:
+            # Rounded as predict does, so that equal probabilities compare equal.
+            chances = np.round(readout.probabilities(x)[:, 0], 6)
+            found.append(1 - chances[np.arange(len(x)), y[:, 0].astype(int)])
+        else:
+            found.append(np.abs(readout.predict(x) - y)[:, 0])
+    return np.sort(np.concatenate(found).astype(np.float64))

@@ -1,4 +1,4 @@
-"""The race of candidates: all are fitted to some of the rows, and only the best third of them to all rows."""
+"""The fits of columns, and the race before: all are fitted to some of the rows, the best third of them to all rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitter
 from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.sources import Pool, SomeRows, groups_of
+from reservoir_pipelines.fitting.sources import Pool, SomeRows, Source, groups_of
 from reservoir_pipelines.output import meter, notify
 
 RACED_ROWS = 2000  # training rows from which a race saves time
@@ -25,16 +26,16 @@ def race(pool: Pool, names: Sequence[str], fitter: Fitter) -> tuple[tuple[str, .
     Readouts of all candidates are chosen as those of all rows are: by cross-validation, or on validation rows. All
     candidates go on if there are few of them or few rows, or if some of the rows lack a class or a group that all have.
     """
-    folds = getattr(fitter, "folds", 0)
-    some = _rows_of_race(pool, folds) if len(names) >= FEWEST_CANDIDATES else None
+    some = _rows_of_race(pool, fitter.folds) if len(names) >= FEWEST_CANDIDATES else None
     if some is None:
         return tuple(names), ()
     quick = fitter if isinstance(fitter, EstimatorFitter) else replace(fitter, widens=False)
     fits: dict[str, ColumnFit] = {}
     sampled = replace(pool, some=some)
+    sources = [sampled.source(name) for name in names]
     with meter("race", len(names), unit="columns") as bar:
-        for name in names:
-            fits[name] = quick.fit(sampled.source(name))
+        for name, source in zip(names, sources, strict=True):
+            fits[name] = quick.fit(source)
             bar.advance(1)
     ranked = sorted(names, key=lambda name: fits[name].result.merit, reverse=True)
     most = math.ceil(len(names) / 3)
@@ -55,7 +56,27 @@ def _rows_of_race(pool: Pool, folds: int) -> SomeRows | None:
     draw = np.random.default_rng(0)
     sizes = {"train": (train.rows, size), "valid": (valid.rows, judges)}
     some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
-    groups, found = groups_of(pool.store), groups_of(pool.store, some["train"], some["valid"])
+    groups, found = groups_of(pool.store), groups_of(pool.store, some)
     same_groups = groups is None or found is None or len(np.unique(groups)) == len(np.unique(found))
     same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
     return some if same_groups and same_labels else None
+
+
+def fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
+    """Fit every column; the progress counts products, because a wide column takes longer than all others."""
+    fits: list[ColumnFit] = []
+    sources = [pool.source(name) for name in names]
+    work = [_products(source, fitter) for source in sources]
+    with meter("fit", sum(work), unit="billion products") as bar:
+        for source, products in zip(sources, work, strict=True):
+            fits.append(fitter.fit(source))
+            bar.advance(products)
+    return fits
+
+
+def _products(source: Source, fitter: Fitter) -> int:
+    """Return about how many billions of products a fit takes, at least 1."""
+    (samples, outputs), width = source.labels("train").shape, source.width()
+    size = min(samples, width)  # of the matrix that is reduced, for each fold
+    scored = width * outputs * max(1, fitter.classes) * len(DEFAULT_ALPHAS)
+    return 1 + round((samples * (width * size + scored) + (fitter.folds + 1) * size**3) / 1e9)

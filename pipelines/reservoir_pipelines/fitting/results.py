@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reservoir.readouts.evaluation import Evaluation, Readout
+from reservoir.readouts.evaluation import Evaluation
+from reservoir.readouts.linear import Readout
 from reservoir_pipelines.output import Record, as_json
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
 ELSEWHERE = "folder.json"
 """In the default folder of a fit, the file with the path of the folder that ``--out`` named; `report` reads it."""
-
-FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +198,3 @@ def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndar
     for result in table:
         scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score
     return columns, settings, scores
-
-
-def table_lines(results: Sequence[Result], chosen: Result, raw: Result | None) -> list[tuple[Any, ...]]:
-    """Return the headings, and a line for each readout with the chosen one marked."""
-    lines: list[tuple[Any, ...]] = [FIELDS]
-    for result in [*results, *([raw] if raw else [])]:
-        mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)
-        alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
-        scores = result.valid_score, int(result.converged), int(mine), (chosen if mine else result).test_score
-        lines.append((result.name, result.readout, alpha, result.metric, *scores))
-    return lines

@@ -2,21 +2,22 @@
 
 import hashlib
 import itertools
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from reservoir_cache import Entry, FeatureStore, path_below
 
 from reservoir.errors import InputError, require_path
-from reservoir.plan import RAW, readout_candidates, single_columns
+from reservoir.options import FitOptions
+from reservoir.plan import RAW, choose_folds, readout_candidates, single_columns
 from reservoir.pooling import raw_features
-from reservoir.readouts.folds import draw_folds, draw_ranks, with_numbers
-from reservoir.readouts.linear import RereadableBlocks, has_labels, samples
+from reservoir.readouts.linear import Block, RereadableBlocks, Targets, balanced_weights, has_labels, samples
 from reservoir.readouts.ridge import balance_raw
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
@@ -32,6 +33,7 @@ SomeRows = Mapping[str, np.ndarray]
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Features (rows, width), or (rows, tokens, width), of stored sequences and their lengths."""
 
+KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
 PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
 RAW_BYTES = 2**27  # largest raw input of a split that is kept in memory
@@ -54,6 +56,10 @@ class Source(ABC):
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
 
+    def stream(self, split: str) -> RereadableBlocks:
+        """Return the blocks of a split as a stream that starts again each time it is iterated."""
+        return RereadableBlocks(self.blocks, (split,))
+
     @abstractmethod
     def tokens(self) -> int:
         """Return the number of samples per row; where rows differ, the largest."""
@@ -75,6 +81,14 @@ class Source(ABC):
         """Return the number of samples of each row, (rows,)."""
         y = self.store[split].labels[self.kept(split)]
         return has_labels(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
+
+    def targets(self, classes: int, balanced: bool = False, splits: Sequence[str] = ("train",)) -> Targets:
+        """Return the coding of the labels; if ``balanced``, with class weights counted over some splits."""
+        labels = np.concatenate([self.labels(split) for split in splits])
+        if not balanced:
+            return Targets(labels.shape[1], classes)
+        counts = np.bincount(labels.ravel().astype(int), minlength=classes)
+        return Targets(labels.shape[1], classes, balanced_weights(counts))
 
 
 @dataclass(frozen=True)
@@ -274,12 +288,30 @@ class Pool:
             return names[0]
         return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
 
-    def folder(self, name: str) -> Path:
-        """Return the default folder of results: below the cache's ``readouts``, or beside an entry outside a cache."""
-        path = self.entry.path.resolve()
+    @property
+    def grouped(self) -> bool:
+        """Whether rows have groups, which cross-validation keeps whole."""
+        return self.store["train"].groups is not None and self.store["valid"].groups is not None
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of rows of each split."""
+        return {split: self.store[split].rows for split in ("train", "valid", "test")}
+
+    def folder(self, tried: "Tried", options: FitOptions) -> Path:
+        """Return the default folder of results: below the cache's ``readouts``, or beside an entry outside a cache.
+
+        Its name differs between fits of other columns or options.
+        """
+        settings = [tried.columns, tried.most, options.readout, options.alphas, options.select, options.class_weight]
+        if options.one_standard_error:
+            settings.append("one-standard-error")
+        digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+        kind, path = options.readout.partition(":")[0].rpartition(".")[2], self.entry.path.resolve()
+        name = f"{self.title}-{kind}-{digest}"
         if path.parent.parent.name != "features":
-            return path.with_name(f"{self.title}-{name}")
-        return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], f"{self.title}-{name}")
+            return path.with_name(name)
+        return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], name)
 
     def columns(self) -> list[str]:
         """Return the names of all columns that every split of an entry holds."""
@@ -311,66 +343,87 @@ class Pool:
         return ColumnSource(self.stores[int(number) - 1], column, name, self.some)
 
 
-def choose_columns(
-    pool: Pool, columns: str | Sequence[str], folds: int = 0, *, summed: bool = False
-) -> tuple[tuple[str, ...], int]:
-    """Return the columns to try, and the largest number that may be joined greedily, 0 where none may.
+class Tried(NamedTuple):
+    """What a fit tries: the columns, and the cross-validation that chooses among their readouts.
 
-    With ``summed``, all layers of each pooling are tried, whose features have one width.
+    ``most`` is the largest number of columns that may be joined greedily, 0 if none may; ``folds`` is 0 for a choice on
+    validation rows.
     """
-    cached = pool.columns()
+
+    columns: tuple[str, ...]
+    most: int
+    folds: int
+    repeats: int
+
+
+def choose_columns(pool: Pool, options: FitOptions) -> Tried:
+    """Return what a fit tries; ``weighted`` sums columns of one width, by default those of each pooling."""
+    cached, most = pool.columns(), 0
+    columns, summed = options.columns, options.readout == "weighted"
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
-    most = 0
     if len(wanted) == 1 and wanted[0].startswith("best:"):
         number = wanted[0].removeprefix("best:")
         if not number.isdigit() or int(number) < 1:
             raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
         wanted, most = ["all"], int(number)
-    if wanted == ["all"] and summed:
+    named = wanted != ["all"]
+    sources: dict[str, ColumnSource | RawSource] = {}
+    for part in "+".join(wanted).split("+") if named and wanted else cached:
+        if part not in (*cached, RAW):
+            raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
+        sources[part] = pool.column(part)
+    kinds = {name: (one.tokens(), one.width()) for name, one in sources.items() if isinstance(one, ColumnSource)}
+    for column in wanted if named and summed else ():
+        parts = [kinds.get(part, (0, 0)) for part in column.split("+")]
+        if len(parts) < 2 or len({width for _, width in parts}) > 1:
+            raise InputError(f"{column}: --readout weighted sums two or more cached columns of one width; name such")
+    available = [*cached, RAW] if not named and pool.raw() else cached
+    groups = groups_of(pool.store)
+    folds, repeats = choose_folds(options, pool.rows, None if groups is None else len(np.unique(groups)))
+    if not named and summed:
         layers: dict[tuple[str, int, int], list[str]] = {}
         for column in single_columns(cached):
-            source = pool.column(column)
-            if isinstance(source, ColumnSource):
-                layers.setdefault((column.partition("/")[2], source.tokens(), source.width()), []).append(column)
+            layers.setdefault((column.partition("/")[2], *kinds[column]), []).append(column)
         wanted = ["+".join(of) for of in layers.values() if len(of) > 1]
-    elif wanted == ["all"]:
-        available = [*cached, RAW] if pool.raw() else cached
-        sources = {column: pool.column(column) for column in cached}
-        widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
+    elif not named and most:
+        wanted = single_columns(available)
+    elif not named:
+        alone = {name: width for name, (tokens, width) in kinds.items() if tokens == 1}
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
-        task, rows = pool.task, pool.store["train"].rows
-        wanted = (
-            [*single_columns(available)]
-            if most
-            else [*readout_candidates(task, available, widths, rows, cross_validated=bool(folds), native=native)]
-        )
-        tried = {part for name in wanted for part in name.split("+")}
-        if left := [column for column in cached if column.endswith("/all") and column not in tried]:
-            notify(f"--columns {columns} leaves out the columns of all tokens, {', '.join(left)}; name one to try it")
-    for column in wanted:
-        for part in column.split("+"):
-            if part not in (*cached, RAW):
-                raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
-        parts = [pool.column(part) for part in column.split("+")]
-        widths = {part.width() if isinstance(part, ColumnSource) else 0 for part in parts}
-        if summed and (len(parts) < 2 or len(widths) > 1):
-            raise InputError(f"{column}: --readout weighted sums two or more cached columns of one width; name such")
+        rows, by_folds = pool.rows["train"], bool(folds)
+        wanted = [*readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)]
+    tried = {part for name in wanted for part in name.split("+")}
+    left = [column for column in cached if column.endswith("/all") and column not in tried]
+    if left and not named and not summed:
+        notify(f"--columns {columns} leaves out the columns of all tokens, {', '.join(left)}; name one to try it")
     if not wanted:
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
         raise InputError(f"no columns to fit; {have}")
-    return tuple(dict.fromkeys(wanted)), most
+    return Tried(tuple(dict.fromkeys(wanted)), most, folds, repeats)
 
 
-def groups_of(store: FeatureStore, *kept: slice | np.ndarray) -> np.ndarray | None:
-    """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups.
-
-    ``kept`` are the rows of train, and those of valid; all by default.
-    """
-    train, valid = store["train"].groups, store["valid"].groups
-    if train is None or valid is None:
+def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray | None:
+    """Return the group of each row of train, then of valid, or of ``some`` of them; None if the rows have no groups."""
+    groups = {split: store[split].groups for split in KNOWN}
+    if any(of is None for of in groups.values()):
         return None
-    of_train, of_valid = kept or (slice(None), slice(None))
-    return np.concatenate([train[of_train], valid[of_valid]])
+    return np.concatenate([of[(some or {}).get(split, slice(None))] for split, of in groups.items() if of is not None])
+
+
+def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
+    """Return the folds of every sample of train, then of valid, (n, repeats), in repeated random assignments.
+
+    Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
+    """
+    counts, labels = (np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels))
+    groups, of = groups_of(source.store, source.some), _row_classes(source, labels, classes)
+    found = [draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat) for repeat in range(repeats)]
+    return np.repeat(np.stack(found, axis=1), counts, axis=0)
+
+
+def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield all samples of train, then of valid, each block with its part of the ``folds`` of `assign_folds`."""
+    return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
 
 
 def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
@@ -384,36 +437,6 @@ def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
     return blocks
 
 
-def fold_blocks(
-    source: Source, folds: int, classes: int, repeats: int = 1
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples of train and valid with the fold of each: (m,), or (m, repeats) of repeated assignments."""
-    blocks = itertools.chain(source.blocks("train"), source.blocks("valid"))
-    numbers = [assign_folds(source, folds, classes, repeat) for repeat in range(repeats)]
-    yield from with_numbers(blocks, numbers[0] if repeats == 1 else np.stack(numbers, axis=1))
-
-
-def assign_folds(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarray:
-    """Return the fold of every sample of train, then of valid, (n,).
-
-    Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
-    """
-    splits = ("train", "valid")
-    counts = np.concatenate([source.counts(split) for split in splits])
-    of, groups = (
-        _row_classes(source, splits, classes),
-        groups_of(source.store, source.kept("train"), source.kept("valid")),
-    )
-    found = draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat)
-    return np.repeat(found, counts)
-
-
-def _row_classes(source: Source, splits: Sequence[str], classes: int) -> np.ndarray | None:
-    """Return the class of each row, (rows,); None if rows have several labels, or values instead of classes."""
-    labels = np.concatenate([source.labels(split) for split in splits])
-    return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
-
-
 def stage_blocks(
     source: Source, sizes: np.ndarray, classes: int, draw: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -423,9 +446,89 @@ def stage_blocks(
     sizes[i - 1]; each ``draw`` is another order.
     """
     counts = source.counts("train")
-    ranks = draw_ranks(len(counts), _row_classes(source, ("train",), classes), draw)
+    ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
     stages = np.repeat(np.searchsorted(sizes, ranks, side="right"), counts)
-    for x, y, stage in with_numbers(source.blocks("train"), stages):
+    for x, y, stage in _with_numbers(source.blocks("train"), stages):
         used = stage < len(sizes)
         if used.any():
             yield x[used], y[used], stage[used]
+
+
+def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray | None:
+    """Return the class of each row, (rows,); None if rows have several labels, or values instead of classes."""
+    return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
+
+
+def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield blocks of samples with the number of each sample, from the numbers (n,) of all samples in order."""
+    start = 0
+    for x, y in blocks:
+        yield x, y, numbers[start : start + len(x)]
+        start += len(x)
+
+
+def draw_folds(
+    rows: int,
+    folds: int,
+    *,
+    labels: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    repeat: int = 0,
+) -> np.ndarray:
+    """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
+
+    Fold sizes differ by one row at most; with class labels (rows,), this also holds within each class. Rows of one
+    group, given as (rows,) of any values, share a fold: the largest groups are assigned first, each to the fold that
+    has the fewest rows of its classes.
+    """
+    units = rows if groups is None else len(np.unique(groups))
+    if not 2 <= folds <= units:
+        what = "rows" if groups is None else "groups"
+        raise InputError(
+            f"cross-validation: {folds} folds of {units} {what}; give at least 2 folds, and {what} for each"
+        )
+    draw = np.random.default_rng((0, repeat))
+    if groups is not None:
+        return _assign_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)
+    shuffled = draw.permutation(rows)
+    order = shuffled if labels is None else shuffled[np.argsort(labels[shuffled], kind="stable")]
+    fold = np.empty(rows, np.int64)
+    # Rows are assigned in turn, class after class: a fold with one row more of a class gets one less of the next.
+    fold[order] = draw.permutation(folds)[np.arange(rows) % folds]
+    return fold
+
+
+def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:
+    """Return the place of each row in a random order, (rows,); each ``draw`` is another order of the same rows.
+
+    With class labels (rows,), the first rows of the order, however many, have the shares of classes that all rows have,
+    to within one row of each class.
+    """
+    generator = np.random.default_rng((1, draw))
+    ranks = generator.permutation(rows)
+    if labels is None:
+        return ranks
+    share = np.empty(rows)
+    for label in np.unique(labels):
+        mine = np.flatnonzero(labels == label)
+        share[mine] = (ranks[mine].argsort().argsort() + generator.random()) / len(mine)
+    return share.argsort().argsort()
+
+
+def _assign_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return folds that keep groups whole, with as even a share of every class as the groups allow."""
+    _, number = np.unique(groups, return_inverse=True)
+    classes, code = np.unique(labels, return_inverse=True)
+    counts = np.zeros((number.max() + 1, len(classes)))
+    np.add.at(counts, (number, code), 1)
+    shares = counts / counts.sum(axis=0)
+    order = draw.permutation(len(counts))
+    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
+    held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
+    for group in order:
+        # The sum of squared shares of all folds grows least where the group meets fewest of its own classes.
+        clash = held @ shares[group]
+        best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
+        chosen[group] = best[np.argmin(held[best].sum(axis=1))]
+        held[chosen[group]] += counts[group]
+    return chosen[number]

@@ -9,13 +9,10 @@ from reservoir_cache import FeatureStore
 from reservoir.plan import AUTO_FOLDS, RAW, repeats_of
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.sweep import HeldOutScore, kernel_matrix, score_by_kernel
-from reservoir_pipelines.fitting.fitters import make_targets
-from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds, groups_of
+from reservoir_pipelines.fitting.sources import KNOWN, ColumnSource, Source, assign_folds, groups_of
 
 VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
 """Poolings that tell which values a channel takes, which are judged side by side; others are judged one by one."""
-
-KNOWN = ("train", "valid")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,8 +70,8 @@ class Judge:
         y = np.concatenate([source.labels(split) for split in KNOWN])
         groups = groups_of(source.store)
         number = min(AUTO_FOLDS, len(y) // source.tokens() if groups is None else len(np.unique(groups)))
-        folds = np.stack([assign_folds(source, number, classes, repeat) for repeat in range(repeats_of(len(y)))])
-        return cls(y=y, targets=make_targets(source, classes), folds=folds, tokens=source.tokens())
+        folds = assign_folds(source, number, classes, repeats_of(len(y))).T
+        return cls(y=y, targets=source.targets(classes), folds=folds, tokens=source.tokens())
 
     def __call__(self, kernels: Iterable[ColumnKernel]) -> HeldOutScore:
         """Return how columns side by side predict held-out samples."""

@@ -31,11 +31,11 @@ from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
 from reservoir_pipelines.files import cache_root, checked_line, read_lines, replace_file
-from reservoir_pipelines.fitting.sources import ColumnSource, Pool
+from reservoir_pipelines.fitting.sources import KNOWN, ColumnSource, Pool
 from reservoir_pipelines.output import Record, notify, score_text, silenced
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.tuning.judge import KNOWN, ColumnKernel, Judge, best_columns, column_kernels
+from reservoir_pipelines.tuning.judge import ColumnKernel, Judge, best_columns, column_kernels
 
 RECURRENT_TOKENS = 64
 SCALES = "channel", "series", "both", "differences", "differences"

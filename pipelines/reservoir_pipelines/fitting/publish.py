@@ -1,0 +1,61 @@
+"""The files of a fit: the table of every readout, the chosen one for `predict`, the summary, and the pictures."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.option_fields import typed
+from reservoir.options import FitOptions
+from reservoir_pipelines.files import locked, write_checked, write_csv
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
+from reservoir_pipelines.fitting.sources import Pool
+from reservoir_pipelines.plots import draw_curve, draw_values, plot, plot_confusion, plot_sweep
+
+FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
+
+
+def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default: Path, options: FitOptions) -> None:
+    """Write all files of a fit; ``shown`` is the best readout of the reservoir, which the pictures mark."""
+    folder, title = done.results.parent, f"{pool.task.name}, {pool.title}"
+    made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
+    commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
+    summary = {**done.to_dict(), "title": done.best.title, "commands": commands}
+    with locked(folder):  # so that all files in the folder are of one fit
+        write_csv(done.results, _table_lines(done))
+        Bundle.of(pool, done.readout, done.best, held_out).write(folder)
+        write_checked(folder / SUMMARY, summary)
+        _draw(folder, title, done, shown)
+    if options.out and default.parents[1].name == "readouts":
+        with suppress(OSError):  # a cache that others own can be read only
+            default.mkdir(parents=True, exist_ok=True)
+            write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
+
+
+def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
+    """Return the headings, and a line for each readout with the chosen one marked."""
+    lines: list[tuple[Any, ...]] = [FIELDS]
+    chosen = done.best
+    for result in [*done.table, *([done.raw] if done.raw else [])]:
+        mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)
+        alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
+        scores = result.valid_score, int(result.converged), int(mine), (chosen if mine else result).test_score
+        lines.append((result.name, result.readout, alpha, result.metric, *scores))
+    return lines
+
+
+def _draw(folder: Path, title: str, done: Fit, shown: Result) -> None:
+    """Draw the scores of all readouts, the learning curve, and the confusion."""
+    columns, settings, scores = score_matrix(done.table)
+    place = columns.index(shown.title), settings.index(shown.setting)
+    level, metric = done.raw.valid_score if done.raw else None, done.best.metric
+    plot_sweep(folder / "sweep.png", columns, settings, scores, place, level, metric=metric, title=title)
+    if done.curve:
+        curve = [point._asdict() for point in done.curve]
+        plot(folder / "curve.png", (6, 4.2), f"{title}, {shown.title}", draw_curve, curve, metric)
+    plot_confusion(folder / "confusion.png", done.evaluation, title)
+    if not done.evaluation.classes:
+        heading = f"{title}: test, R² {done.evaluation.scores['R²']:.3f}"
+        plot(folder / "predicted.png", (5, 5), heading, draw_values, done.evaluation.values)
