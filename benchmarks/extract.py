@@ -1,21 +1,21 @@
-"""Rows per second of extract with GPT-2 small, beside the authors' way and beside the bare model.
+"""Rows per second of extract with GPT-2 small, compared with the authors' evaluation and with the bare model.
 
     python benchmarks/extract.py [--tokens 64,512,1024] [--work 16384] [--backbone gpt2]
     python benchmarks/extract.py --peer universal-computation    # a clone of github.com/kzl/universal-computation
     python benchmarks/extract.py --isa avx2                      # as on a processor that has no more than AVX2
 
-For each length, on random vectors through an untrained GPT-2, by turns:
+For each length, these take turns on random vectors through an untrained GPT-2:
 
 * authors: the evaluation forward of Lu et al. 2021's code as it was released, in eager float32, 16 rows at a time, the
   last token of the last layer kept in memory and nothing else;
-* their code, with ``--peer``: their ``FPT`` itself, its input and output layers included, around the GPT-2 of the
-  transformers that is installed, as the one of 2020 that they name runs no more;
+* their code, with ``--peer``: their ``FPT`` itself with its input and output layers, around the GPT-2 of the installed
+  transformers, because the version of 2020 that they require no longer runs;
 * bare: the model alone with fused attention in the best precision here, at the best of some batch sizes, nothing kept;
 * extract: all layers under last and mean, rounded, checksummed, written, synced and listed; without loading the model.
 
-``--work`` is about the tokens of a measurement, and the best of ``--turns`` counts. Speeds are by the clock, and on
-one thread of a CPU by the processor's time, which others on the machine disturb less and in which waiting for the disk
-does not count. Trust ratios alone.
+``--work`` is the approximate number of tokens of a measurement; the best of ``--turns`` counts. Speeds are based on
+wall time and, on one thread of a CPU, also on processor time, which other programs disturb less and which does not
+include waiting for the disk. Trust only the ratios.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--backbone", default="gpt2")
     parser.add_argument("--peer", type=Path, help="folder of the authors' code")
-    parser.add_argument("--isa", choices=tuple(ISA), help="have torch use no more than these instructions")
+    parser.add_argument("--isa", choices=tuple(ISA), help="limit torch to these instructions")
     asked = parser.parse_args()
-    if asked.isa and not ISA[asked.isa].items() <= os.environ.items():  # they are read when torch is imported
+    if asked.isa and not ISA[asked.isa].items() <= os.environ.items():  # torch reads them when it is imported
         raise SystemExit(subprocess.call([sys.executable, *sys.argv], env={**os.environ, **ISA[asked.isa]}))
     device = choose_device("auto")
     compute = choose_compute("auto", device)
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def speeds(asked: argparse.Namespace, rows: int, tokens: int, device: torch.device, compute: str) -> np.ndarray:
-    """Return the rows per second of each way, by the clock and by the processor."""
+    """Return the rows per second of each of these, by wall time and by processor time."""
     found = [authors(asked.backbone, rows, tokens, device)]
     if asked.peer:
         found.append(released(asked.peer, asked.backbone, rows, tokens, device))
@@ -95,7 +95,7 @@ def sizes(tokens: int) -> list[int]:
 
 
 def authors(backbone: str, rows: int, tokens: int, device: torch.device) -> np.ndarray:
-    """Return rows per second, as all the following do by the clock and by the processor, of the authors' forward."""
+    """Return rows per second of the authors' forward pass; this and the next functions use wall and processor time."""
     model = model_of(backbone, "eager", torch.float32, device)
     return per_second(rows, BATCH, lambda x: model(inputs_embeds=x).last_hidden_state[:, -1], tokens, model, device)
 
@@ -149,7 +149,7 @@ def per_second(
 
 @contextmanager
 def speed_of(rows: int) -> Iterator[np.ndarray]:
-    """Fill in, at the end of the context, its rows per second by the clock and by the processor."""
+    """Fill in, at the end of the context, its rows per second by wall time and by processor time."""
     speed = np.zeros(2)
     clock, processor = time.perf_counter(), time.process_time()
     yield speed
@@ -167,7 +167,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)
         run = start_run(options, prepared, root)
-        run.model.fpt.features(  # as the others are warm too
+        run.model.fpt.features(  # because the others are warm too
             torch.zeros(1, tokens, DIM, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),
             ["final/last"],

@@ -1,4 +1,4 @@
-"""Peak memory of ``fit`` against the rows and the width of the features.
+"""Peak memory of ``fit`` by the number of rows and the width of the features.
 
     python benchmarks/fit_memory.py [--rows 4000 16000 64000] [--widths 384 768 1536]
 

@@ -1,13 +1,13 @@
-"""Rows per second of everything in `extract` but the model: reading, windows, batches, encoding and writing.
+"""Rows per second of everything in `extract` except the model: reading, windows, batches, encoding and writing.
 
     python benchmarks/host_limit.py [--rows 98304] [--patch 4] [--dir DIR]
 
 The model is a fake that returns at once: 16 columns of width 256, kept as float16. Blocks and batches have the sizes
 that a GPU gets, so the table shows how fast a GPU may be before it waits for the host. The goal is 50,000 rows per
-second on two cores, or what the disk takes, whichever is less. The disk's speed is that of plain files of the same
-sizes, each written, synced and renamed, right after each extraction. On a busy machine the clock says little: the third
-column divides two cores among the processor time that a row takes, whoever else is at work, and is the speed of two
-quiet cores if the threads share the work evenly.
+second on two cores, or the speed of the disk, whichever is lower. The disk's speed is that of plain files of the same
+sizes, each written, synced and renamed, right after each extraction. On a busy machine wall time says little. The third
+column is computed from the processor time of a row: it is the speed of two quiet cores if the threads share the work
+evenly.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def at_once(width: int = WIDTH, most: int = 2**16):
 
 
 def extracted(root: Path, file: Path, patch_size: int) -> tuple[float, float, list[int]]:
-    """Extract all rows; return the seconds by the clock and of the processor, and the sizes of the shards."""
+    """Extract all rows; return the wall time, the processor time, and the sizes of the shards."""
     backbone = f"gpt2:n_layer={COLUMNS},n_embd={WIDTH},n_head=4"
     layers = ",".join(f"block{number:02d}" for number in range(1, COLUMNS + 1))
     options = ExtractOptions(

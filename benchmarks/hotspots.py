@@ -1,9 +1,10 @@
-"""Where the time of extract goes: GPT-2 small through torch's profiler, by kind of operation; see ``PROFILE.md``.
+"""Time of extract by kind of operation, with GPT-2 small under torch's profiler; see ``PROFILE.md``.
 
     OMP_NUM_THREADS=1 python benchmarks/hotspots.py [--tokens 64,512,1024] [--work 4096] [--backbone gpt2]
 
-Random vectors through an untrained model, all layers under last and mean, written as ever: from the first batch to the
-last manifest, without loading. The floor is the model's multiplications at the speed of one large product here.
+Random vectors go through an untrained model, and all layers under last and mean are written as usual; the time is from
+the first batch to the last manifest, without loading. The lower bound is the model's multiplications at the speed of
+one large product on this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from extract import extracted
 from reservoir_pipelines.extraction.run import Run
 from torch.profiler import ProfilerActivity, profile
 
-KINDS = {  # by the beginning of an operation's name; what is none of these is "other"
+KINDS = {  # kinds by the beginning of an operation's name; all others are "other"
     "products with weights": ("aten::addmm", "aten::mm", "aten::linear", "aten::bmm", "mkldnn", "aten::matmul"),
     "attention": ("aten::_scaled_dot_product", "aten::scaled_dot_product", "aten::_softmax", "aten::baddbmm"),
     "activation": ("aten::gelu", "aten::tanh", "aten::pow", "aten::mul"),
@@ -50,7 +51,7 @@ def peak(dtype: torch.dtype) -> float:
 
 
 def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
-    """Return the processor's seconds of an extraction, and how the operations of its main thread share them."""
+    """Return the processor seconds of an extraction, and their division among the operations of its main thread."""
     compute, found = Run.compute, {}
 
     def watched(run: Run, *arguments: Any) -> int:

@@ -1,10 +1,10 @@
-"""Test accuracy of the final layer beside that of the layer that validation chooses, for pairs of a model and a task.
+"""Test accuracy of the final layer and of the layer that validation chooses, for pairs of a model and a task.
 
     python benchmarks/layers.py --data DIR                                # mini, and an untrained GPT-2 small
     python benchmarks/layers.py --data DIR --model MODEL --text TEXT      # also a model folder, and words of a text
     python benchmarks/layers.py --only digits --rows 200                  # half a minute, to see that it runs
 
-Each layer has the same poolings, each alone and all side by side. The column and the penalty are chosen as `fit` does,
+Each layer has the same poolings, each alone and all concatenated. The column and the penalty are chosen as `fit` does,
 without test rows, once among the columns of ``final`` and once among those of all layers; test rows are scored with
 both. The difference has a paired 95% interval over test rows. GPT-2 small is cut after four blocks, whose last output
 goes through the final norm. ``motif``, ``chirp`` and ``order`` are generated: a word of seven letters or its
@@ -44,7 +44,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def own_data(name: str, rows: int, folder: Path, text: Path | None) -> str:
-    """Write a generated set, half of it for testing, and return its path; a named task is its own."""
+    """Write a generated set, half of it for testing, and return its path; return a named task as it is."""
     draw = np.random.default_rng(0)
     y = draw.integers(0, 2, 2 * rows)
     path, split = folder / f"{name}.npz", np.repeat(["train", "test"], rows)

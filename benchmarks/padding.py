@@ -1,13 +1,13 @@
-"""What padding costs: counted and timed, with the batches of extract and without its sorting.
+"""The cost of padding, counted and timed, with the batches of extract and without its sorting.
 
     python benchmarks/padding.py [--data DIR] [--rows 256] [--backbone mini]
 
-For ListOps, and for homology where DIR has its files: the share of padding among the tokens of all batches; and how
-many times more tokens, and more products of ``mini`` (the part that grows with its square too), rows take
-in their own order, each batch as long as its longest row, and when all are padded to the most tokens there are. Beside
-it stands what no batches can surpass, that ratio to no padding at all. ``--rows``: so many rows go through an untrained
-backbone on the CPU in each of the three ways, all layers pooled as extract does it, timed by the processor; and in a
-fourth, 16 rows at a time in their own order, which is how the authors of the paper evaluate.
+For ListOps, and for homology if DIR has its files, the table shows the share of padding among the tokens of all
+batches. It also shows how many times more tokens, and more multiplications in ``mini``, two other ways take: rows in
+their own order, each batch padded to its longest row, and all rows padded to the maximum. In brackets is the same ratio
+for batches without any padding, the upper bound. With ``--rows``, this number of rows goes through an untrained
+backbone on the CPU in each of the three ways, with all layers pooled as in extract, in processor time. A fourth way
+takes 16 rows at a time in their own order, as the authors of the paper evaluate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reservoir.tasks import task_named
 from reservoir.tasks.task import Task
 
 WIDTH = 256
-"""Of ``mini``: a block takes 24 width^2 + 2 width tokens operations per token, as its attention is causal."""
+"""Of ``mini``: a block takes 24 width^2 + 2 width tokens operations per token, because its attention is causal."""
 
 AUTHORS = 16
 """Rows of the authors' batches."""
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def ways(lengths: np.ndarray, most: int, device: str) -> list[Batches]:
-    """Return the batches of extract, those in the rows' own order, and the same padded to the most tokens there are."""
+    """Return the batches of extract, batches in the rows' own order, and those batches padded to the maximum length."""
     batch, block = max(1, BATCH_TOKENS[device] // most), BLOCK_ROWS[device]
     ours: Batches = []
     for low in range(0, len(lengths), block):
@@ -83,12 +83,12 @@ def show(task: Task, lengths: np.ndarray, device: str) -> None:
 
 
 def more(other: int, costs: list[int]) -> str:
-    """Return how many times the cost of our batches another is, and that of no padding, the most there is to gain."""
+    """Return another cost as a multiple of that of our batches, and the same for no padding, the upper bound."""
     return f"{other / costs[0]:.2f} ({other / costs[3]:.2f})"
 
 
 def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> None:
-    """Print how long the batches take, the ways by turns."""
+    """Print how long the batches take; the ways take turns."""
     model = load_model(task, resolve_model(ReservoirOptions(backbone=backbone, init="random")), "cpu")
     columns = [f"{layer}/{pooling}" for layer in model.fpt.backbone.layers for pooling in ("last", "mean")]
     x, lengths = to_tokens(model, None, x, lengths)

@@ -1,10 +1,10 @@
-"""What ``reservoir plan`` foretells beside what the extraction then takes, for data that it has not seen.
+"""The estimate of ``reservoir plan`` compared with the time that the extraction of other rows takes.
 
     python benchmarks/plan.py               # on an idle machine
-    python benchmarks/plan.py --processor   # beside other work: seconds of the processor, of one thread
+    python benchmarks/plan.py --processor   # while other work runs: processor seconds of one thread
 
-Of each case a sample of rows is written, and ``plan --rows`` asked about as many as a second file has, which then is
-extracted; each is a command of its own. The goal is a ratio within 20% of 1.
+For each case a sample of rows is written, ``plan --rows`` estimates the time for the number of rows of a second file,
+and that file is then extracted. Each is a separate command. The goal is a ratio within 20% of 1.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def ask(command: list[str], folder: Path, *, processor: bool) -> dict[str, Any]:
 def main() -> None:
     """Measure and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
-    parser.add_argument("--case", type=int, action="append", help="only this one; may be given again")
+    parser.add_argument("--processor", action="store_true", help="measure processor seconds")
+    parser.add_argument("--case", type=int, action="append", help="only this case; may be repeated")
     options = parser.parse_args()
     found = []
     for number in options.case or range(len(CASES)):

@@ -1,4 +1,4 @@
-"""Rows per second of `prepare`, beside a plain Python loop, and where processes begin to pay off.
+"""Rows per second of `prepare`, compared with a plain Python loop, and from which size on processes pay off.
 
     python benchmarks/prepare.py --data DIR [--rows 20000] [--workers 2]
 
@@ -7,8 +7,8 @@ For cifar10-lra (the binary batches under DIR) and listops (expressions of 500 t
 * a plain loop, one row after the other, in plain Python with NumPy for the pixels (on a sample, ``--sample``);
 * `prepare` in this process, and with ``--workers`` processes, files written and read back for the digest included.
 
-Then listops with more and more rows, in this process and with processes: the first number of rows at which processes
-are faster is the crossover; ``reservoir_pipelines.workers.PAYS_OFF`` is the work, in seconds, that it takes here.
+Then listops is prepared with more and more rows, in this process and with processes. The crossover is the first number
+of rows at which processes are faster; ``reservoir_pipelines.workers.PAYS_OFF`` is the time of that work in seconds.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
     options.add_argument("--sample", type=int, default=500, help="rows of the plain loops")
     options.add_argument("--workers", type=int, default=2)
     given = options.parse_args()
-    # The measurement is of processes as such, so they are used however little there is to do.
+    # The processes themselves are measured, so they are used even for little work.
     processes.PAYS_OFF = 0
     prepared("digits", given.data, 0)
     length = {"min_length": 500, "max_length": 2000, "valid_rows": 1, "test_rows": 1, "source": "generated"}

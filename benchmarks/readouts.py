@@ -1,19 +1,21 @@
-"""Time of the readout engine against scikit-learn and against the floor that disk and multiplier set.
+"""Time of the readout engine compared with scikit-learn and with the lower bound set by disk and multiplication.
 
     python benchmarks/readouts.py                                     # 50,000 x 768 x 13, 50 penalties, 10 classes
     python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10     # seconds, to see that it runs
 
-Writes columns of correlated float16 features to a temporary folder, then measures, streaming from disk:
+The script writes columns of correlated float16 features to a temporary folder. Then it measures, streaming from disk:
 
 * ridge: the first sweep (moments, solution of every penalty, accuracy on a tenth as many validation rows), a further
-  penalty grid from the stored moments, and the peak memory of the process up to there;
-* the floor of the pass over train: one read of the files, and X'X of all rows in float32 at the speed of one product;
+  penalty grid from the stored moments, and the peak memory of the process up to this point;
+* the lower bound of the pass over train: one read of the files, and X'X of all rows in float32 at the speed of one
+product;
 * scikit-learn: one ``RidgeClassifier`` fit per penalty and ``RidgeClassifierCV``, both on standardised float32 arrays
-  in memory, timed on one column (and ``--fits`` penalties of it) and multiplied up: the factors stand in the output;
-* logistic, on at most ``--logistic-rows`` rows: a path of 10 penalties against one cold ``LogisticRegression`` each.
+  in memory, timed on one column (and ``--fits`` penalties of it) and scaled up by factors that are printed;
+* logistic, on at most ``--logistic-rows`` rows: a path of 10 penalties, and one cold ``LogisticRegression`` for each.
 
-Goals for the full size: 100 times faster than the single fits, 200 times than RidgeClassifierCV, the pass within
-2 times of the floor, a further grid under 1 s per column, under 1 GB; logistic at most a third of the cold fits.
+Goals for the full size: 100 times faster than the single fits, 200 times faster than RidgeClassifierCV, the pass within
+twice the lower bound, a further grid under 1 s per column, under 1 GB of memory, and logistic at most a third of the
+time of the cold fits.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ def in_memory(train: Column, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_sklearn(train: Column, columns: int, penalties: int, fits: int) -> dict[str, float]:
-    """Return seconds of one fit per penalty and of leave-one-out selection, multiplied up from one column."""
+    """Return seconds of one fit per penalty and of leave-one-out selection, scaled up from one column."""
     from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
     x, y = in_memory(train, train.stop)
@@ -140,11 +142,11 @@ def measure_sklearn(train: Column, columns: int, penalties: int, fits: int) -> d
 
 
 def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targets: Targets) -> dict[str, Any]:
-    """Return seconds of a logistic path and of cold fits over all columns, multiplied up from one, and accuracies."""
+    """Return seconds of a logistic path and of cold fits over all columns, scaled up from one, and accuracies."""
     from sklearn.linear_model import LogisticRegression
 
     x, y = in_memory(pair[0], rows)
-    held, labels = in_memory(pair[1], pair[1].stop)  # with statistics of its own, for both sides alike
+    held, labels = in_memory(pair[1], pair[1].stop)  # with its own statistics, the same for both sides
     data = [(x, y[:, None])]
     ours, path = timed(lambda: logistic_path(data, targets, LOGISTIC_PENALTIES, gather(data, targets)))
 

@@ -1,8 +1,9 @@
-"""How much a layer of the paper's LSTM, scanned token by token, costs beside torch's fused LSTM.
+"""Time of a layer of the paper's LSTM, computed token by token, compared with torch's fused LSTM.
 
     python benchmarks/recurrent.py
 
-Seconds of one forward pass of one layer of 768 units, best of five, and the same for an echo state network's layer.
+The table shows the seconds of a forward pass of one layer of 768 units, the best of five, also for an echo state
+network.
 """
 
 import time
@@ -18,7 +19,7 @@ WIDTH = 768
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Return the shortest of five runs after one to warm up."""
+    """Return the time of the shortest of five runs, after one run to warm up."""
     times = []
     for _ in range(6):
         started = time.perf_counter()

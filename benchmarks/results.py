@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md, each by its commands: made again, and compared or written.
+"""Make the tables of RESULTS.md again by their commands, and compare or write them.
 
     python benchmarks/results.py --check DATA=DIR            # all but times, against what is written
     python benchmarks/results.py --write DATA=DIR            # all of it, written
@@ -7,13 +7,13 @@
 results.toml says what makes each table: rows of `extract` and `fit`, or a script of this folder, and about how many
 minutes of a core it takes. Capitals in commands are what is given as NAME=PATH: DATA the publishers' files, TEXT
 enwik8.gz, VIT the vision model that docs/guides/images.md imports, ANTIBERTY the weights of its wheel, PEER a clone of
-the authors' code. What needs something else than what is here is named and left out. All runs on one thread. What takes
-long is compared where ``--only`` names it.
+the authors' code. A table that needs something that is missing is named and left out. Everything runs on one thread.
+Long tables are compared only if ``--only`` names them.
 
-A table agrees if each of its numbers does within the last digit printed. Where the processor multiplies bfloat16
-natively features are computed in it, and a choice among near ties may fall otherwise: what is not of
-``--compute float32`` depends on the instruction set, and on a machine of the other kind is not judged. Times and memory
-never are.
+A table agrees if each of its numbers does within the last digit printed. If the processor multiplies bfloat16 natively,
+features are computed in bfloat16, and another of nearly tied readouts may be chosen. Tables without ``--compute
+float32`` therefore depend on the instruction set, and are not judged on a machine of the other kind. Times and memory
+are never judged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "be
 
 
 def commands(table: dict[str, Any]) -> list[str]:
-    """Return what makes a table, as one would type it."""
+    """Return the commands of a table, as one would type them."""
     if "script" in table:
         return [f"python benchmarks/{table['script']}"]
     return [
@@ -57,14 +57,14 @@ def commands(table: dict[str, Any]) -> list[str]:
 
 
 def lacking(table: dict[str, Any], places: dict[str, str]) -> list[str]:
-    """Return what a table needs and is not here: places, and packages."""
+    """Return what a table needs and what is missing: paths and packages."""
     words = shlex.split(" ".join(commands(table)).replace("\\\n", " "))
     missing = [f"{name}=PATH" for name in PLACES if name in words and name not in places]
     return missing + [name for name in table.get("packages", ()) if not find_spec(name)]
 
 
 def make(table: dict[str, Any], places: dict[str, str], compute: str) -> str:
-    """Run the commands of a table and return it; what a script prints that is no Markdown stands as it is."""
+    """Run the commands of a table and return it; other output of a script than Markdown stays as it is."""
     if "script" in table:
         script, *words = shlex.split(table["script"])
         found = _run([str(HERE / script), *words], places).strip()
@@ -77,7 +77,7 @@ def make(table: dict[str, Any], places: dict[str, str], compute: str) -> str:
 
 
 def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str, str]:
-    """Return a row of a table by its heads."""
+    """Return a row of a table by its headings."""
     reservoir = ["-m", "reservoir_pipelines"]
     made = json.loads(_run([*reservoir, "extract", *shlex.split(row["extract"]), "--json"], places))
     found = json.loads(_run([*reservoir, "fit", made["entry"], *shlex.split(row.get("fit", "")), "--json"], places))
@@ -103,14 +103,14 @@ def differences(said: str, found: str) -> list[str]:
 
 
 def parsed(text: str) -> list[dict[str, str]]:
-    """Return the rows of the first table of a text, by head."""
+    """Return the rows of the first table of a text, by heading."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
 def block(name: str) -> str:
-    """Return what stands between the marks of a table."""
+    """Return the text between the marks of a table."""
     text = RESULTS.read_text()
     return text.partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0]
 
@@ -124,7 +124,7 @@ def write(name: str, table: dict[str, Any], made: str, how: str) -> None:
 
 
 def machine(compute: str) -> str:
-    """Return what numbers may depend on."""
+    """Return the instruction set and precision on which numbers may depend."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.is_file() else []
     name = re.sub(r"\(R\)|\(TM\)", "", names[0] if names else platform.processor())
@@ -155,7 +155,7 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
     tables = tomllib.loads(TABLES.read_text())
     only, chosen = asked.only.split(",") if asked.only else list(tables), {}
     if unknown := set(only) - tables.keys():
-        raise SystemExit(f"--only {', '.join(unknown)}: no such table; there are {', '.join(tables)}")
+        raise SystemExit(f"--only {', '.join(unknown)}: no such table; the tables are {', '.join(tables)}")
     for name, table in tables.items():
         long = table.get("long") and not asked.only
         if name not in only or (asked.check and (long or table.get("timing"))):
@@ -173,11 +173,11 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
 def main() -> int:
     """Make the tables; return 1 if one does not agree or cannot be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("places", nargs="*", metavar="NAME=PATH", help="What is where, such as DATA=DIR.")
+    parser.add_argument("places", nargs="*", metavar="NAME=PATH", help="Paths of the inputs, such as DATA=DIR.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="Compare; end with 1 where a table does not agree.")
-    what.add_argument("--write", action="store_true", help="Write what is found.")
-    parser.add_argument("--cache", metavar="DIR", help="Where features are kept; by default until the end alone.")
+    what.add_argument("--check", action="store_true", help="Compare; the exit code is 1 if a table does not agree.")
+    what.add_argument("--write", action="store_true", help="Write the new tables.")
+    parser.add_argument("--cache", metavar="DIR", help="Folder that keeps the features; by default none does.")
     parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
     asked = parser.parse_args()
     places, failed = dict(place.split("=", 1) for place in asked.places if "=" in place), 0
@@ -197,7 +197,7 @@ def main() -> int:
             minutes = (time.monotonic() - started) / 60
             print(f"\n{made}\n", flush=True)
             if asked.write:
-                write(name, table, made, f"{date.today()}, {minutes:.1f} minutes by the clock, {machine(here)}.")
+                write(name, table, made, f"{date.today()}, {minutes:.1f} minutes of wall time, {machine(here)}.")
                 continue
             said = block(name)
             wrong = differences(said, made)

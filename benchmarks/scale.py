@@ -1,13 +1,14 @@
-"""Extraction by several processes: the bytes of one, and how much faster.
+"""Extraction by several processes: the same bytes as by one, and how much faster.
 
     python benchmarks/scale.py                                       # GPT-2 small, 64 tokens, 1, 2 and 4 processes
     python benchmarks/scale.py --rows 600 --backbone mini --pairs 1  # under a minute, to see that it runs
-    python benchmarks/scale.py --namespaces 2 --pairs 0              # as root: dask workers in networks of their own
+    python benchmarks/scale.py --namespaces 2 --pairs 0              # as root: dask workers in separate networks
 
-Every run is a command of its own on an empty cache: start-up, loading the model and writing all count. Where processes
-have one thread each, the shards have to be the same to the last byte. The efficiency is the time of one process with
-two threads over that of two workers with one each, in runs that alternate (``--pairs``), as a median; it should be 0.9.
-With ``--namespaces`` the workers of a dask scheduler sit behind virtual cables, and one is killed with -9 on the way.
+Every run is a separate command on an empty cache, so start-up, loading the model and writing are included. Where
+processes have one thread each, the shards have to be the same to the last byte. The efficiency is the time of one
+process with two threads over that of two workers with one each, in runs that alternate (``--pairs``), as a median; it
+should be 0.9. With ``--namespaces`` the workers of a dask scheduler run in separate virtual networks, and one is killed
+with -9 during the run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def write_rows(path: Path, rows: int, tokens: int) -> Path:
 
 @dataclass(frozen=True)
 class Done:
-    """One extraction: its seconds, those of all its processes' time on the processor, and the SHA-256 of its shards."""
+    """One extraction: its wall time, the processor time of all its processes, and the SHA-256 of its shards."""
 
     seconds: float
     processor: float
@@ -67,14 +68,14 @@ def extract(task: Path, options: argparse.Namespace, threads: int, *more: str) -
 
 
 def processor() -> float:
-    """Return the processor's seconds of all processes that this one has waited for, and theirs."""
+    """Return the processor seconds of all processes that this one has waited for, and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @contextmanager
 def namespace(number: int) -> Iterator[tuple[str, list[str]]]:
-    """Make a network of its own; yield this machine's address in it, and what runs a command there."""
+    """Make a separate network; yield this machine's address in it, and the prefix of commands that run there."""
     name, here = f"scale{number}", f"10.77.{number}.1"
     setup = [
         f"ip netns add {name}",
@@ -95,13 +96,13 @@ def namespace(number: int) -> Iterator[tuple[str, list[str]]]:
 
 
 def start(command: list[str]) -> subprocess.Popen[bytes]:
-    """Start a command that says nothing and has one thread."""
+    """Start a command with one thread and without output."""
     quiet, alone = subprocess.DEVNULL, os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=quiet, stderr=quiet, env=alone)
 
 
 def over_networks(task: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Extract by dask workers in networks of their own; kill the first one as soon as there are some shards."""
+    """Extract by dask workers in separate networks; kill the first one as soon as there are some shards."""
     scheduler = [PYTHON, "-m", "distributed.cli.dask_scheduler", "--port", str(PORT), "--no-dashboard"]
     worker = [PYTHON, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", "--memory-limit", "0"]
     with ExitStack() as stack:
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--workers", default="2,4", help="numbers of processes whose bytes are compared")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that networks and workers go with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that networks and workers end with this process
     found: dict[str, object] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], **vars(options)}
     with tempfile.TemporaryDirectory() as folder:
         task = write_rows(Path(folder) / "rows.npz", options.rows, options.tokens)

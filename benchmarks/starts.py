@@ -1,9 +1,9 @@
-"""How the output of an FPT starts: with orthogonal rows, our default, or as the authors' does, under their protocol.
+"""Initialisation of an FPT's output layer: orthogonal rows, our default, or the authors', under their protocol.
 
     python benchmarks/starts.py [--steps 300] [--seeds 2]
 
-On digits through mini the protocol changes nothing else. Printed are the loss of the first step, the mean loss of all
-steps, and test accuracy in percent, each a mean over seeds of all that is drawn.
+On digits through mini the protocol changes nothing else. It prints the loss of the first step, the mean loss of all
+steps, and the test accuracy in percent, as means over seeds.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--repeats 5]
 
-Each command runs in a process of its own; shown are the least of the repeats, as the machine is shared, and which heavy
-modules it imported. The bare imports at the end are the floor below which nothing that runs a model gets.
+Each command runs in its own process. The table shows the shortest of the repeats, because the machine is shared, and
+which heavy modules were imported. The bare imports at the end are the lower bound for everything that runs a model.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def show(title: str, command: list[str], repeats: int) -> None:
-    """Time a command by the clock, and by the processor, which others on the machine disturb less."""
+    """Measure the wall time and the processor time of a command; other programs disturb the latter less."""
     clock, processor, told = [], [], ""
     for _ in range(repeats):
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

@@ -1,17 +1,17 @@
-"""What the store costs: writing and reading features beside plain peers, and an entry of many blocks.
+"""The cost of the store: writing and reading features, compared with plain files, and an entry of many blocks.
 
     python benchmarks/store.py [--rows 10000000] [--columns 10] [--dir DIR]
 
-First table: three shapes of float16 features, written with fsync and read as float32, in seconds of this process
-(user and system time, the best of three). ``h5py`` is one chunked dataset per column, ``memmap`` one plain file of
+The first table has three shapes of float16 features, written with fsync and read as float32, in seconds of processor
+time (user and system, the best of three). ``h5py`` is one chunked dataset per column, ``memmap`` one plain file of
 `numpy.memmap`; both convert from and to float32 as the store does. The store also computes offsets and checksums; its
-reads are shown as the first in a process, which compares the checksums, and a later one. Last, 10,000 random rows of
-the last shape.
+reads are shown as the first in a process, which compares the checksums, and a later one. The last line is the time to
+read 10,000 random rows of the last shape.
 
-Second table: an entry of so many rows in blocks of 256 is simulated. Every shard is listed and there with its size, but
-holds no features, as nothing here reads any. Then, each in seconds: `cache list`, opening the split for reading, what
-is missing, the sizes of all files, and what one block more costs, claimed, written, synced and listed, at its end and
-in an empty entry.
+For the second table an entry of this number of rows in blocks of 256 is simulated. Every shard is listed and exists
+with its size, but holds no features, because nothing reads them. Then these are timed: `cache list`, opening the split
+for reading, finding what is missing, the sizes of all files, and claiming, writing, syncing and listing one more block,
+at the end of the entry and in an empty one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNIT, PIECE = 256, 8192  # rows that share an offset, and rows that a peer write
 GATHERED = 10_000
 REPEATS = 3
 PAGE_BLOCKS = 128  # see FORMAT.md
-FREE = 20  # blocks that are left out, to be written
+FREE = 20  # blocks that are left out, to be written and timed
 
 
 def new_entry(root: Path, rows: int, layout: Layout, digest: str = "d") -> Entry:
@@ -71,7 +71,7 @@ def new_entry(root: Path, rows: int, layout: Layout, digest: str = "d") -> Entry
 
 
 def cost(work: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """Return the least time of this process that some work took."""
+    """Return the shortest processor time that some work took."""
     times = []
     for _ in range(repeats):
         started = time.process_time()
@@ -161,7 +161,7 @@ def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
 
 
 def timed(title: str, work: Callable[[], Any]) -> Any:
-    """Run something and tell how long it took."""
+    """Run something and print how long it took."""
     started = time.perf_counter()
     result = work()
     print(f"{title:52} {time.perf_counter() - started:8.3f} s", flush=True)

@@ -3,9 +3,9 @@
     python benchmarks/strings.py                                   # 20,000 strings of letters, and of words
     python benchmarks/strings.py --rows 100000 --kinds letters
 
-Each stage runs in a process of its own, on strings whose lengths are drawn evenly. Padding is what stands behind the
-real tokens of a batch, as a share of all tokens that the model is given. Letters reach the first block of mini through
-kernels of five letters, side by side; words reach one block of width 16 through a tokenizer, in up to 512 tokens.
+Each stage runs in a process of its own, on strings whose lengths are drawn uniformly. Padding is the share of tokens
+given to the model that are not real tokens. Letters reach the first block of mini through kernels of five letters, side
+by side; words reach one block of width 16 through a tokenizer, in up to 512 tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORDS = ("one", "two", "frozen", "map", "of", "any", "sequence", "reads", "strin
 
 
 def write(path: Path, rows: int, *, words: bool) -> None:
-    """Write a table of strings with a label each."""
+    """Write a table of strings, each with a label."""
     draw = np.random.default_rng(0)
     with path.open("w") as file:
         file.write("text,label\n")
@@ -83,7 +83,7 @@ def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
 
 
 def peak_megabytes() -> float:
-    """Return the most memory of this program; the largest resident set of `resource` counts who started it too."""
+    """Return the peak memory of this program; `resource` would also count the program that started it."""
     found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     return int(found[1]) / 1024 if found else float("nan")
 

@@ -1,14 +1,14 @@
-"""Test accuracy on generated symbols out of the box: extract and fit with nothing named, beside what one would do else.
+"""Test accuracy of extract and fit with default options on generated symbols, compared with other methods.
 
     python benchmarks/symbols.py                                 # 200 rows of 60 letters, one draw of each kind
     python benchmarks/symbols.py --rows 1000 --length 100 --draws 3
 
-Kinds: *splice*, conserved places about the middle and what is common beside them; *position*, every place counts by
-itself; *pairs*, whether near places agree; *promoter*, two motifs roughly in their places; *motif*, anywhere, against
-the same letters in another order; *composition*, what follows what. Beside the default stand all tokens of the input
-layer side by side, a ridge on one-hot symbols, and a logistic regression on these and on counts of up to four
-neighbours. Windows of symbols were chosen on such kinds, drawn by other seeds, when ridge alone read them; how much the
-raw input counts beside columns on seeds 100 to 102, and on the series of benchmarks/series.py that are not reported.
+The label of each kind depends on: *splice*, conserved places near the middle and letters around them; *position*, each
+place by itself; *pairs*, whether neighbouring places agree; *promoter*, two motifs near fixed places; *motif*, a motif
+anywhere, against its letters in another order; *composition*, which letters follow each other. The default is compared
+with all tokens of the input layer concatenated, a ridge on one-hot symbols, and a logistic regression on these and on
+counts of up to four neighbours. Windows of symbols were chosen on these kinds with other seeds and ridge alone; the
+weight of the raw input among columns on seeds 100 to 102 and on the series of benchmarks/series.py not reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LETTERS, TEST = 4, 400
 
 Kind = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
-PENALTIES: Any = np.logspace(-4, 0, 5)  # scikit-learn's stub knows the number of them alone
+PENALTIES: Any = np.logspace(-4, 0, 5)  # scikit-learn's stub only accepts a number
 
 
 def splice(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def position(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def pairs(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Three pairs of neighbours: whether at least two of them agree, which no place alone tells."""
+    """Three pairs of neighbours: whether at least two of them agree, which no single place shows."""
     places = draw.choice(x.shape[1] - 2, 3, replace=False)
     y = draw.integers(0, 2, len(x))
     for place in places:
@@ -77,7 +77,7 @@ def promoter(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def motif(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Seven letters somewhere, every second time with an error; of the other class in another order."""
+    """Seven letters somewhere, in every second row with an error; in the other class in another order."""
     mine, y = draw.integers(0, LETTERS, 7), draw.integers(0, 2, len(x))
     other = draw.permutation(mine)
     for row in range(len(x)):
@@ -102,7 +102,7 @@ KINDS = (splice, position, pairs, promoter, motif, composition)
 
 
 def features(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one-hot symbols, and these beside the counts of up to four neighbours."""
+    """Return one-hot symbols, and these together with the counts of up to four neighbours."""
     hot, counts = np.eye(LETTERS)[x].reshape(len(x), -1), []
     for size in range(1, 5):
         grams = np.lib.stride_tricks.sliding_window_view(x, size, axis=1)
@@ -112,7 +112,7 @@ def features(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]:
-    """Return what `extract` and `fit` reach with nothing named, what with all tokens side by side, and by what."""
+    """Return the accuracy with default options, that with all tokens concatenated, and the columns of the first."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as quiet:
         for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
             quiet.enter_context(redirect(io.StringIO()))
@@ -125,7 +125,7 @@ def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]
 
 
 def scores_of(kind: Kind, number: int, rows: int, length: int) -> tuple[list[float], str]:
-    """Return the accuracies of the ways on one draw of a kind, and what the default reads."""
+    """Return the accuracies of the methods on one draw of a kind, and what the default reads."""
     draw = np.random.default_rng([number, length])
     x = draw.integers(0, LETTERS, (rows + TEST, length))
     y = kind(draw, x)
@@ -139,14 +139,14 @@ def scores_of(kind: Kind, number: int, rows: int, length: int) -> tuple[list[flo
 
 
 def main() -> None:
-    """Print the accuracy of each kind and way, and the means."""
+    """Print the accuracy of each kind and method, and the means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", help="Kinds; all by default.")
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--length", type=int, default=60)
     parser.add_argument("--draws", type=int, default=1)
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of scikit-learn, on its defaults
+    warnings.filterwarnings("ignore", category=FutureWarning)  # scikit-learn's models with default parameters
     print("| kind | default | tokens | raw ridge | counts | chosen |\n|---|--:|--:|--:|--:|---|")
     means = []
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""Training steps per second, beside the authors' published code on the same weights.
+"""Training steps per second, compared with the authors' published code on the same weights.
 
     python benchmarks/train.py                                   # GPT-2 small at 64, 512 and 1,024 tokens
     python benchmarks/train.py --peer universal-computation        # a clone of github.com/kzl/universal-computation
@@ -6,10 +6,11 @@
     python benchmarks/train.py --compile                            # as ``train --compile`` does it, for GPUs
 
 A step is forward, backward, clipping and Adam on the groups that an FPT trains, with dropout 0.1. Ours runs the loop of
-``reservoir train`` in the precision that it chooses by itself (bfloat16 where that is native). The authors' is their
-``FPT`` and ``Trainer`` with eager float32 attention, as published; the loss of one step without dropout is compared
-first. The two take turns, and the medians over ``--rounds`` turns are printed, with the share that our products alone
-are of the measured speed of a large bfloat16 product: 100% divided by it is what could still be gained.
+``reservoir train`` in the precision that it chooses by itself (bfloat16 where that is native). The authors' code is
+their ``FPT`` and ``Trainer`` with eager float32 attention, as published; the loss of one step without dropout is
+compared first. The two take turns, and the medians over ``--rounds`` turns are printed. The column of peak is the speed
+of our products as a share of the measured speed of a large bfloat16 product: 100% divided by it is the factor that
+could still be gained.
 
 Goals: 3 times the authors' steps at each length on a CPU with bfloat16; on an H200 15 times, and 45% of the measured
 peak at 1,024 tokens.
@@ -62,7 +63,7 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
 
 
 def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool) -> Callable[[int], None]:
-    """Return a function that takes so many steps more as `train` does."""
+    """Return a function that takes a number of further steps, as `train` does."""
     forward: Any = torch.compile(model.fpt) if compiled else model.fpt
     convert = raw_rows(model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
@@ -119,7 +120,7 @@ def their_model(peer: Path, ours: LoadedModel, dropout: float) -> nn.Module:
 
 
 def their_steps(model: nn.Module, split: Split, batch: int, device: torch.device) -> Callable[[int], None]:
-    """Return a function that takes so many steps of the authors' trainer."""
+    """Return a function that takes a number of steps of the authors' trainer."""
     from universal_computation import trainer  # pyright: ignore[reportMissingImports]
 
     trainer.tqdm = lambda steps: steps
@@ -170,7 +171,7 @@ def peak(device: torch.device) -> float:
 
 
 def compare_losses(ours: LoadedModel, theirs: nn.Module, split: Split, batch: int) -> float:
-    """Return how far the two losses of the same rows lie apart, without dropout."""
+    """Return the difference between the two losses of the same rows, without dropout."""
     x, y = (torch.from_numpy(a[:batch]).to(ours.device) for a in (split.x, split.y[:, 0, 0]))
     lengths = torch.full((batch,), x.shape[1], device=ours.device)
     with torch.no_grad():
@@ -221,7 +222,7 @@ def main() -> None:
 
 
 def turns(runs: list[Callable[[int], None]], steps: int, rounds: int) -> list[list[float]]:
-    """Return the speeds of each run in each round, the runs taking turns."""
+    """Return the speeds of each run in each round; the runs take turns."""
     return [[per_second(run, steps) for run in runs] for _ in range(rounds)]
 
 

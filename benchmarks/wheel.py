@@ -3,11 +3,9 @@
     python benchmarks/wheel.py                # minutes: pip installs all that the package needs
 
 Builds the wheel, installs it with pip into a fresh virtual environment, and then, with the network off and an empty
-cache, runs ``reservoir extract digits`` and ``reservoir fit digits`` there. The network is off by a namespace where the
-system permits one, else by a guard that refuses every connection of Python's, together with ``HF_HUB_OFFLINE``; that it
-is off is tried first.
-
-Goals: the wheel is under 20 MB, and both commands end well.
+cache, runs ``reservoir extract digits`` and ``reservoir fit digits`` there. A namespace turns the network off where the
+system permits one, else a guard that refuses every connection of Python, together with ``HF_HUB_OFFLINE``; the script
+first checks that it is off. Goals: the wheel is under 20 MB, and both commands succeed.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ def cut_off(folder: Path, programs: Path) -> tuple[tuple[str, ...], dict[str, st
     Raises
     ------
     SystemExit
-        If a connection is made all the same.
+        If a connection succeeds nevertheless.
     """
     environment = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
     environment |= {"RESERVOIR_CACHE": str(folder / "cache")}

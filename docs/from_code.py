@@ -12,7 +12,7 @@ MADE = Path(__file__).parent / "made"
 
 
 def connect(app: Any) -> None:
-    """Have Sphinx call what is below."""
+    """Register the functions below with Sphinx."""
     MADE.mkdir(exist_ok=True)
     (MADE / "commands.md").write_text(command_line())
     (MADE / "options.rst").write_text(options())
@@ -81,7 +81,7 @@ def _plain(text: str) -> str:
 
 
 def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
-    """Resolve a name without its module, such as `extract` or `layers`, where only one object has it."""
+    """Resolve a name without its module, such as `extract` or `layers`, if only one object has this name."""
     from sphinx.util.nodes import make_refnode
 
     wanted = node.get("reftarget", "")
@@ -96,5 +96,5 @@ def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
 
 
 def _signature(app: Any, what: str, name: str, thing: Any, settings: Any, signature: str, returns: str) -> Any:
-    """Leave out the constructors of classes: they are results, which nobody creates."""
+    """Leave out the constructors of classes: users never create results."""
     return ("", "") if what == "class" else None

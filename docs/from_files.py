@@ -25,7 +25,7 @@ _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 
 
 def connect(app: Any) -> None:
-    """Write the pages, and have the links of all others led to them."""
+    """Write the pages, and register the function that redirects links of other pages to them."""
     FOLDER.mkdir(exist_ok=True)
     for file, page in PAGES.items():
         text = (ROOT / file).read_text()
@@ -35,13 +35,13 @@ def connect(app: Any) -> None:
 
 
 def linked(text: str, come_from: Path, go_to: Path) -> str:
-    """Return Markdown of one folder with its links as another folder has them: to a page, where the file is one."""
+    """Return the Markdown of one folder with its links rewritten for another: to a page, if the file is one."""
 
     def lead(found: re.Match[str]) -> str:
         target = found[1]
         file = (come_from / target).resolve()
         if ":" in target or not file.exists():
-            return target  # a wrong one is for Sphinx to tell
+            return target  # Sphinx reports a wrong one
         page = PAGES.get(str(file.relative_to(ROOT)))
         return relpath(FOLDER / f"{page}.md" if page else file, go_to)
 
@@ -55,7 +55,7 @@ def _read(app: Any, page: str, source: list[str]) -> None:
 
 
 def _give_sizes(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Say how large each picture is, so that nothing moves while a page loads."""
+    """State the size of each picture, so that nothing moves while a page loads."""
     from imagesize import get
 
     files = {name: Path(app.srcdir) / source for source, name in app.builder.images.items()}

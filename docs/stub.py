@@ -1,7 +1,7 @@
 """Write ``__init__.pyi`` of ``reservoir_pipelines``: python docs/stub.py.
 
-Editors and type checkers read it: every public function with each option as a keyword, its type, default and help. It
-all comes from the dataclasses in ``reservoir/options.py`` and the functions in ``api.py``.
+Editors and type checkers read this file: it has every public function with each option as a keyword, its type, default
+and help. It all comes from the dataclasses in ``reservoir/options.py`` and the functions in ``api.py``.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def stub() -> str:
 
 
 def _order(line: str) -> tuple[str, ...]:
-    """Return what isort sorts an import by."""
+    """Return the key by which isort sorts an import."""
     _, module, _, name, *_ = line.split()
     return module, name
 
 
 def _function(function: object) -> str:
-    """Return the definition of a function, each parameter on its line, with its docstring."""
+    """Return the definition of a function, with each parameter on its own line and with the docstring."""
     signature = inspect.signature(function)  # pyright: ignore[reportArgumentType]
     lines, named = [], False
     for parameter in signature.parameters.values():

@@ -25,11 +25,11 @@ class EntrySummary:
     """What `cache list` shows of an entry; times are UTC."""
 
     entry: Entry
-    bytes: int  # of all its files
+    bytes: int  # total size of its files
     created: datetime
     used: datetime  # when it was last extracted or read; reads of an entry of another user are not recorded
-    columns: tuple[str, ...]  # that any block has, sorted
-    blocks_done: int  # that have all columns, see ``Entry.progress``
+    columns: tuple[str, ...]  # columns that any block has, sorted
+    blocks_done: int  # blocks that have all columns, see ``Entry.progress``
     blocks: int
     fault: str | None  # why a manifest cannot be read
 
@@ -88,13 +88,14 @@ def remove(path: Path) -> None:
         or not _FOLDER.fullmatch(path.name)
         or not (path.is_symlink() or path.is_dir())
     ):
-        raise CacheError(f"{path}: not an entry of the cache; 'reservoir cache list' shows them")
+        raise CacheError(f"{path}: not an entry of the cache; list the entries with 'reservoir cache list'")
     try:
         if path.is_symlink():
             path.unlink()  # its target does not belong to the cache
             return
         with entry_locks(path).removal() if is_regular(path / LOCK_FILE) else nullcontext():
-            # The specification goes first and the lock last, so that half of the folder is neither entry nor unlocked.
+            # The specification goes first and the lock last, so that a half-removed folder is never an entry and never
+            # unlocked.
             (path / SPEC_FILE).unlink(missing_ok=True)
             sync(path)
             fault_point("marked")

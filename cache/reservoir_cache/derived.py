@@ -20,7 +20,7 @@ FOLDER = "moments"
 
 
 def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> bool:
-    """Save arrays of numbers with JSON values under a name, replacing what that name had; their names may contain '/'.
+    """Save arrays of numbers with JSON values under a name, replacing earlier ones; names of arrays may contain '/'.
 
     Returns whether they were saved: False if this user may only read the entry, or the disk is full.
     """
@@ -89,7 +89,7 @@ def forget(folder: Path, files: Iterable[str]) -> None:
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
-    """Return what is wrong with a file, compared with its line in a manifest, or None; ``contents``: read it too."""
+    """Return what is wrong with a file, by its line in a manifest, or None; ``contents`` also reads the file."""
     try:
         if not is_regular(path):
             return "missing, or not a regular file"

@@ -86,7 +86,7 @@ class Manifest:
         return [shard for shard in self.shards if shard.block == block]
 
     def held(self, folder: Path | None = None) -> dict[int, dict[str, Shard]]:
-        """Return the shard of each column of each block; with ``folder``, only of shards whose file has its size."""
+        """Return the shard of each column of each block; with ``folder``, only if the file has the listed size."""
         found: dict[int, dict[str, Shard]] = {}
         for shard in self.shards:
             if folder is None or is_sound(folder, shard):
@@ -268,7 +268,7 @@ class Entry:
         return replace(pages[0], columns=columns, shards=tuple(shards))
 
     def page(self, split: str, page: int) -> Manifest:
-        """Return what one page of a split's manifest lists; nothing where it is not written."""
+        """Return what one page of a split's manifest lists; nothing if it is not written yet."""
         empty, where = Manifest(FORMAT, self.key, split, self._rows(split)), self.path / split / page_name(page)
         try:
             content = read_json(where)
@@ -283,17 +283,17 @@ class Entry:
             found = Manifest(**{**content, **parts})
             _check(found, page)
         except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise CacheError(f"{where}: not a sound manifest ({error}); {repair_command(self.key)}") from error
+            raise CacheError(f"{where}: not a valid manifest ({error}); {repair_command(self.key)}") from error
         for name in ("format", "key", "split", "rows"):
             if getattr(found, name) != getattr(empty, name):
                 problem = f"{where}: its {name} is {getattr(found, name)!r}, not {getattr(empty, name)!r}"
                 raise CacheError(f"{problem}; {repair_command(self.key)}")
         if max((shard.block for shard in found.shards), default=0) >= self.block_count(split):
-            raise CacheError(f"{where}: lists a block too many; {repair_command(self.key)}")
+            raise CacheError(f"{where}: lists more blocks than the split has; {repair_command(self.key)}")
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
-        """Return the blocks that lack any of the columns, with those they lack."""
+        """Return the blocks that lack any of the columns, with the columns that they lack."""
         wanted, held = dict.fromkeys(columns), self.manifest(split).held(self.path / split)
         lacking = {
             block: tuple(name for name in wanted if name not in held.get(block, ()))
@@ -302,7 +302,7 @@ class Entry:
         return {block: names for block, names in lacking.items() if names}
 
     def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the columns that one block lacks; ask after claiming it."""
+        """Return those of the columns that a block lacks; call this after claiming the block."""
         shards = self.page(split, page_of(block)).of_block(block)
         sound = [shard for shard in shards if is_sound(self.path / split, shard)]
         return tuple(name for name in dict.fromkeys(columns) if not any(name in shard.columns for shard in sound))
@@ -322,10 +322,10 @@ class Entry:
 
     @contextmanager
     def claim(self, split: str, block: int) -> Iterator[bool]:
-        """Try to take a block for this process: yields whether it could, at once.
+        """Try to claim a block for this process; yield at once whether that succeeded.
 
         The claim ends with the context, or, if the block was given to a ``ShardWriter`` meanwhile, when it is on disk;
-        it ends with the process in any case. Then ask ``lacking``: another run may have just finished the block.
+        it ends with the process in any case. Then call ``lacking``: another run may have just finished the block.
         """
         number, locks = self.block_number(split, block), entry_locks(self.path)
         with locks.run():

@@ -139,7 +139,7 @@ class EntryLocks:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return False
-            problem = f"{self._folder}: this file system gives no file locks ({error.strerror})"
+            problem = f"{self._folder}: this file system does not support file locks ({error.strerror})"
             raise CacheError(f"{problem}; put the cache on a local disk with --cache or RESERVOIR_CACHE") from error
         return True
 
@@ -161,7 +161,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
         try:
             descriptor = open_lock(path, create=create)
         except FileNotFoundError as error:
-            raise CacheError(f"{folder}: not there, or removed meanwhile; run the same command again") from error
+            raise CacheError(f"{folder}: missing, or removed meanwhile; run the same command again") from error
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened for writing ({error.strerror}); check permissions") from error
         status = os.fstat(descriptor)
@@ -196,7 +196,7 @@ def touch(folder: Path, *, new: bool = False) -> None:
         now = max(now, last + 1)
         try:
             os.utime(path, ns=(now, now))
-        except PermissionError:  # of another user: with write permission one may set the current time, which is coarse
+        except PermissionError:  # another user's file: write permission allows only the current time, which is coarse
             os.utime(path)
 
 
@@ -211,10 +211,10 @@ def live_runs(folder: Path) -> list[dict[str, Any]]:
     """Return the records (host, pid, started) of the runs that are at work on the entry in ``folder``."""
     found = []
     for path in _records(folder):
-        if path.stem == run_identity():  # not read from the file: closing that would drop the lock on it
+        if path.stem == run_identity():  # not read from the file, because closing it would drop the lock on it
             found.append(_run_record())
         elif _is_locked(path):
-            with suppress(FileNotFoundError, CacheError):  # it may end between the two looks
+            with suppress(FileNotFoundError, CacheError):  # the run may end between the two checks
                 found.append(read_json(path))
     return found
 
@@ -230,13 +230,13 @@ def _records(folder: Path) -> list[Path]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another process holds a run record; not for this process's own: closing it would drop its lock."""
+    """Whether another process holds a run record; never call it for this process's own, whose lock it would drop."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # a file of another user that cannot be read: the run may be working
+        return True  # another user's file, which cannot be read: the run may be working
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
     except OSError as error:

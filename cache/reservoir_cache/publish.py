@@ -43,7 +43,7 @@ class Problem:
 
     @classmethod
     def of(cls, path: Path, error: CacheError, repair: str) -> "Problem":
-        """Make a problem of an error message of the form 'where: what; what to do'."""
+        """Make a problem from an error message of the form 'where: what; what to do'."""
         return cls(path, str(error).partition(": ")[2].partition(";")[0], repair)
 
 
@@ -159,7 +159,7 @@ def make_folder(path: Path) -> None:
 
 
 def is_regular(path: Path, size: int | None = None) -> bool:
-    """Whether a file is there, of that size if one is given, and neither a link nor a pipe nor a device."""
+    """Whether a path is a regular file, with that size if one is given; links, pipes and devices are not."""
     try:
         status = path.lstat()
     except OSError:

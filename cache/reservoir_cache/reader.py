@@ -20,7 +20,7 @@ from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, read_array
 
 FEW = 1 / 8  # share of the rows of a block below which they are read one by one
 Stamp = tuple[int, int, int, int]
-"""Device, inode, modification time and size of a file: another stamp is another content."""
+"""Device, inode, modification time and size of a file: another stamp means other content."""
 
 # What this process has already compared with its checksum: the stamp of a file, and a column, or "" for all of it.
 _checked: set[tuple[int, int, int, int, str]] = set()
@@ -99,7 +99,7 @@ class SplitFeatures:
         out = np.empty(0, np.float32)
         for block, (low, high) in enumerate(self._ranges):
             encoded = self._encoded(block, column)
-            if not block:  # and not before a block is read: a file may claim any number of rows
+            if not block:  # not before a block is read, because a file may claim any number of rows
                 out = np.empty((self.rows, *encoded.values.shape[1:]), np.float32)
             self._decode(encoded, out[low:high])
         return out
@@ -151,7 +151,7 @@ class SplitFeatures:
 
     @property
     def y(self) -> NDArray:
-        """Labels: (rows,) where a row has one, else (rows, readout_tokens, outputs)."""
+        """Labels: (rows,) if each row has one, else (rows, readout_tokens, outputs)."""
         return self.labels[:, 0, 0] if self.labels.shape[1:] == (1, 1) else self.labels
 
     @property
@@ -204,7 +204,7 @@ class SplitFeatures:
             found = {}
             with h5py.File(self._folder / shard.file, "r", locking=False) as file:
                 for name in shard.columns:
-                    with suppress(KeyError, CacheError):  # damage of one column spares the others
+                    with suppress(KeyError, CacheError):  # damage to one column leaves the others readable
                         found[name] = Place.of(file, name, self.entry.spec.store)
             self._places[shard.file] = stamp, found
         return self._places[shard.file][1][column]
@@ -227,8 +227,8 @@ class SplitFeatures:
 class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
-    It can take the place of an array: ``column[rows]`` reads these rows alone, numpy's functions and operators, and
-    the methods of arrays, read all of it each time. ``numpy.asarray(column)`` reads it once.
+    It can take the place of an array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the
+    methods of arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:

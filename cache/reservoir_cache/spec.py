@@ -14,7 +14,7 @@ from reservoir_cache.publish import CacheError, read_json
 
 FORMAT = 1
 BLOCK_BYTES = 2**24
-"""Size of a shard: a file costs some milliseconds whatever its size, and a kill loses the block it is computing."""
+"""Size of a shard: a file costs some milliseconds whatever its size, and a killed run loses the current block."""
 
 SPEC_FILE = "spec.json"
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}  # the data types on disk, and the bytes of a value in each
@@ -96,8 +96,8 @@ class Spec:
 class Layout:
     """How an entry is cut into files, chosen when it is created and kept with it; not part of the key."""
 
-    batch_rows: int  # of one forward pass; it changes the last bits, so every later run uses the same
-    block_rows: int = 256  # of one shard
+    batch_rows: int  # rows of one forward pass; later runs keep this number, because it changes the last bits
+    block_rows: int = 256  # rows of one shard
     # Rows that are computed together and share an offset, counted from the first of a block; by default all of a block.
     offset_rows: int = 0
 
@@ -164,9 +164,9 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         spec, layout = Spec.from_dict(content["spec"]), Layout(**content["layout"])
         key, made_with = content["key"], content["made_with"]
         if not isinstance(key, str) or not isinstance(made_with, dict):
-            raise TypeError("its key is no text, or made_with no object")
+            raise TypeError("its key is not a text, or made_with is not an object")
     except (OSError, CacheError, KeyError, TypeError) as error:
-        raise CacheError(f"{path}: not a sound specification ({error}); remove {folder} and extract again") from error
+        raise CacheError(f"{path}: not a valid specification ({error}); remove {folder} and extract again") from error
     if spec.key != key:
         problem = f"{path}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}"
         raise CacheError(f"{problem}; remove {folder} and extract again")

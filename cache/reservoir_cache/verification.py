@@ -44,7 +44,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (done, count) in entry.progress().items():
             if done < count and split not in damaged:
-                what = f"not finished, {done} of {count} blocks are there"
+                what = f"not finished: {done} of {count} blocks exist"
                 problems.append(Problem(entry.path / split, what, "run the same extract again"))
     return problems
 

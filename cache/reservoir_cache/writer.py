@@ -1,4 +1,4 @@
-"""Writing blocks and labels: encode, publish a file, list it in the manifest, in threads beside the forward pass."""
+"""Writing blocks and labels: encode, publish a file, list it in the manifest, in threads during the forward pass."""
 
 import queue
 import threading
@@ -25,7 +25,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 
 def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
-    """Write one shard with those of the columns that a block lacks; return the bytes written."""
+    """Write those of the columns that a block lacks as one shard; return the bytes written."""
     number = _share(entry, split, block)
     try:
         return _write_encoded(entry, split, block, _encode(entry, split, block, arrays))
@@ -179,7 +179,7 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
 def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, Encoded]) -> int:
     """Write those columns of a claimed block that it lacks as one shard; return the bytes written.
 
-    The shard is ``<block>-<part>.h5``, with the lowest part that no sound shard of the block has: so a rerun after
+    The shard is ``<block>-<part>.h5``, with the lowest part that no undamaged shard of the block has. So a rerun after
     any interruption or repair makes the same names, and an unlisted file that a killed run left is replaced.
     """
     locks, folder, number = entry_locks(entry.path), entry.path / split, page_of(block)

@@ -10,7 +10,7 @@ def main() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
-        # Nothing is under way yet, so that nothing is lost. A KeyboardInterrupt here would end in a traceback.
+        # No work has begun, so nothing is lost. A KeyboardInterrupt here would end in a traceback.
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from reservoir_pipelines import cli
 

@@ -42,8 +42,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def takes(*groups: type[Options]) -> Callable[[F], F]:
     """Write the options of some groups into a function's signature and docstring; the function stays as it is.
 
-    They replace ``**options`` in the docstring. If it has no parameters, these are the task and the options; if it does
-    not describe what is returned, its class is named.
+    The options replace ``**options`` in the docstring. A docstring without parameters gets the task and the options,
+    and one without a description of the result gets the class of the result.
     """
 
     def document(function: F) -> F:
@@ -91,7 +91,7 @@ def prepare(task: StrPath, **options: Any) -> results.Prepared:
     """Prepare a task's data, or open it if that has been done.
 
     The data lies in the cache, named after the task's parameters and the contents of the source files. It is written
-    whole or not at all and never changes; changed source files are prepared again beside it.
+    whole or not at all and never changes; changed source files are prepared again in another folder.
 
     Examples
     --------
@@ -254,9 +254,9 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
 
     The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
-    first on so few rows that the budget allows at least ten of them, then the best quarter on more rows. The best are
-    joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
-    in the cache, and a search that was stopped continues, also with a larger budget.
+    first on so few rows that the budget allows at least ten candidates, then the best quarter on more rows. The best
+    are joined as long as the score on held-out rows improves by more than noise. Test rows are scored once, by the
+    winner. Features stay in the cache, and a search that was stopped continues, also with a larger budget.
 
     ``budget`` includes loading the libraries and the trials of earlier calls. If ``backbone`` is given, no other is
     tried. Workers share the rows of each reservoir and find what one process would find. ``out`` is the folder of the
@@ -380,8 +380,8 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 def train(task: StrPath, **options: Any) -> results.Training:
     """Train some groups of a model's parameters on a task, with everything else frozen.
 
-    The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
-    ``accelerate launch`` with several processes, each process takes ``batch * accumulate`` rows of a step.
+    The same settings give the same weights on a CPU, however often the run was stopped and resumed. If ``accelerate
+    launch`` starts several processes, each takes ``batch * accumulate`` rows of a step.
 
     ``seed`` also chooses the order of the rows and the dropped values. ``steps`` includes those of an earlier part of
     the run. Without ``run``, the folder lies in the cache and is named by everything that changes a number. With
@@ -490,7 +490,7 @@ def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **op
     Parameters
     ----------
     sources : str, path-like or a sequence of these
-        The folders. All reproductions and fits in the cache for an empty sequence.
+        The folders. An empty sequence means all reproductions and fits in the cache.
     markdown : bool, default=False
         Write only the tables, as Markdown.
     **options

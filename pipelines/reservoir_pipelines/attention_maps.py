@@ -175,10 +175,10 @@ def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
 
 
 def bit_diagonals(task: Task) -> dict[int, str]:
-    """Return how far back the readout tokens of a bit task look in the paper's Figure 2, and at what; else nothing.
+    """Return how far back the readout tokens of a bit task look in the paper's Figure 2, and at what, if it is one.
 
     Each readout token of ``bit-xor`` takes the bits that it adds: its own and those at its place in the other strings.
-    Each of ``bit-memory`` compares the masked bits with the stored ones at its place in every string.
+    Each one of ``bit-memory`` compares the masked bits with the stored ones at its place in every string.
     """
     if task.name not in BIT_TASKS:
         return {}
@@ -212,7 +212,7 @@ def _prepare_for(
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
         raise InputError(
-            f"--run {run}: {task!r} is not as it was trained on, in {', '.join(different)}; give the same data, and "
+            f"--run {run}: {task!r} differs from the training data in {', '.join(different)}; give the same data, and "
             "leave out the task's parameters"
         )
     return prepared, scaling_from_json(config["scaling"])

@@ -15,7 +15,7 @@ from reservoir_pipelines.commands import stage_commands as stages
 from reservoir_pipelines.faults import Interruptible, system_fault
 from reservoir_pipelines.output import heartbeat, printable
 
-# Typer carries its own copy of click since 0.20 and used the package before; this is the one it raises.
+# Since 0.20 typer has its own copy of click; before, it used the package. This is the one whose errors it raises.
 UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(

@@ -161,7 +161,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in tables.items():
         if key not in known:
             table = isinstance(value, dict)
-            what = f"the table [{key}] is not named after a command" if table else f"{key!r} stands outside of a table"
+            what = f"the table [{key}] is not named after a command" if table else f"{key!r} is not in a table"
             raise InputError(f"--config {file}: {what}; write the settings of {name} below a line [{name}]")
     values = tables.get(name, {})
     if not isinstance(values, dict):

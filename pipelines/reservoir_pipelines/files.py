@@ -1,4 +1,4 @@
-"""Files complete or as they were before (any file, JSON with its SHA-256, tensors); folders of cache and data."""
+"""Write files that are complete or as they were before (also JSON with its SHA-256, and tensors); name folders."""
 
 import csv
 import fcntl
@@ -104,7 +104,7 @@ def temporary_path(path: Path) -> Path:
 
 @cache
 def _host() -> str:
-    """Return 8 digits for this host, and for the container in it, whose numbers of processes are its own."""
+    """Return 8 digits for this host, and for the container in it, which has its own process numbers."""
     name = os.uname().nodename
     with suppress(OSError):
         name += str(Path("/proc/self/ns/pid").readlink())
@@ -126,7 +126,7 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Write rows as CSV, floats with six digits behind the point; the file is replaced whole."""
+    """Write rows as CSV, floats with six digits after the point; the file is replaced whole."""
 
     def write(part: Path) -> None:
         with part.open("x", newline="") as file:
@@ -143,7 +143,7 @@ def write_checked(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Return what `write_checked` wrote; raise `ValueError` if it is no such file, `DamagedError` if it has changed."""
+    """Return what `write_checked` wrote; raise `ValueError` for any other file, `DamagedError` if it has changed."""
     values = json.loads(path.read_text())
     if not isinstance(values, dict) or DIGEST not in values:
         raise ValueError("it has no checksum")

@@ -34,13 +34,13 @@ class Imported(Record):
 
 
 def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Imported:
-    """Convert the weights in a file or folder to a model folder for ``--backbone``, without running any code of theirs.
+    """Convert the weights in a file or folder to a model folder for ``--backbone``, without running any code in them.
 
     Parameters
     ----------
     source : str or path-like
         An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
-        beside its ``config.json``, or their folder.
+        next to its ``config.json``, or their folder.
     out : str or path-like
         A new folder.
 
@@ -134,7 +134,7 @@ def _torch(source: Path, folder: Path) -> None:
     for file in files:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
-            # A stored tensor may claim to repeat a few numbers without end.
+            # A stored tensor may claim to repeat a few numbers any number of times.
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}

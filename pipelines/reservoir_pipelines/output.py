@@ -67,7 +67,7 @@ def _shown(char: str) -> str:
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print an aligned table, never cut or wrapped, with a line above it for a title.
 
-    Numbers below a heading that begins with ``#`` stand to the right; if all headings are empty, the table has no head.
+    Columns whose heading begins with ``#`` are right-aligned; if all headings are empty, they are not printed.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     names = [printable(heading.removeprefix("#")) for heading in headings]
@@ -148,7 +148,7 @@ def notify(text: str) -> None:
 def heartbeat(name: str) -> Iterator[None]:
     """Print a line to stderr whenever nothing was printed for `SECONDS`, unless stderr is a terminal.
 
-    The line tells the progress of what runs, or else for how long ``name`` has been running.
+    The line shows the progress of the current work, or else for how long ``name`` has been running.
     """
     if sys.stderr.isatty():
         yield

@@ -47,7 +47,7 @@ def own_style() -> Iterator[None]:
     """Draw with matplotlib's defaults, whatever a matplotlibrc file or the environment says, and all text literally."""
     exists = os.path.exists
     with _importing:
-        # Matplotlib first reads ./matplotlibrc, which may have come with somebody's data, and has no option against it.
+        # Matplotlib first reads ./matplotlibrc, which may have come with somebody's data, and no option prevents that.
         # During its import, this relative name is reported as missing; other files are found as usual.
         os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
         try:
@@ -57,7 +57,7 @@ def own_style() -> Iterator[None]:
     # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters helps nobody.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams["text.parse_math"] = False  # a class named $x_{$ is no formula
+        matplotlib.rcParams["text.parse_math"] = False  # a class named $x_{$ is not a formula
         # Texts stay texts: a browser has fonts of every script, and the same input gives the same file.
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "reservoir"})
         yield
@@ -66,7 +66,7 @@ def own_style() -> Iterator[None]:
 def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
     """Decorate a function that saves a picture: use `own_style`, and warn instead of raising if it fails.
 
-    A picture never costs a result. An older picture at that path is removed then, as it shows something else.
+    A failed picture never loses a result. An older picture at that path is then removed, because it shows other data.
     """
 
     @wraps(draw)
@@ -460,7 +460,7 @@ def plot_attention(
     figure = figure_of(12, 6.4 + 2.1 * lines, title)
     parts: Any = figure.subfigures(2, 1, height_ratios=(6, 2.1 * lines))
     large, small = parts
-    # A token's name holds for every sequence where it is its place in a bit string.
+    # Only tokens of bit strings, named by their place, have the same names in every sequence.
     places = labels if diagonals else [str(number + 1) for number in range(mean.shape[1])]
     shown = ((one, labels, "one sequence"), (mean, places, f"mean over {rows} sequences"))
     for axes, (maps, names, what) in zip(large.subplots(1, 2), shown, strict=True):
@@ -492,6 +492,6 @@ def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: M
 
 
 def attention_top(values: np.ndarray) -> float:
-    """Return the value at the top of the colour scale of maps (heads, tokens, tokens), if none is named."""
+    """Return the value at the top of the colour scale of maps (heads, tokens, tokens), if none is given."""
     # A causal model's first tokens have few others to attend to, and would hide all other values.
     return float(np.nanquantile(values[values > 0], 0.97))

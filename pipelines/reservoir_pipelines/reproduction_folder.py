@@ -47,7 +47,7 @@ class ReproductionFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.work = path / "work"  # for files of cells that do not belong into the cache, such as pretrained models
+        self.work = path / "work"  # for files of cells that do not belong in the cache, such as pretrained models
 
     def create(self) -> None:
         """Create the folders."""

@@ -82,7 +82,7 @@ def _in_processes(
 def child_environment(**more: str) -> Iterator[None]:
     """Set environment variables for the processes that are started within the context.
 
-    ``PYTHONSAFEPATH`` keeps the current folder off their import path: a file ``multiprocessing.py`` that lies beside
+    ``PYTHONSAFEPATH`` keeps the current folder off their import path: a file ``multiprocessing.py`` that came with
     somebody's data must not be executed.
     """
     wanted = {"PYTHONSAFEPATH": "1", **more}
@@ -139,7 +139,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
     for name, wanted in expected.items():
         if found[name] != wanted:
             raise InputError(
-                f"{this_worker()}: it has {name} {found[name]}, the process that started the command has {wanted}; "
+                f"{this_worker()}: it has {name} {found[name]}, but the process that started the command has {wanted}; "
                 "install the same version everywhere"
             )
 

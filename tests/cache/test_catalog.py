@@ -44,7 +44,7 @@ def test_entries_are_listed_and_broken_folders_reported(tmp_path, toy):
     assert list_entries(tmp_path) == sorted(good, key=lambda entry: entry.path)
     found = {problem.path: problem.what for problem in broken_entries(tmp_path)}
     assert set(found) == {bad.path, tmp_path / "features" / "toy" / "notes"}
-    assert "not a sound specification" in found[bad.path]
+    assert "not a valid specification" in found[bad.path]
     assert str(tmp_path) not in found[tmp_path / "features" / "toy" / "notes"]
     remove(bad.path)
     assert not bad.path.exists()
@@ -452,5 +452,5 @@ def test_a_file_system_without_locks_is_named(entry, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.lockf", refuse)
-    with pytest.raises(CacheError, match=r"no file locks.*--cache"), entry.claim("train", 0):
+    with pytest.raises(CacheError, match=r"does not support file locks.*--cache"), entry.claim("train", 0):
         pass

@@ -54,7 +54,7 @@ def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
     ("text", "words"),
     [
         ("[fit]\ncolumns = 'all'\n[extarct]\nlimit = 40\n", "the table [extarct]"),
-        ("layers = 'final'\n[extract]\nlimit = 40\n", "'layers' stands outside of a table"),
+        ("layers = 'final'\n[extract]\nlimit = 40\n", "'layers' is not in a table"),
         ("[cache]\nlimit = 40\n", "the table [cache]"),
         ("extract = 40\n", "below a line [extract]"),
     ],

@@ -56,7 +56,7 @@ def _line(found: Sequence[store.EntrySummary], name: str) -> tuple[Any, ...]:
 
 
 def _of_estimator(entry: store.Entry) -> bool:
-    """Whether it holds a batch of rows that an estimator was given; they are listed and removed together."""
+    """Whether it holds a batch of rows that an estimator was given; such entries are listed and removed together."""
     return set(entry.spec.rows) == {ROWS}
 
 
@@ -92,7 +92,7 @@ def verify(
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Read every byte against its checksum.
+    """Compare every byte with its checksum.
 
     Exit code 1 if something is damaged.
     """
@@ -143,7 +143,7 @@ def remove(entry: Name, given: dict[str, Any]) -> Answer:
 def prune(
     older: Annotated[str, typer.Option(help="Remove entries not used for this long: 12h, 30d.")] = "",
     keep: Annotated[str, typer.Option(help="Remove entries until this much is left: 500MB, 20GB.")] = "",
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove unfinished extractions too, last.")] = False,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Also remove unfinished extractions, last.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     *,

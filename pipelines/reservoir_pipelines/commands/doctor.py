@@ -38,7 +38,7 @@ def doctor(given: dict[str, Any]) -> Answer:
     device = choose_device("auto")
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
     compute = choose_compute("auto", device)
-    native = "native bfloat16" if compute == "bfloat16" else "no native bfloat16; machines with it have other keys"
+    native = "native bfloat16" if compute == "bfloat16" else "no native bfloat16: keys differ from machines with it"
     version = ".".join(map(str, sys.version_info[:3]))
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
     note = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
@@ -72,7 +72,7 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
             except OSError:
                 yield "cache", f"{root}: can be written", "choose a cache on a file system with POSIX locks"
     except OSError as error:
-        yield "cache", f"{root}: {error.strerror}", "it can be read only; write to another with --cache"
+        yield "cache", f"{root}: {error.strerror}", "it is read-only; name another folder with --cache"
     finally:
         probe.unlink(missing_ok=True)
     free = shutil.disk_usage(root).free

@@ -237,7 +237,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
             block = (x, coded, folds) if weights is None else drop_weightless(x, coded, folds, weights)
             is_raw = np.arange(x.shape[1]) >= x.shape[1] - raw
             how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
-            # As fit does: few rows are folded repeatedly, and then R² of a small penalty is often chance.
+            # As in fit: with few rows, which are folded repeatedly, R² of a small penalty is often chance.
             how["one_standard_error"] = not targets.classes and how["repeats"] > 1
             how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
             swept = partial(cross_sweep, [block], targets, **how)
@@ -264,7 +264,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
         units = len(x) if group is None else len(np.unique(group))
         if units < 2:
             what = "n_samples = 1" if group is None else "groups holds 1 group"
-            raise ValueError(f"{what}; give at least two, as some are held out to choose a readout")
+            raise ValueError(f"{what}; give at least two, because some are held out to choose a readout")
         plan = self._plan
         folds, repeats = (min(plan.folds, units), plan.repeats) if self.cv is None else (self.cv, 1)
         found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
@@ -281,14 +281,14 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
     """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
     Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer, pooled over the
-    tokens, are a column. Ridge readouts with every penalty are fitted to columns, alone, side by side, and beside the
-    raw input, and the one with the best accuracy on held-out samples is kept. Defaults depend on the data as those of
-    `extract` and `fit` do.
+    tokens, are a column. Ridge readouts with every penalty are fitted to columns, alone, side by side, and together
+    with the raw input, and the one with the best accuracy on held-out samples is kept. Defaults depend on the data as
+    those of `extract` and `fit` do.
 
     Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct row goes through the
     model once, whatever the penalties, class weights and ``cv``. Values are standardised by the samples fitted, so in
-    ``cross_val_score`` a row goes through once per fold; with ``standardise=False``, once in all. With ``n_jobs`` a row
-    may go through once in each process.
+    ``cross_val_score`` a row goes through the model once per fold; with ``standardise=False``, once in total. With
+    ``n_jobs`` a row may go through once in each process.
 
     {parameters}
 
@@ -352,7 +352,7 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
     """Regressor of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
-    It works like `ReservoirClassifier` and has the same attributes but ``classes_``; the readout with the best R² on
+    It works like `ReservoirClassifier` and has the same attributes except ``classes_``; the readout with the best R² on
     held-out samples, averaged over targets, is kept.
 
     {parameters}

@@ -34,14 +34,14 @@ from reservoir_pipelines.files import ROWS, stamp
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Sequences as a frozen model takes them, padded with zeros."""
+    """Sequences in the form that a frozen model reads, padded with zeros."""
 
     x: np.ndarray  # (rows, values, channels) of float32 or (rows, tokens) of int64
     lengths: np.ndarray  # (rows,) of int32
 
     @property
     def real(self) -> np.ndarray:
-        """Mask (rows, values) of the values that are no padding."""
+        """Mask (rows, values) of the values that are not padding."""
         return np.arange(self.x.shape[1]) < self.lengths[:, None]
 
     @property
@@ -110,7 +110,7 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
 
 
 def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
-    """Return checked X as rows; raise ValueError for a wrong shape or the first value that is no symbol."""
+    """Return checked X as rows; raise ValueError for a wrong shape or the first value that is not a symbol."""
     if x.ndim > 3 or (vocabulary is not None and x.ndim > 2):
         want = "(rows, values) or (rows, values, channels)" if vocabulary is None else "(rows, tokens)"
         raise ValueError(f"X has the shape {x.shape}; give {want}")
@@ -186,8 +186,8 @@ class RowCache:
     """The features of all rows that one frozen model has seen, in some columns.
 
     On disk they are ordinary entries of the cache, one for each batch of new rows, whose labels are the SHA-256 of the
-    rows. Features are stored in float32, so computed and read ones are equal. Their last bits depend on the rows that
-    were computed with them.
+    rows. Features are stored in float32, so those just computed equal those read later. Their last bits depend on the
+    rows that were computed with them.
     """
 
     def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...], layout: Layout) -> None:
@@ -228,7 +228,7 @@ class RowCache:
         return column
 
     def _forget(self) -> None:
-        """Drop rows whose entry was removed, and those that are only in memory when these are many."""
+        """Drop rows whose entry was removed, and rows that are only in memory if there are many of them."""
         many = sum(block.bytes for block in self._blocks if block.stored is None) > HELD_BYTES
         kept = [b for b in self._blocks if (b.stored.entry.path.is_dir() if b.stored else not many)]
         if len(kept) < len(self._blocks):
@@ -282,7 +282,7 @@ def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...], layout:
 
 
 def shared_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
-    """Return the model for such rows, loaded once per process."""
+    """Return the model that reads these rows, loaded once per process."""
     folder = Path(settings.backbone)
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     stamps = tuple((file.name, *stamp(file)) for file in files)

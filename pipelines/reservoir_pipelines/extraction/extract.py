@@ -1,6 +1,6 @@
 """The stage ``extract``: one frozen forward pass over a task, its pooled hidden states cached to HDF5.
 
-Receipts of finished extractions let an equal call find its entry without the model and without torch.
+Receipts of finished extractions let an equal call find its entry without loading the model or torch.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
-"""The code that resolves and computes a call, with the weights that come with it."""
+"""Folders of the code that resolves and computes a call, and of the weights that come with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def extract(
         if request:
             receipt = {"entry": str(entry.path.relative_to(root)), "key": entry.key}
             file = path_below(root, "receipts", f"{request[:32]}.json")
-            with suppress(OSError):  # a cache that others own can be read only
+            with suppress(OSError):  # a cache that others own may be read-only
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_checked(file, receipt | {"columns": list(columns), "splits": list(run.splits)})
     if not computed:
@@ -202,8 +202,8 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     """Return the entry that a name stands for.
 
     A name is the folder of an entry, the folder's name, the beginning of its key (at least 6 digits), or a task. For a
-    task it is the last extraction with the flags given. Own data is known by its content: entries of another file of
-    the same name, or of this file before it changed, do not match.
+    task it is the last extraction with the flags given. Your own data is identified by its content: entries of another
+    file of the same name, or of this file before it changed, do not match.
     """
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))

@@ -60,7 +60,7 @@ LIMIT_SEED = 0
 MOST_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
 LEAST_BLOCKS = 8  # several workers can share them
 LOADED_AHEAD = 2  # parts of a block that wait for the model
-POLL = 0.5  # seconds between looks at the blocks that other processes have claimed
+POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
 TASK_BLOCKS, MOST_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MOST_TASKS` tasks
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
@@ -401,7 +401,7 @@ def _open(share: Share) -> Run:
     if run.spec.key != share.key:
         raise InputError(
             f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}: another model, data, precision "
-            "or version of this program. Give all workers the same, and name --compute"
+            "or version of this program. Give all workers the same files and versions, and pass --compute"
         )
     found = probe(run) if share.probe else {}
     for column, (mean, deviation) in share.probe.items():

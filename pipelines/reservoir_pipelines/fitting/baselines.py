@@ -91,10 +91,10 @@ def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tup
         every += 1
     if work(samples / every) > most:
         both = f"{outputs:,} labels and {width:,} features"
-        notify(f"{raw.title}: a ridge classifier alone, as logistic regression of {both} takes too long")
+        notify(f"{raw.title}: only a ridge classifier, because logistic regression of {both} takes too long")
         return []
     if every > 1:
-        notify(f"{raw.title}: logistic regression is fitted to one of {every} training rows")
+        notify(f"{raw.title}: logistic regression is fitted to one in {every} training rows")
     alphas = fitter.alphas if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1 else ALPHAS
     by = LogisticFitter(classes=classes, alphas=alphas, balanced=fitter.balanced, folds=fitter.folds)
     return [(_one_of(every, raw), by)]

@@ -419,7 +419,7 @@ def _import(path: str) -> Callable[..., Any]:
     # A recipe may name scikit-learn's estimators, but nothing else that its modules happen to hold.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
     if not estimates or foreign:
-        raise InputError(f"--readout {path}: it is no scikit-learn classifier or regressor")
+        raise InputError(f"--readout {path}: it is not a scikit-learn classifier or regressor")
     return found
 
 
@@ -438,7 +438,7 @@ def _checked(path: str, estimator: Callable[..., Any], classes: int) -> Any:
             else ("regressor", "task's targets are real values", "Ridge")
         )
         raise InputError(
-            f"--readout {path}: it is no {kind}, and the {labels}; choose one, such as sklearn.linear_model.{other}"
+            f"--readout {path}: it is not a {kind}, and the {labels}; choose one, such as sklearn.linear_model.{other}"
         )
     return found
 
@@ -466,11 +466,11 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
             refits=options.select == "auto" and not folds,
             balanced=balanced,
             widens=not alphas,
-            # One of few folds decides a regression by chance: the larger penalty does less harm on new rows.
+            # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
             one_standard_error=options.one_standard_error or (not classes and repeats > 1),
         )
     if folds:
-        raise InputError(f"--select {options.select}: cross-validation is for ridge; choose {readout} on valid")
+        raise InputError(f"--select {options.select}: cross-validation is only for ridge; pass --select valid")
     if readout == "logistic":
         if not classes:
             raise InputError("--readout logistic: the task has no classes; use ridge")

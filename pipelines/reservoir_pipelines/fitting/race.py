@@ -16,14 +16,14 @@ from reservoir_pipelines.output import meter, notify
 
 RACED_ROWS = 2000  # training rows from which a race saves time
 FEWEST_CANDIDATES = 4
-SHARE, FEWEST, MOST = 1 / 10, 600, 5000  # of the training rows, those in the race, at least and at most
-VALID = 2000  # validation rows, where these choose
+SHARE, FEWEST, MOST = 1 / 10, 600, 5000  # share of the training rows in the race, and its limits in rows
+VALID = 2000  # validation rows, if these choose the readout
 
 
 def race(pool: Pool, names: Sequence[str], fitter: Fitter) -> tuple[tuple[str, ...], tuple[Result, ...]]:
-    """Return the candidates that go on to all rows, and the best result of each other one, best first.
+    """Return the candidates that go on to all rows, and the best result of each of the others, best first.
 
-    Readouts of all candidates are chosen as those of all rows are: by cross-validation, or on validation rows. All
+    The race chooses readouts as a fit to all rows does: by cross-validation, or on validation rows. All
     candidates go on if there are few of them or few rows, or if some of the rows lack a class or a group that all have.
     """
     some = _rows_of_race(pool, fitter.folds) if len(names) >= FEWEST_CANDIDATES else None

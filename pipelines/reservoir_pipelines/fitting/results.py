@@ -34,8 +34,8 @@ class Result(Record):
     valid_loss : float, default 0
         Mean squared distance of the scores from the coding of the labels, which decides between equal scores.
     metric : {"accuracy", "balanced_accuracy", "R²"}, default "accuracy"
-        What the scores measure: the share of right labels; the same with every class counting the same, which class
-        weights ask for; or R² for regression.
+        What the scores measure: the share of right labels; the same with all classes weighted equally, as class weights
+        ask; or R² for regression.
     converged : bool
         Whether its solver reached its tolerance.
     test_score : float, optional
@@ -71,7 +71,7 @@ class Result(Record):
 
     @property
     def title(self) -> str:
-        """A short name: the columns, or of more than two their layers, and their pooling or number."""
+        """A short name: the columns; for more than two, their layers with their pooling or their number."""
         if len(self.columns) <= 2:
             return self.name
         layers = list(dict.fromkeys(column.partition("/")[0] for column in self.columns))

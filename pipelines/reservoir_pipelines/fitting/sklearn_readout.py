@@ -12,7 +12,7 @@ import numpy as np
 
 from reservoir.readouts.linear import LINKS, LinearReadout, Targets
 
-PROBE_ROWS = 512  # on which coefficients must give what their estimator gives
+PROBE_ROWS = 512  # rows on which the coefficients must reproduce the estimator's results
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class Source(ABC):
 
     store: FeatureStore
     some: SomeRows | None = None
-    emphasis: np.ndarray | None = None  # the weight of each feature, (w,), where the raw input stands beside columns
+    emphasis: np.ndarray | None = None  # the weight of each feature, (w,), if the raw input is read with columns
 
     @property
     @abstractmethod

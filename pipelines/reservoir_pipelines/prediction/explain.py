@@ -30,7 +30,7 @@ class Explained(Record):
     label: Any
     score: float  # the logit of the class minus the mean of all logits; for regression the value
     added: list[float]  # what each position adds, compared with the mean token of the explained sequences
-    elsewhere: float  # the rest of the score: the intercept, and poolings that are no sums over positions
+    elsewhere: float  # the rest of the score: the intercept, and poolings that are not sums over positions
     occluded: list[float]  # how far the score falls if a stretch is hidden, divided among its positions
 
 
@@ -117,7 +117,7 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
         below.bar(positions, row.added, width=1.0, color=signs)
         below.bar(0, 0, color=COLOURS[0], label="adds" if first else None)
         below.bar(0, 0, color=COLOURS[1], label="takes" if first else None)
-        below.step(positions, row.occluded, "k", where="mid", lw=1.2, label="falls where hidden" if first else None)
+        below.step(positions, row.occluded, "k", where="mid", lw=1.2, label="drop if hidden" if first else None)
         below.sharex(above)
         style(below, "position" if row is rows[-1] else "", "score")
     save(figure, path)

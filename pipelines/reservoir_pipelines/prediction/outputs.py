@@ -58,7 +58,7 @@ class PredictionEvaluator:
 
 
 def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:
-    """Compare predictions with the labels of their file, an unknown one being wrong; None where no row has one."""
+    """Compare predictions with the labels of their file; an unknown label counts as wrong; None if no row has one."""
     evaluator = PredictionEvaluator()
     for _ in evaluator.watch(predictions):
         pass
@@ -113,7 +113,7 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
 
 
 def write_predictions(out: Path, predictions: Iterable[Prediction], *, labelled: bool) -> None:
-    """Write predictions while they are computed, some at a time; the file appears when it is whole."""
+    """Write predictions while they are computed, some at a time; the file appears when it is complete."""
     replace_file(out, lambda part: WRITERS[out.suffix](part, iter(predictions), labelled))
 
 

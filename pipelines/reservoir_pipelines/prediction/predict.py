@@ -34,7 +34,7 @@ class Prediction:
     ----------
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists. None if
-        ``abstain`` was given and the set has not exactly one class.
+        ``abstain`` was given and the set does not have exactly one class.
     probabilities : list
         The probability of each of ``classes``, nested as the label; empty if the readout has none.
     classes : tuple of str or int
@@ -46,7 +46,7 @@ class Prediction:
     each : bool, default False
         Whether every token, or word, has a label; lists are then as long as the sequence.
     set : list of str or int, optional
-        With ``coverage``, the classes that the truth is among with that probability.
+        With ``coverage``, a set of classes that holds the truth with that probability.
     interval : list of float, optional
         With ``coverage``, the two ends of an interval that holds the true value with that probability.
     """
@@ -95,7 +95,7 @@ def predict(
     raw, given, ids, y = read_new(file, task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # the lengths of texts are known
         raise InputError(
-            f"{file}: no array 'lengths', and the readout was fitted on sequences of several lengths; add the number "
+            f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths; add the number "
             "of real tokens of each row"
         )
     x, lengths = encode(task, raw, given)
@@ -189,7 +189,7 @@ class Predictions(Iterator[Prediction]):
     def _features(self, rows: slice) -> np.ndarray:
         """Return the features (samples, width) of some rows; a row has one sample or several."""
         x, lengths, task, scaling = self.x[rows], self.lengths[rows], self.bundle.task, self.bundle.scaling
-        labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # stand for unknown ones
+        labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # placeholders for unknown labels
         if self.counts is not None:
             labels[np.arange(labels.shape[1]) >= self.counts[rows, None]] = np.nan
         read = []

@@ -78,7 +78,7 @@ def _part(path: Path, number: int) -> dict[str, Any]:
 
 
 def _tables(parts: Sequence[dict[str, Any]]) -> str:
-    """Return the tables as Markdown, the paper's numbers in brackets."""
+    """Return the tables as Markdown, with the paper's numbers in brackets."""
     from jinja2 import Environment
 
     def plain(value: object) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCALES = {
-    "smoke": "Smoke scale: small shapes, few rows, few steps. It shows the whole path, not the paper's results.",
+    "smoke": "Smoke scale: small shapes, few rows, few steps. It shows that everything runs, not the paper's results.",
     "hour": "Hour scale: all of a small backbone, thousands of rows, hundreds of steps: less than the paper's.",
     "day": "Day scale: a small backbone, all training rows, thousands of steps.",
     "full": "Full scale: all training rows through the first blocks of GPT-2 small.",
@@ -48,7 +48,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         ("scale", " ".join(dict.fromkeys(SCALES[table["scale"]] for table in tables))),
         ("cells", f"{len(results)} finished, {failed} failed, {waiting} not run yet"),
         ("time", f"{seconds:.1f} minutes of work, {cpu:.1f} of a processor"),
-        ("forward passes", f"{passes:,} rows, those of validations left out"),
+        ("forward passes", f"{passes:,} rows, without those of validations"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
         ("versions", "; ".join(dict.fromkeys(_versions(r["made_with"]) for r in results.values()))),
     ]

@@ -26,7 +26,7 @@ SCALES = {
     "full": ("full", "paper"),
     "paper": ("paper",),
 }
-"""Each scale with the scales whose settings apply, the first that is present."""
+"""For each scale, the scales whose settings apply: those of the first one present."""
 
 LARGE = ("full", "paper")  # scales that use the paper's backbone instead of the small one of this package
 STAGES: dict[str, tuple[type[Options], ...]] = {
@@ -124,7 +124,7 @@ class Recipe:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every cell once; a cell stands behind those that it needs."""
+        """Every cell once; a cell comes after those that it needs."""
         found: dict[str, Cell] = {}
         for spot in self.spots:
             for cell in (cell for seed in spot.cells for cell in seed):
@@ -198,7 +198,7 @@ def load_recipe(
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
-        choices = f"there are {', '.join(known)}, or the path of a .toml file"
+        choices = f"the recipes are {', '.join(known)}, or the path of a .toml file"
         raise InputError(f"no recipe {name!r}: {choices}{nearest(name, known)}")
     if scale not in SCALES:
         raise InputError(f"--scale {scale}: choose among {', '.join(SCALES)}")
@@ -278,7 +278,7 @@ class _Builder:
             name = column["name"]
             measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")
             if measure not in MEASURES:
-                raise InputError(f"{self.where}: no measure {measure!r}; there are {', '.join(MEASURES)}")
+                raise InputError(f"{self.where}: no measure {measure!r}; the measures are {', '.join(MEASURES)}")
             at = row.get("at", {}).get(name)
             named = at or row.get("cell") or column.get("cell") or self.table.get("cell") or []
             names, combine = (named, "ratio") if isinstance(named, list) else ([named], "")
@@ -304,7 +304,7 @@ class _Builder:
     def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], task: str | None, seed: int) -> Cell:
         named = self.shared["cells"].get(name)
         if named is None:
-            raise InputError(f"{self.where}: no cell {name!r}; there are {', '.join(self.shared['cells'])}")
+            raise InputError(f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}")
         stage, known = named["stage"], OPTIONS[named["stage"]]
         sizes = [self._of_scale(part).get(key, {}) for part in ("all", stage) for key in ("any", task)]
         settings: dict[str, Any] = {"seed": seed} if "seed" in known else {}
@@ -322,7 +322,7 @@ class _Builder:
         return Cell(stage, task if run_on_rows else None, {k: v for k, v in settings.items() if v != ""})
 
     def _of_scale(self, part: str) -> Any:
-        """Return what ``cells.toml`` says of this scale, or of the first scale that it falls back on."""
+        """Return the part of ``cells.toml`` for this scale, or for the first scale in `SCALES` that it has."""
         return next((self.shared[name][part] for name in SCALES[self.scale] if part in self.shared[name]), {})
 
     def _settings(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -340,7 +340,7 @@ class _Builder:
 
 def _check_settings(settings: Mapping[str, Any], known: set[str], where: str) -> None:
     for key in settings.keys() - known:
-        meant = nearest(key, known) or f"; there are {', '.join(sorted(known))}"
+        meant = nearest(key, known) or f"; the settings are {', '.join(sorted(known))}"
         raise InputError(f"{where}: no setting {key!r}{meant}")
 
 

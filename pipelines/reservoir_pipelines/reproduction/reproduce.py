@@ -145,8 +145,8 @@ def run_cells(
 ) -> None:
     """Run the cells that have not finished and that no other process is running.
 
-    After that, wait for the cells of other processes, and run them here if such a process dies. A cell stands behind
-    those that it needs. Local processes are numbered; where there are several GPUs, each ``process`` uses another one.
+    After that, wait for the cells of other processes, and run them here if such a process dies. A cell comes after
+    those that it needs. Local processes are numbered; with several GPUs, each ``process`` uses a different one.
     With ``retry``, cells that failed before this call are tried again.
     """
     if process is not None and "device" not in places:

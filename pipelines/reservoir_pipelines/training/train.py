@@ -145,7 +145,7 @@ def _train_once(
         steps, rows = _steps(job, generator, kind)
         state, diverged = _take_steps(job, run, steps)
         if frozen_digest(model.fpt) != before:
-            raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
+            raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
         done = _result(job, run, steps, rows, state, diverged, test=test)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"

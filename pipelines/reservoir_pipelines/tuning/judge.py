@@ -1,4 +1,4 @@
-"""How good columns are on held-out rows of train and valid, and which reservoirs are read together; never from test."""
+"""Judge columns by held-out rows of train and valid, never by test, and choose reservoirs to read together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from reservoir.readouts.sweep import HeldOutScore, kernel_matrix, score_by_kerne
 from reservoir_pipelines.fitting.sources import KNOWN, ColumnSource, Source, assign_folds, groups_of
 
 VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
-"""Poolings that tell which values a channel takes, which are judged side by side; others are judged one by one."""
+"""Poolings of the values of a channel, which are judged side by side; others are judged one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

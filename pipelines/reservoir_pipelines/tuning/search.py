@@ -105,7 +105,7 @@ def title_of(candidate: dict[str, Any]) -> str:
 
 
 ROUNDS = (25, 100, 400, 800)
-"""Rows of a split in the rounds of the search. Kernel matrices, of samples x samples, forbid more."""
+"""Rows of a split in the rounds of the search. Kernel matrices (samples, samples) would be too large for more."""
 
 USUAL = 400  # rows of the first round if the budget allows it
 AT_LEAST = 10  # candidates of the first round, on as many rows as the budget allows
@@ -252,7 +252,7 @@ class SearchData:
 class Costs:
     """Seconds of trials by backbone, as a constant and a part that grows with the work."""
 
-    constant: float  # share of the cost that is assumed not to grow, as long as all works seen are alike
+    constant: float  # share of the cost that is assumed not to grow, as long as all trials had the same work
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, backbone: str, work: float, seconds: float) -> None:
