@@ -98,7 +98,7 @@ def differences(said: str, found: str) -> list[str]:
     for name in old.keys() & new.keys():
         if old[name].get("instructions") == new[name].get("instructions"):
             pairs = ((head, old[name].get(head, "nothing"), cell) for head, cell in new[name].items())
-            wrong += [f"{name}, {head}: {a} is written, {b} is found" for head, a, b in pairs if not _same(a, b)]
+            wrong += [f"{name}, {head}: {a} in the file, {b} measured" for head, a, b in pairs if not _same(a, b)]
     return wrong
 
 

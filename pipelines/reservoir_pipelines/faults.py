@@ -12,7 +12,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another place"),
     errno.EROFS: "name a place that can be written",
     errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path: a file stands where a folder should",
+    errno.ENOTDIR: "check the path: one part of it is a file, not a folder",
     errno.EISDIR: "name a file, not a folder",
     errno.EEXIST: "name another place",
     errno.ENAMETOOLONG: "name a shorter path",

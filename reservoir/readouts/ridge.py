@@ -56,7 +56,7 @@ class Arithmetic:
         return zeros if self.device is None else self.put(zeros)
 
     def put(self, x: np.ndarray) -> Any:
-        """Return an array as a tensor on the device, of the same dtype; the array itself without a device."""
+        """Return an array as a tensor on the device, of the same dtype; without a device return the array itself."""
         if self.device is None:
             return x
         import torch

@@ -1,4 +1,4 @@
-"""A readout of a weighted sum of layers, whose weights are learned, as ELMo and the upstreams of SUPERB are read.
+"""A readout of a weighted sum of layers, whose weights are learned, as in ELMo and in the SUPERB benchmark.
 
 With z_l the standardised features of layer l, all of one width, and weights w = softmax(a),
 

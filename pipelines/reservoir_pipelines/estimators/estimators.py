@@ -104,7 +104,7 @@ def with_parameters(*own: str) -> Any:
 
 
 class _ReservoirEstimator(BaseEstimator):
-    """What the estimators of raw sequences share: from raw sequences to features."""
+    """Base class of the estimators of raw sequences: it turns raw sequences into features."""
 
     vocabulary_: int | None
     n_features_in_: int
@@ -188,7 +188,7 @@ class _ReservoirEstimator(BaseEstimator):
 
 
 class _ReservoirPredictor(_ReservoirEstimator):
-    """What the classifier and the regressor share: columns and penalty are chosen as `fit` chooses them."""
+    """Base class of the classifier and the regressor: it chooses columns and penalty as `fit` does."""
 
     readout_: LinearReadout
     column_: str
@@ -393,7 +393,7 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
     """Features of raw sequences: the hidden states of a frozen sequence model, pooled over the tokens.
 
     Sequences go through a fixed input layer and a frozen backbone; each layer under each pooling is a column, and the
-    columns stand side by side. Defaults depend on the data as those of `extract` do. Rows are cached as in
+    columns are concatenated. Defaults depend on the data as those of `extract` do. Rows are cached as in
     `ReservoirClassifier`. Labels are not used.
 
     {parameters}

@@ -163,7 +163,7 @@ def _hash(value: Any) -> str:
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
     """Write all pieces and the index into a temporary folder, then rename it."""
     make_folder(final.parent)
-    folder = temporary_path(final.parent.resolve() / "data")  # of one name, so that what was left behind is removed
+    folder = temporary_path(final.parent.resolve() / "data")  # a fixed name, so that remains are removed
     folder.mkdir()
     try:
         sent = source

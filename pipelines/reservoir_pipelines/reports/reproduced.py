@@ -72,12 +72,13 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
         for row in table["rows"]
     ]
     seeds = max((s["seeds"] for s in spots), default=0)
-    caption = f"{table['unit'] or 'as in the paper'}; ours in bold, "
-    caption += f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
+    unit = table["unit"] or "numbers as in the paper"
+    drawn = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
+    caption = f"{unit[0].upper()}{unit[1:]}. Our numbers are in bold ({drawn})."
     if any(s.get("interval") for s in spots):
-        caption += "; small: the 95% interval over test rows, and their number"
+        caption += " Small numbers are the 95% interval over test rows, and the number of these rows."
     if any(s["later"] is not None for s in spots):
-        caption += "; later: Rothermel et al. 2021, learning rate swept, as quoted by others"
+        caption += " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
     shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "pictures": _pictures(table, results)}
     return {**table, "id": prefix + table["name"], "name": _name(table["name"]), **shown}
 
@@ -87,7 +88,7 @@ def _spots(table: Values) -> list[Values]:
 
 
 def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our number, with its standard error if there are several seeds, beside the paper's and a later one."""
+    """Return our number, with its standard error if there are several seeds, with the paper's and a later one."""
     measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
     difference = ""
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
@@ -116,7 +117,7 @@ def _number_text(value: Any, measure: str) -> str:
 
 
 def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
-    """Return the pictures of a table that is drawn; those of costs stand at the top of the page."""
+    """Return the pictures of a table that is drawn; pictures of costs are at the top of the page."""
     cells = ((row["name"], k) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for k in c)
     found = {key: (name, results[key]) for name, key in cells if key in results}
     if table["drawn"] in ("attention", "deviations"):

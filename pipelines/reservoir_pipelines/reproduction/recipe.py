@@ -1,6 +1,6 @@
 """Recipes: tables and figures as data, read from TOML and turned into cells at one scale.
 
-A cell is one stage on one task with settings; equal work has an equal key, in whatever table it stands.
+A cell is one stage on one task with settings; equal work has an equal key in every table.
 ``docs/reproduce.md`` describes the keys of a recipe. A name in a recipe's ``rows`` or ``columns`` that is the name of a
 task also sets the task, unless the row, the column or the recipe sets another.
 """
@@ -51,7 +51,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A stage on a task with settings; a setting that is a cell stands for the folder that this cell writes."""
+    """A stage on a task with settings; a setting that is a cell means the folder that this cell writes."""
 
     stage: str
     task: str | None

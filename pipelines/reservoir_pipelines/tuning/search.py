@@ -95,7 +95,7 @@ def draw_candidate(
 
 
 def title_of(candidate: dict[str, Any]) -> str:
-    """Return the options of a candidate that differ from the defaults, in short."""
+    """Return the options of a candidate that differ from the defaults, as a short text."""
     options = [
         f"{value}" if name in ("backbone", "init", "input") else f"{name} {value}"
         for name, value in candidate.items()

@@ -61,7 +61,7 @@ def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
 
 
 def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
-    """Refuse sequences of which the longest makes the padded array far larger than what is in it."""
+    """Refuse sequences if the longest makes the padded array far larger than their values."""
     size, real = len(lengths) * int(lengths.max()) * token_bytes, int(lengths.sum()) * token_bytes
     if size > FREE_BYTES and size > MOST_EXPANSION * real:
         row = int(np.argmax(lengths))

@@ -72,7 +72,7 @@ def _opened(path: Path) -> Any:
 
 
 class Sounds(Arrays):
-    """Sounds as ``x`` at a rate of samples per second, decoded in stretches, beside arrays that are known already.
+    """Sounds as ``x`` at a rate of samples per second, decoded in stretches, with arrays that are known already.
 
     With ``waveform`` the samples themselves are the sequences.
     """

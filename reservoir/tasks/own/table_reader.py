@@ -202,7 +202,7 @@ class TableReader:
         for row in np.flatnonzero(empty.all(axis=1)):
             self.table.bad.add(row, "no value", "fill the row")
         if short := int((lengths < len(names)).sum()):
-            self.notes.append(f"{short:,} rows end before the last column, at their last value")
+            self.notes.append(f"{short:,} rows have no value in the last columns, and end at their last value")
             self.chosen["early"] = True
         if self.labelled and (shown := runs_of(names)):
             self.notes.append(f"{len(names)} values per row: {shown}")

@@ -8,7 +8,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import Arrays, check_padding
 from reservoir.tasks.task import Task
 
-UNKNOWN = "\ufffd"  # stands first in every alphabet, for the letters that no training row has
+UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
 MOST_LETTERS = 64
 PIECE_LETTERS = 2**23
 
@@ -16,7 +16,7 @@ TOKEN, WORD = "token", "word"  # what a label can belong to if a row has several
 
 
 class Texts(Arrays):
-    """Texts (rows,) as ``x``, beside other arrays; encoded in stretches, so that not all are padded at once."""
+    """Texts (rows,) as ``x``, with other arrays; encoded in stretches, so that not all are padded at once."""
 
     letters = True
     unused_options = ("rate", "waveform")
