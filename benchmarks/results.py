@@ -11,8 +11,8 @@ the authors' code. A table that needs something that is missing is named and lef
 Long tables are compared only if ``--only`` names them.
 
 A table agrees if each of its numbers does within the last digit printed. If the processor multiplies bfloat16 natively,
-features are computed in bfloat16, and another of nearly tied readouts may be chosen. Tables without ``--compute
-float32`` therefore depend on the instruction set, and are not judged on a machine of the other kind. Times and memory
+features are computed in bfloat16, and another of nearly tied readouts may be chosen. A table without ``--compute
+float32`` therefore depends on the instruction set, and is not judged on a machine of the other kind. Times and memory
 are never judged.
 """
 

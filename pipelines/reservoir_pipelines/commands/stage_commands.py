@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def tasks(given: dict[str, Any]) -> Answer:
-    """List the tasks, and whether their data is here."""
+    """List the tasks, and whether their data is available."""
     from reservoir_pipelines.preparation.prepare import task_table
 
     found = task_table(**given)
@@ -62,7 +62,7 @@ def extract(
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Run a frozen model once, cache its hidden states."""
+    """Run a frozen model once, and cache its hidden states."""
     if dry_run:
         from reservoir_pipelines.extraction.extract import resolved_plan
 
@@ -155,7 +155,7 @@ def fit(
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Fit and choose linear readouts, score test once.
+    """Fit linear readouts, choose one, and score it on test.
 
     The options of the model and the data choose among a task's entries: the last one made with them is used.
     """
@@ -186,7 +186,7 @@ def fit_tables(done: Fit) -> list[Table]:
     tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
-        tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")]))
+        tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, on the same test rows)")]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
         tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
@@ -217,7 +217,7 @@ def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[s
 
 
 def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]:
-    """Return the scores on test, and the recall of the classes with the lowest one."""
+    """Return the scores on test, and the classes with the lowest recall."""
     lines = evaluation_lines(found, first)
     if not found.classes:
         lines = [("rows", f"{len(found.merits):,}"), *lines]
@@ -272,7 +272,7 @@ def predict(
     given: dict[str, Any],
     json: bool,
 ) -> Answer:
-    """Label new sequences, in any form extract reads.
+    """Label new sequences, in any form that extract reads.
 
     Prints one JSON line per sequence, with the probabilities of the classes; with --json one object of columns. If the
     file has labels, the accuracy is printed too.
@@ -302,7 +302,7 @@ def explain(
     file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
     given: dict[str, Any],
 ) -> Answer:
-    """Draw what each position adds to a label's score."""
+    """Draw what each position adds to the score of a label."""
     done = api.explain(readout, file, **given)
     lines = []
     for number, row in enumerate(done.rows):
@@ -375,7 +375,7 @@ def backbone(
         trained = [(group, *(f"{count[group]:,}" for count in counts)) for group in done.trained]
         trained.append(("together", *(f"{total:,}" for total in totals)))
         trained.append(("of the model", *(f"{100 * total / done.whole:.3f}%" for total in totals)))
-        paper = ["#as the paper counts"] if done.paper else []
+        paper = ["#counted as in the paper"] if done.paper else []
         tables.append((("trained", "#parameters", *paper), trained, f"on {done.task}"))
     return Answer(done, tables)
 
@@ -403,7 +403,7 @@ def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
         ("task", done.task),
         ("backbone", f"{done.backbone}, block {done.layer}"),
         ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
-        *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight off them")]),
+        *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight elsewhere")]),
         ("colours", f"0 to {done.top:.3g}; pass --top to use the same scale in another picture"),
         ("plot", done.plot),
         ("arrays", done.arrays),
@@ -412,7 +412,7 @@ def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
 
 
 def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
-    """Train groups of parameters, the rest frozen.
+    """Train groups of parameters with the rest frozen.
 
     The best checkpoint is chosen by validation and scored on test once.
     """
@@ -521,14 +521,14 @@ def reproduce(
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Run tables of the paper beside its numbers.
+    """Reproduce tables of the paper, with its numbers.
 
     A recipe describes a table; finished cells never run twice.
     """
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
     if all == bool(tables):
-        raise InputError(f"reproduce: name a table, a recipe's file, or --all; there are {', '.join(recipe_names())}")
+        raise InputError(f"reproduce: name a table, a recipe's file, or --all; tables: {', '.join(recipe_names())}")
 
     if dry_run:
         return _plan(tables or [], given)
@@ -600,7 +600,7 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
 
 
 def _tables(table: dict[str, Any]) -> list[Table]:
-    """Return a table, the paper's numbers in brackets, and below it why numbers are missing."""
+    """Return a table with the paper's numbers in brackets, and the reasons why numbers are missing."""
     from reservoir_pipelines.reports.reproduced import table_part
 
     shown = table_part(table, {})
@@ -615,6 +615,6 @@ def _tables(table: dict[str, Any]) -> list[Table]:
     unit = f"; {table['unit']}" if table["unit"] else ""
     claims = [(c["says"], c["verdict"]) for c in table["claims"]]
     missing = [(", ".join(dict.fromkeys(lacking[n])), why) for n, why in enumerate(shown["reasons"], start=1)]
-    title = f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's"
+    title = f"{table['name']} ({table['scale']}): {table['title']}{unit} (the paper's in brackets)"
     found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]
     return [part for part in found if part[1]]

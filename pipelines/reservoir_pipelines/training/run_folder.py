@@ -47,7 +47,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Write ``<folder>/step-<number>``, then remove all other checkpoints but the best."""
+    """Write ``<folder>/step-<number>``, then remove all other checkpoints except the best."""
     trained, moments = {}, {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -76,7 +76,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def remove_others(folder: Path, state: State) -> None:
-    """Remove all checkpoints but that of a state and the best one; a killed process may have left others."""
+    """Remove all checkpoints except that of a state and the best one; a killed process may have left others."""
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - kept:
         shutil.rmtree(old, ignore_errors=True)
