@@ -57,7 +57,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     fewer = _one_of(every, raw)
     statistics = [replace(fewer, title=name, features=made) for name, made in _statistics(fewer)]
     if statistics and every > 1:
-        notify(f"{' and '.join(one.title for one in statistics)}: fitted to one of {every} training rows")
+        notify(f"{' and '.join(one.title for one in statistics)}: fitted to one in {every} training rows")
     tried: list[Fitted] = [(known, raw, fitter)] if known else []
     tried += [(by.fit(source), source, by) for source, by in untried]
     found = [max(tried, key=lambda one: one[0].result.merit)]

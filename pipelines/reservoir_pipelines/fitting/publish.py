@@ -29,7 +29,7 @@ def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default:
         write_checked(folder / SUMMARY, summary)
         _draw(folder, title, done, shown)
     if options.out and default.parents[1].name == "readouts":
-        with suppress(OSError):  # a cache that others own can be read only
+        with suppress(OSError):  # a cache that others own may be read-only
             default.mkdir(parents=True, exist_ok=True)
             write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
 

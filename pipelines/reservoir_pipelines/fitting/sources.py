@@ -299,7 +299,7 @@ class Pool:
         return {split: self.store[split].rows for split in ("train", "valid", "test")}
 
     def folder(self, tried: "Tried", options: FitOptions) -> Path:
-        """Return the default folder of results: below the cache's ``readouts``, or beside an entry outside a cache.
+        """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache.
 
         Its name differs between fits of other columns or options.
         """
@@ -370,13 +370,13 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     sources: dict[str, ColumnSource | RawSource] = {}
     for part in "+".join(wanted).split("+") if named and wanted else cached:
         if part not in (*cached, RAW):
-            raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
+            raise InputError(f"column {part!r}: not cached; the cached ones are {', '.join(cached) or 'none'}")
         sources[part] = pool.column(part)
     kinds = {name: (one.tokens(), one.width()) for name, one in sources.items() if isinstance(one, ColumnSource)}
     for column in wanted if named and summed else ():
         parts = [kinds.get(part, (0, 0)) for part in column.split("+")]
         if len(parts) < 2 or len({width for _, width in parts}) > 1:
-            raise InputError(f"{column}: --readout weighted sums two or more cached columns of one width; name such")
+            raise InputError(f"{column}: --readout weighted sums cached columns of one width; name two or more")
     available = [*cached, RAW] if not named and pool.raw() else cached
     groups = groups_of(pool.store)
     folds, repeats = choose_folds(options, pool.rows, None if groups is None else len(np.unique(groups)))
