@@ -58,8 +58,8 @@ class InputLayer(nn.Module):
 def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, for `windows` as tokens.
 
-    As in ROCKET (Dempster et al. 2020), each unit reads one dilation, with Gaussian weights that sum to zero over its
-    taps, and one form of the channels. Units cycle through the dilations, then through the forms.
+    As in ROCKET (Dempster et al. 2020), each unit reads one dilation and one form of the channels, with Gaussian
+    weights that sum to zero over its taps. Units cycle through the dilations, then through the forms.
     """
     dilations, patch, forms, _ = shape
     weights = generator(seed, "input").standard_normal((width, *shape))

@@ -52,8 +52,8 @@ VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same for windows of symbols
 SEGMENTS = "segments8"  # describes where in the sequence values are
 
-# Poolings for more rows, from most to fewest columns: the first that fits is the default. From those of the tokens and
-# from the last ones, every second layer is left out, until they fit. Columns without shares have two bytes a value.
+# Poolings for more rows, from most to fewest columns: the first that fits is the default. With ``tokens``, and with the
+# last poolings, every second layer is left out until the columns fit. Columns without shares have two bytes a value.
 FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "series": (
         "quantiles9,shares7,max,min,segments4",
@@ -369,7 +369,7 @@ def readout_candidates(
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
-    """Return the columns that are tried alone; those of all tokens are wide and only tried if there are no others."""
+    """Return the columns that are tried alone; columns of all tokens are wide, and only tried alone."""
     columns = [column for column in available if column != RAW]
     return [column for column in columns if not column.endswith("/all")] or columns
 
@@ -522,7 +522,7 @@ def _fewer_columns(
 def _first_that_fits(
     task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first layers and poolings that fit a default extraction, else the last; and what the first ones cost.
+    """Return the first of the layers and poolings that fit a default extraction, else the last; and the cost of all.
 
     The text is empty if these fit. ``seen`` is the task as the model reads it.
     """

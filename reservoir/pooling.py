@@ -88,7 +88,7 @@ class LayerPooling:
     | ``all`` | each token, zero at padding |
 
     Hidden states (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the padding may hold any
-    values. ``poolings`` are all that will be asked for: those that need sorted values share one sorted copy.
+    values. ``poolings`` names all poolings that will be computed: those of sorted values share one sorted copy.
     ``readout_tokens`` and ``max_tokens`` are for ``last`` and ``tokens``.
     """
 

@@ -1,4 +1,4 @@
-"""A torch module from stored sequences to logits, as ``predict`` computes them, and what each position contributes."""
+"""A torch module that maps stored sequences to the logits of ``predict``, and the contribution of each position."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -51,7 +51,7 @@ class SequenceModel(nn.Module):
     """From stored sequences to logits: scaling, frozen maps, readout.
 
     The product with the readout's weights runs in float64: channels of a frozen transformer may have a mean of 3000
-    and a deviation below one, and float32 sums of such products lose all digits in which two rows differ.
+    and a deviation below one, and float32 sums of such products lose all the digits in which two rows differ.
     """
 
     offset: Tensor

@@ -1,4 +1,4 @@
-"""Work of one thread that is done before another asks for it."""
+"""Compute items in a thread before they are asked for."""
 
 from collections.abc import Generator, Iterable
 from queue import SimpleQueue

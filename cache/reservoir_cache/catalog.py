@@ -121,9 +121,9 @@ def prunable(
     """Return the entries that may be removed to save space, in the order of their last use; nothing is removed.
 
     Entries in use by a run and entries that cannot be read are never chosen. The others are chosen if they were not
-    used for longer than ``older``, or, least recently used first, until the rest takes at most ``keep_bytes``, leaving
-    out those that a larger one, chosen later, makes unnecessary. With ``unfinished``, unfinished extractions follow the
-    finished ones.
+    used for longer than ``older``, or, least recently used first, until the rest takes at most ``keep_bytes``, except
+    entries that need not go once a larger one, chosen later, is removed. With ``unfinished``, unfinished extractions
+    follow the finished ones.
     """
     now = datetime.now(UTC)
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))

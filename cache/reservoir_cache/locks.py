@@ -1,10 +1,10 @@
 """Locks of an entry, which end with the process that holds them.
 
 Every claim is a POSIX record lock (``fcntl.lockf``) on one byte of the entry's empty ``lock`` file: byte 0 guards the
-manifests and the run records, byte 1 + n the n-th block of the entry. The kernel drops a process's locks when it
-ends, however it ends. Two properties of these locks shape this module: they belong to the process, so threads need a
-table of their own; and closing *any* descriptor of a file drops all of the process's locks on it, so there is one
-descriptor per lock file and process, which is closed when the entry has been removed and not before.
+manifests and the run records, byte 1 + n the n-th block of the entry. The kernel drops a process's locks when it ends,
+however it ends. Two properties of these locks shape this module: they belong to the process, so threads need a table of
+their own; and closing *any* descriptor of a file drops all of the process's locks on it, so a process has one
+descriptor per lock file, and closes it only when the entry has been removed.
 """
 
 import errno

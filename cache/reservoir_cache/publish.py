@@ -177,7 +177,7 @@ def refuse_links(*paths: Path) -> None:
 def path_below(root: Path, *names: str) -> Path:
     """Return the path of a file or folder below a root; raises CacheError if any folder on the way is a symbolic link.
 
-    The root itself may be a link: the user chose it. What lies below it may have come from somebody else.
+    The root itself may be a link: the user chose it. Its content may have come from somebody else.
     """
     path = Path(root)
     for name in names:

@@ -52,7 +52,7 @@ class FeatureStore:
 
 
 class SplitFeatures:
-    """The columns of one split, as its manifest listed them when this was made."""
+    """The columns of one split, as listed by its manifest when this object was created."""
 
     def __init__(self, entry: Entry, split: str) -> None:
         self.entry, self.split = entry, split
@@ -173,7 +173,7 @@ class SplitFeatures:
         return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Read one block of a column as it is stored, or some of its rows, each with an offset of its own.
+        """Read one block of a column as it is stored, or some of its rows, with the offset of each row.
 
         The first time in this process all of the block is read and compared with its checksum.
         """

@@ -150,7 +150,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     """Read an entry's ``spec.json``; raises CacheError if it is absent, damaged, of another format or key."""
     path = folder / SPEC_FILE
     try:
-        # Another format is refused before anything else in the file is believed.
+        # Another format is refused before anything else in the file is trusted.
         version = json.loads(path.read_bytes())["spec"]["format"]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CacheError(f"{folder}: not an entry of the cache, it has no {SPEC_FILE}") from error

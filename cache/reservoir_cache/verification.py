@@ -63,9 +63,9 @@ def _damage(
 def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Problem]:
     """Remove damaged files and their lines in the manifests, so that a rerun of extract computes only them again.
 
-    A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has repaired are
-    left alone, and so are unfinished splits. ``problems`` is what ``verify`` found, which is run by default; returns
-    those of them that were repaired.
+    A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has repaired are left
+    alone, and so are unfinished splits. ``problems`` are the results of ``verify``, which runs by default; returns the
+    problems that were repaired.
     """
     repaired = []
     by_folder: dict[Path, list[Problem]] = {}

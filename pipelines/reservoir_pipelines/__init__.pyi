@@ -1435,8 +1435,8 @@ def tune(
     winner. Features stay in the cache, and a search that was stopped continues, also with a larger budget.
 
     ``budget`` includes loading the libraries and the trials of earlier calls. If ``backbone`` is given, no other is
-    tried. Workers share the rows of each reservoir and find what one process would find. ``out`` is the folder of the
-    fit.
+    tried. Workers share the rows of each reservoir; the result is that of a single process. ``out`` is the folder of
+    the fit.
 
     Parameters
     ----------

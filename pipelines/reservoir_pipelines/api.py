@@ -1,7 +1,7 @@
 """The public functions: one per stage, every option a keyword.
 
-Each builds the groups of options that its stage takes and calls the stage. What editors, type checkers, ``help()`` and
-the reference show is made from those groups: here as signature and docstring, in ``__init__.pyi`` as a stub.
+Each builds the groups of options that its stage takes and calls the stage. Signatures and docstrings, for ``help()``
+and the reference, are made from those groups here; ``__init__.pyi`` is a stub for editors and type checkers.
 """
 
 from __future__ import annotations
@@ -259,8 +259,8 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     winner. Features stay in the cache, and a search that was stopped continues, also with a larger budget.
 
     ``budget`` includes loading the libraries and the trials of earlier calls. If ``backbone`` is given, no other is
-    tried. Workers share the rows of each reservoir and find what one process would find. ``out`` is the folder of the
-    fit.
+    tried. Workers share the rows of each reservoir; the result is that of a single process. ``out`` is the folder of
+    the fit.
 
     Examples
     --------

@@ -34,7 +34,7 @@ class Attention(Record):
 
     ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``; ``mean`` (heads,
     tokens, tokens) is over the rows in which both tokens are real, NaN if there are none. For bit tasks ``diagonals``
-    are the distances in tokens at which the paper saw readout tokens attend, with what they attend to. ``top`` is the
+    are the distances in tokens to those that readout tokens attend to in the paper, with names. ``top`` is the
     attention at the top of the colour scale that all maps of the picture share.
     """
 
@@ -175,10 +175,11 @@ def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
 
 
 def bit_diagonals(task: Task) -> dict[int, str]:
-    """Return how far back the readout tokens of a bit task look in the paper's Figure 2, and at what, if it is one.
+    """Return the distances to the tokens that readout tokens of bit tasks attend to in the paper (Figure 2), and names.
 
-    Each readout token of ``bit-xor`` takes the bits that it adds: its own and those at its place in the other strings.
-    Each one of ``bit-memory`` compares the masked bits with the stored ones at its place in every string.
+    A readout token of ``bit-xor`` attends to the bits that it adds: its own, and those at its place in the other
+    strings. A readout token of ``bit-memory`` compares the masked bits with the stored ones at its place in every
+    string.
     """
     if task.name not in BIT_TASKS:
         return {}

@@ -15,7 +15,8 @@ from reservoir_pipelines.commands import stage_commands as stages
 from reservoir_pipelines.faults import Interruptible, system_fault
 from reservoir_pipelines.output import heartbeat, printable
 
-# Since 0.20 typer has its own copy of click; before, it used the package. This is the one whose errors it raises.
+# Since 0.20 typer has its own copy of click; before, it used the package. The imported one is the one whose errors
+# typer raises.
 UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(

@@ -144,7 +144,7 @@ def _escape_texts(figure: Figure) -> None:
 
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            # The texts of ticks with names are set anew while they are drawn, by such a formatter.
+            # While ticks with names are drawn, such a formatter sets their texts again.
             if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
                 axis.set_major_formatter(FuncFormatter(lambda value, n, inner=formatter: _literal(inner(value, n))))
     for text in figure.findobj(Text):
@@ -372,7 +372,7 @@ def shorten(name: str, most: int = 32) -> str:
 
 
 def shorten_all(names: Sequence[str]) -> list[str]:
-    """Return short names; if two of them look alike, their words that differ, without those that all names share."""
+    """Return short names; if two would look alike, return only the words in which the names differ."""
     short = [shorten(name) for name in names]
     if len(set(short)) == len(set(names)):
         return short

@@ -37,13 +37,13 @@ MEASURES = {
     "parameters": "",
     "trained": "",
 }
-"""What a table can show of a cell, with its unit; a count needs none."""
+"""Measures of a cell that a table can show, each with its unit; counts have none."""
 
 RATIOS = {"step_seconds": ("train_seconds", "steps"), "readout_seconds": ("fit_seconds", "tried")}
 
 
 class ReproductionFolder:
-    """The files of a reproduction; each of them is complete or absent."""
+    """The files of a reproduction; each file is complete or absent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -22,8 +22,8 @@ PAPER_DIM = {"cifar10": 16}
 class Backbone(nn.Module):
     """A frozen sequence model that maps vectors to vectors and names its layers.
 
-    Layers are ``embed`` (what enters the first block: the input with positions added), ``block01`` to ``blockNN``
-    (what leaves each block) and ``final`` (after the last norm; where a family has none, the last block's output).
+    Layers are ``embed`` (the input of the first block, with positions added), ``block01`` to ``blockNN`` (the output of
+    each block) and ``final`` (the output of the last norm; in a family without one, of the last block).
 
     The parameters of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth``
     only this number of blocks, from the first, and the final norm are kept.
@@ -241,7 +241,7 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
 
 
 def group_counts(backbone: Backbone) -> dict[str, int]:
-    """Return the number of parameters of each of `GROUPS`; zero if the family has none."""
+    """Return the number of parameters of each of `GROUPS`; zero for groups that the family does not have."""
     counts = dict.fromkeys(GROUPS, 0)
     for name, parameter in backbone.named_parameters():
         counts[backbone.group_of(name)] += parameter.numel()

@@ -41,8 +41,9 @@ class SkipInitialisation(TorchFunctionMode):
         if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
-        # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set zeros: torch calls
-        # them to draw a truncated normal, and repeats that until all values are in bounds, which zeros are.
+        # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set zeros, because
+        # torch calls them to draw a truncated normal, and repeats the draw until all values are in bounds, as zeros
+        # are.
         return tensor if isinstance(func, FunctionType) else tensor.zero_()
 
 

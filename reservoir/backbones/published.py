@@ -279,8 +279,8 @@ FAMILIES = (
     *(_bert(name) for name in ("bert", "roberta", "xlm-roberta")),
     _bert("distilbert", loader=HubLoader(), blocks="transformer.layer", attention="attention", feedforward=("ffn",)),
     _bert("longformer", attention=""),
-    # MPNet (Song et al. 2020) is BERT with relative positions besides the absolute ones. Its attention gives its maps
-    # only to who asks each block for them.
+    # MPNet (Song et al. 2020) is BERT with relative positions besides the absolute ones. Its attention returns maps
+    # only to callers that ask each block for them.
     _bert(
         "mpnet",
         attention="",

@@ -36,10 +36,10 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     number of blocks, from the first, and the final norm are kept.
 
     ``init="random"`` draws every weight from the family's own scheme, by the seed, and needs neither network nor
-    weights; ``random-flat`` draws every matrix with the one deviation ``initializer_range``, as the "random" GPT-2 of
-    Lu et al. 2021 was, whose library did not yet scale its ``c_proj`` down; ``pretrained`` loads safetensors;
-    ``statistics`` draws every tensor from a normal distribution with the mean and the standard deviation of the
-    pretrained one (ibid., section 3.7).
+    weights; ``random-flat`` draws every matrix with the deviation ``initializer_range``, like the "random" GPT-2 of Lu
+    et al. 2021, whose library did not yet scale ``c_proj`` down; ``pretrained`` loads safetensors; ``statistics`` draws
+    every tensor from a normal distribution with the mean and the standard deviation of the pretrained one (ibid.,
+    section 3.7).
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")

@@ -156,7 +156,7 @@ def _letters_apart(tokenizer: Any) -> bool:
 
 
 def has_tokenizer(name: str) -> bool:
-    """Return whether a backbone's folder has a tokenizer; True for a file or a hub name, which may have one."""
+    """Return whether a backbone's folder has a tokenizer; True for a file or a hub name, where it may exist."""
     folder = Path(SHIPPED.get(name, name))
     return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
 

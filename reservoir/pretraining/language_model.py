@@ -74,9 +74,9 @@ class LanguageModel(nn.Module):
 class PretrainRecipe(PretrainOptions):
     """`PretrainOptions` with all defaults resolved, and constants of the training.
 
-    In the first `short_share` of the steps the model reads short windows, which are cheaper; a model that begins with
-    them ends no worse (Press et al. 2021, section 3). Then their length doubles: the lengths in between share a third
-    of the remaining steps, and the full context has two thirds. ``beta2`` is high because steps have few tokens.
+    In the first `short_share` of the steps the model reads short windows, which are cheaper and make the final model no
+    worse (Press et al. 2021, section 3). Then their length doubles: the lengths in between share a third of the
+    remaining steps, and the full context has two thirds. ``beta2`` is high because steps have few tokens.
     """
 
     steps: int = STEPS

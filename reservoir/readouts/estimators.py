@@ -38,7 +38,7 @@ def code_labels(
 
 
 def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
-    """Return the weights (n,) of samples, or None if none are given; raise `ValueError` if one is not 0 or more."""
+    """Return the weights (n,) of samples, or None if none are given; raise `ValueError` for invalid ones."""
     if given is None:
         return None
     values = np.asarray(given, np.float64)

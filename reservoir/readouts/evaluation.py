@@ -137,7 +137,7 @@ def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None
 
 
 def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None) -> Evaluation:
-    """Compare predicted real values (n, outputs) with targets; each row has ``counts`` of them, or one."""
+    """Compare predicted real values (n, outputs) with targets; a row has one target, or ``counts`` of them."""
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
     r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
@@ -240,8 +240,8 @@ def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float
     """Return the interval of an accuracy from the share of correct outputs of each row, (rows,).
 
     Rows are independent, but the outputs of a row are not. The variance between rows therefore gives an effective
-    number of independent outputs, for which Wilson's interval is computed. With one output per row this number is that
-    of the rows. ``z`` is the standard normal quantile, 1.96 for 95%.
+    number of independent outputs, for which Wilson's interval is computed. With one output per row this number equals
+    the number of rows. ``z`` is the standard normal quantile, 1.96 for 95%.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
     """

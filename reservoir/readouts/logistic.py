@@ -80,7 +80,7 @@ def logistic_path(
 
 
 class _Problem:
-    """The losses of every penalty and output as functions of the unknowns in which their Hessian starts as identity."""
+    """The losses of every penalty and output in unknowns for which their Hessian starts as the identity."""
 
     def __init__(self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training) -> None:
         self.train, self.targets = train, targets

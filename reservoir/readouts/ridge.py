@@ -206,7 +206,7 @@ class Accumulator:
         return self
 
     def moments(self) -> Moments:
-        """Return the moments of all samples so far; `InputError` where there are none, or one is not finite."""
+        """Return the moments of all samples so far; raise `InputError` if there are none, or one is not finite."""
         if self._filled:
             self._multiply()
         t = self._xz.shape[1] - 1

@@ -1,4 +1,4 @@
-"""Tasks: sequences with labels. One file per family; `TASKS` has them all by name.
+"""Tasks: sequences with labels. There is one file per family; `TASKS` maps names to tasks.
 
 - bits: ``bit-memory``, ``bit-xor``
 - listops: ``listops``

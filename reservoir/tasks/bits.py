@@ -11,7 +11,7 @@ from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths,
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 PIECE_ROWS = 1024
-"""Rows drawn from one generator; part of the tasks' definition, as another number would give other rows."""
+"""Rows drawn from one generator; part of the tasks' definition, because another number would give other rows."""
 
 MOST_HELD_OUT = (6, 20)  # bits of inputs that are few enough to list and enough for each split to have some
 

@@ -170,7 +170,7 @@ def _sizes(levels: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[np.n
 
 
 PIECE_ROWS = 4096
-"""Expressions drawn from one generator; part of the task's definition, as another number would give other rows."""
+"""Expressions drawn from one generator; part of the task's definition, because another number would give other rows."""
 
 PIECE_BYTES = 2**24  # bytes of a file that are read at a time
 MOST_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have some 20,000

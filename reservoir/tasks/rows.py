@@ -9,7 +9,7 @@ SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a 
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return one well-mixed 64-bit number per row number; another seed gives unrelated ones.
+    """Return one well-mixed 64-bit number per row number; another seed gives unrelated numbers.
 
     Output ``row`` of the generator SplitMix64 (Steele, Lea and Flood 2014) that starts at a mixed ``seed``: the same
     everywhere and for any stretch of rows, so pieces can be processed separately.

@@ -143,7 +143,7 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
 
 
 class FreshRows:
-    """The endless training rows of a generated task, none of them of a prepared split: row n is always the same."""
+    """The endless training rows of a generated task, which are in no prepared split; row n is always the same."""
 
     def __init__(self, source: Source, seed: int) -> None:
         # The generator of a piece is keyed by where it begins: these begin far after every prepared piece.

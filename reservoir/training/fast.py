@@ -87,8 +87,8 @@ class CausalAttention(torch.autograd.Function):
         \frac{\partial L}{\partial S} = \frac{M \odot P}{1 - r} \odot (D V^T) - P \odot \mathrm{rowsum}(D \odot O)
 
     with S the scores and D the gradient of O, where the row sums are those of flash attention (Dao et al. 2022,
-    appendix B.2). Scores are always float32. The result has the dtype of the values, which may differ from that of
-    queries and keys, because rotary positions leave these in float32.
+    appendix B.2). Scores are always float32. The result has the dtype of the values; queries and keys may have another,
+    because rotary positions leave them in float32.
     """
 
     @staticmethod

@@ -175,7 +175,7 @@ class _ReservoirEstimator(BaseEstimator):
                 )
             check_lengths(model, rows.lengths, "X, row")
             root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
-            # All columns are computed, not only the chosen one: another fold may choose another for the same rows.
+            # All columns are computed, because other folds may choose other columns for the same rows.
             return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
 
         def part(name: str) -> np.ndarray:

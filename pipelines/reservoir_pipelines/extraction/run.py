@@ -66,7 +66,7 @@ TASK_BLOCKS, MOST_TASKS = 8, 512  # blocks per task; fewer if there would be few
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
 """Rows that every worker of a cluster computes first, and the largest difference, in standard deviations of a column.
 
-bfloat16 on another kind of processor differs by far less, another pooling by far more.
+bfloat16 on another kind of processor makes a far smaller difference, another pooling a far larger one.
 """
 
 _runs: dict[str, "Run"] = {}

@@ -19,7 +19,7 @@ from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitt
 from reservoir_pipelines.fitting.sources import InputFeatures, Pool, RawSource
 from reservoir_pipelines.output import notify
 
-WINDOW = 9  # tokens, where the reservoir cuts none itself
+WINDOW = 9  # tokens of a window, if the reservoir has no windows
 MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
 MOST_ROWS, MOST_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
 ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved once more for each fold

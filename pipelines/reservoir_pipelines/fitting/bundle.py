@@ -1,8 +1,8 @@
 """A readout on disk: its weights, and JSON with everything else that is needed to run it on new sequences.
 
-The JSON names the files of weights by the SHA-256 of their content and holds a checksum of its own. It is replaced in
-one step after they are on disk, so that a reader sees the old bundle or the new one, even if a writer is killed or
-several write at once.
+The JSON names the files of weights by the SHA-256 of their content and holds a checksum of its own. The JSON is
+replaced in one step after the weights are on disk. A reader therefore sees the old bundle or the new one, even if a
+writer is killed or several write at once.
 """
 
 import hashlib

@@ -218,7 +218,7 @@ class RidgeFitter:
         return path.readout(0, chosen.targets, chosen.temperature)
 
     def join(self, sources: Iterable[Source], most: int) -> list[ColumnFit]:
-        """Join columns to the first one as long as the validation score rises; return the fit of each further one."""
+        """Join columns to the first one as long as the validation score rises; return the fit of each step."""
         parts: list[Source] = []
         places: dict[str, slice] = {}
         width = 0
@@ -401,7 +401,7 @@ Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
 """Fits one kind of readout to a source under all its settings."""
 
 Fitted = tuple[ColumnFit, Source, Fitter]
-"""The readouts of a source, and what they were fitted to and by."""
+"""The readouts of a source, with the source and the fitter."""
 
 
 def _import(path: str) -> Callable[..., Any]:

@@ -83,7 +83,7 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
 
 
 def _members(estimator: Any) -> Iterator[Any]:
-    """Yield the estimator, or the parts of one for several outputs or for one class against the rest."""
+    """Yield the estimator, or its parts if it has one for each output or for each class against the rest."""
     if not hasattr(estimator, "estimators_"):
         yield estimator
     for one in getattr(estimator, "estimators_", ()):

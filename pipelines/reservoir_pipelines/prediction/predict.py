@@ -236,7 +236,7 @@ def _warn(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) ->
 
 
 def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> Iterator[tuple[Any, Any]]:
-    """Yield the label and the probabilities of each row; of each of its ``counts`` samples, if they are given."""
+    """Yield the label and the probabilities of each row, or of each of the ``counts`` samples of a row."""
     task, readout, each = bundle.task, bundle.readout, counts is not None
     labels = readout.predict(features)
     found = [np.vectorize(task.label, otypes=[object])(labels) if task.classes else labels.astype(float)]

@@ -144,7 +144,7 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
 
 
 def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
-    """Return the folder of a task with its parameters, which has one folder per state of the source files."""
+    """Return the folder of a task and its parameters; it has a folder for each state of the source files."""
     values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
     return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")

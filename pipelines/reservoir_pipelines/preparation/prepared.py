@@ -101,7 +101,7 @@ class Prepared:
     scaling : Scaling or None
         From stored values to what the model sees; None for symbols.
     digest : str
-        SHA-256, in hex, over the description and all arrays; the same wherever and from whichever files they came.
+        SHA-256, in hex, of the description and all arrays; it does not depend on paths or on the division into files.
     splits : mapping of str to PreparedSplit
     dropped, cut : mapping of str to int
         Sequences left out and sequences shortened, by split.

@@ -26,7 +26,7 @@ SCALES = {
     "full": ("full", "paper"),
     "paper": ("paper",),
 }
-"""For each scale, the scales whose settings apply: those of the first one present."""
+"""For each scale, the scales whose settings it uses: those of the first one that is given."""
 
 LARGE = ("full", "paper")  # scales that use the paper's backbone instead of the small one of this package
 STAGES: dict[str, tuple[type[Options], ...]] = {
@@ -194,7 +194,7 @@ def load_recipe(
     """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
 
     ``seeds`` is the number of seeds, from 0; the scale has a default. The settings of ``override`` replace those of the
-    scale; settings of a row or a column go before them. `InputError` names what does not exist.
+    scale; settings of a row or a column take precedence. `InputError` names what does not exist.
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):

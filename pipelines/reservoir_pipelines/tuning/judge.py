@@ -33,7 +33,7 @@ class ColumnKernel:
         return cls(columns=kernel_matrix(x), width=x.shape[1])
 
     def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
-        """Return the kernel of the columns of both side by side, which is the sum."""
+        """Return the kernel matrix of the columns of both together, which is the sum."""
         return ColumnKernel(
             columns=self.columns + other.columns,
             raw=self.raw + other.raw,
@@ -94,7 +94,7 @@ def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) ->
 
 
 def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutScore]:
-    """Return the best columns of one reservoir and their held-out results: all, those of a layer, or one group."""
+    """Return the best columns of a reservoir (all, those of a layer, or one group) and their held-out results."""
     layers: dict[str, list[tuple[str, ...]]] = {}
     for group in kernels:
         layers.setdefault(group[0].partition("/")[0], []).append(group)

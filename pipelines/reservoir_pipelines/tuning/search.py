@@ -382,8 +382,8 @@ class Search:
     def _affordable(self) -> list[int | None]:
         """Return the rows of a split in each round, from the first in which the budget allows `AT_LEAST` candidates.
 
-        The last round has at most ``ROUNDS[-1]`` rows; None are all. The default is tried in one round after the other
-        to find their cost.
+        The last round has at most ``ROUNDS[-1]`` rows; None means all rows. The default is tried in one round after the
+        other to find their cost.
         """
         each = self.data.prepared.task.readout_tokens
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each

@@ -71,7 +71,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
     """Return the bytes of the images and the labels of a pickled batch: its longest text, and the numbers of a list.
 
-    Python's unpickler would call what a file names, and build what it asks for. Here `pickletools` only splits the
+    Python's unpickler would import and call any function that a file names. Here `pickletools` only splits the
     pickle into instructions, and raises many types of errors for a damaged one.
     """
     longest: str | bytes | bytearray = b""

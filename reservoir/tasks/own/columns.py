@@ -72,7 +72,7 @@ class Roles:
 
 
 def text_columns(asked: OwnDataOptions) -> list[str]:
-    """Return the names of columns whose cells are read as they are written, whatever they look like."""
+    """Return the names of columns whose cells are read as text, even if they look like numbers."""
     named = (asked.label, asked.id, asked.group, asked.text)
     return [*filter(None, named), *USUAL_LABELS, *SEQUENCES, *IDS, "groups", "split", *(f"y{n}" for n in range(10))]
 
@@ -347,7 +347,7 @@ def as_numbers(cell: str) -> np.ndarray | None:
 
 
 def as_sequence(cell: Any) -> np.ndarray | None:
-    """Return a list of numbers or of lists of numbers of one length as an array, None in it as NaN; else None."""
+    """Return a list of numbers, or of lists of one length, as an array with NaN for None; None for anything else."""
     try:
         array = np.asarray(cell)
         array = np.asarray(cell, np.float64) if array.dtype.kind == "O" else array

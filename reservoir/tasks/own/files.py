@@ -101,7 +101,7 @@ SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
     """Return the arrays of a file by its suffix, of a folder, or of a dataset of the hub.
 
-    New sequences of a ``task`` are read as its own were, and need no labels.
+    New sequences of a ``task`` are read like its rows, and need no labels.
     """
     path, known = Path(origin), task.parameters if task else None
     published = split_files(path) if task is None else {}

@@ -29,7 +29,7 @@ from reservoir.tasks.own.tables import BadRows, Table, read_table
 
 
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
-    """Return the files below a folder that are one sequence each, by name; for the path of such a file, itself.
+    """Return the files below a folder that are one sequence each, sorted by name; or the path itself, if it is one.
 
     A single recording looks like a table and is read as one. The table of the ``labels`` is left out.
     """

@@ -47,9 +47,9 @@ class Reading(NamedTuple):
 def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     """Return whether whole numbers are symbols, or values of an ordered quantity.
 
-    They are values if one is negative or a million or more; if unlike neighbours in a sequence are much closer to each
-    other than any two tokens; or if there are more than 256 different numbers of about equal frequency, which no
-    vocabulary has. Otherwise they are symbols.
+    They are values if one is negative, or is a million or more; if different neighbours in a sequence are much closer
+    to each other than any two tokens; or if more than 256 different numbers are about equally frequent, as in no
+    vocabulary. Otherwise they are symbols.
     """
     x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
     full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]

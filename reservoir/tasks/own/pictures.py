@@ -29,7 +29,7 @@ TOKENS = (SIDE // PATCH) ** 2
 class Pictures(Arrays):
     """Pictures as ``x``, the bytes of each file, together with arrays that are known already.
 
-    A vision model reads them by its own processor; other models read patches, and ``x`` has the shape of those.
+    A vision model reads them by its own processor; other models read patches, and ``x`` has the shape of these patches.
     """
 
     piece_rows = 64

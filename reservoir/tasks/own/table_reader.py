@@ -36,13 +36,14 @@ MOST_NAMES = 256
 """Columns of values are known by name up to this number; beyond it they are steps of a series, known by order."""
 
 MOST_SHOWN = 8
-LONGEST_NUMBER = 24  # digits of the longest number that is one value; a longer one is a label for each digit
+LONGEST_NUMBER = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
 
 class TableReader:
     """Reads the columns of a table by their roles.
 
-    For new sequences ``known`` has the parameters of their task: they are read as its own were, and need no labels.
+    For new sequences ``known`` has the parameters of their task: they are read like the rows of the task, and need no
+    labels.
     """
 
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):
@@ -54,7 +55,7 @@ class TableReader:
         self.texts: list[str] | None = None
 
     def arrays_of_table(self) -> Arrays:
-        """Return the arrays, whichever columns hold them."""
+        """Return the arrays of a table in any of its forms."""
         table, name = self.table, self.roles.id
         ids = [str(cell) for cell in table.pop(name)] if name else []
         repeats = len(set(ids)) < len(ids)
