@@ -2,9 +2,9 @@
 
     python benchmarks/fit_memory.py [--rows 4000 16000 64000] [--widths 384 768 1536]
 
-Writes synthetic entries (one column, ten classes) into a temporary cache and runs `fit` on each in its own process,
-whose peak resident memory is read from the operating system; that of a process which only imports the stage is
-subtracted. Memory must grow with the width and not with the rows.
+The script writes synthetic entries (one column, ten classes) into a temporary cache and runs `fit` on each in its own
+process. From the peak resident memory of this process it subtracts that of a process that only imports the stage.
+Memory must grow with the width and not with the rows.
 """
 
 from __future__ import annotations

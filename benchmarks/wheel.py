@@ -1,4 +1,4 @@
-"""The wheel: its size, and the main job from it in an empty environment without a network.
+"""Measure the size of the wheel, and run the main job from it in an empty environment without a network.
 
     python benchmarks/wheel.py                # minutes: pip installs all that the package needs
 

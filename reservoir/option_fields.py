@@ -46,8 +46,8 @@ def option(
     """Return a field of a group of options; its default is None where it depends on the data.
 
     ``text`` is one line of help. ``check`` returns what to do about a value that cannot be used, or None. ``flag`` is
-    the flag without dashes, where it is not the field's name, and ``shown`` the default as the help shows it, where it
-    is not the value. ``where`` is True if the option names a folder, a device, a process or a network address, which no
+    the flag without dashes if it differs from the field's name, and ``shown`` the default in the help if it differs
+    from the value. ``where`` is True if the option names a folder, a device, a process or a network address, which no
     file may decide, see `without_where`.
     """
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})

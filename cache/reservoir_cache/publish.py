@@ -1,4 +1,4 @@
-"""Files that are complete or absent, written in the steps that FORMAT.md lists under "Publication"; and errors."""
+"""Write files that are complete or absent, in the steps that FORMAT.md lists under "Publication"; errors."""
 
 import errno
 import itertools

@@ -28,7 +28,7 @@ TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # names of the tanh approximation
 
 @dataclass
 class GPT2Config:
-    """The configuration of a GPT-2, by the names and with the defaults of its published ``config.json``."""
+    """The configuration of a GPT-2, with the names and defaults of its published ``config.json``."""
 
     n_layer: int = 12
     n_embd: int = 768

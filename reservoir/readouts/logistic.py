@@ -173,9 +173,9 @@ def minimise_together(
     """Minimise several smooth convex functions, each from its start, evaluating all unsolved ones together.
 
     ``evaluate`` maps points by problem number to values and gradients by problem number. Their relative error is
-    `ROUNDING`, so smaller increases are ignored. A problem is solved where its next step d has
-    || d || <= tolerance * || x ||, or promises to lower the value by less than the rounding of the first one; it ends
-    unsolved after this number of ``evaluations``. Returns the best point (d,) of each, and whether it is solved.
+    `ROUNDING`, so smaller increases are ignored. A problem is solved when its next step d has || d || <= tolerance * ||
+    x ||, or promises to lower the value by less than rounding errors. It ends unsolved after this number of
+    ``evaluations``. Returns the best point (d,) of each, and whether it is solved.
     """
     solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}

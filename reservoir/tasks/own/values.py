@@ -49,7 +49,7 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
         value = x[row, token, channel]
         fill = ", or pass --missing interpolate or mask" if np.isnan(value) else ""
         problem = f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}"
-        raise InputError(f"{problem}; repair or remove the row, end it there with lengths{fill}")
+        raise InputError(f"{problem}; repair or remove the row, or end it before this token with lengths{fill}")
     if missing != "mask":
         return values
     values[gaps] = np.nan  # one of many bit patterns
