@@ -29,7 +29,7 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def as_input_error(problem: str, remedy: str) -> Iterator[None]:
-    """Turn any error inside the context into an `InputError`, because libraries raise nearly any type for damaged files."""
+    """Turn any error inside the context into an `InputError`: libraries raise nearly any type for damaged files."""
     try:
         yield
     except InputError:
