@@ -381,11 +381,13 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     value is, and the latter together with the raw input. Symbols also use all tokens of each layer.
     """
     kind = kind_of(task)
-    names = [name for name in split_names(default_layers(kind)[0]) if any(c.startswith(f"{name}/") for c in available)]
+    names, given = split_names(default_layers(kind)[0]), {c.partition("/")[0] for c in available if c != RAW}
+    if kind != "series" and given < {*names}:  # many rows have columns of one layer alone
+        names = tuple(name for name in names if name in given)
     if kind == "labels of every token":
         whole = "+".join(f"{layer}/all" for layer in names)
         return tuple(c for c in (RAW, whole, f"{whole}+{RAW}") if {*c.split("+")} <= {*available})
-    if kind not in ("series", "symbols"):
+    if kind not in ("series", "symbols") or not {*names} <= given:
         return ()
     most = ",".join([*(VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS), SEGMENTS])
     known: tuple[str, ...] = (RAW,)
@@ -395,7 +397,7 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
         whole = [*values, *(f"{layer}/{name}" for layer in names for name in kept if name.startswith("segments"))]
         tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
         tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
-        known = max(known, tuple(c for c in tried if {*c.split("+")} <= {*available}), key=len)
+        known = max(known, tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available}), key=len)
     return known if known != (RAW,) else ()
 
 

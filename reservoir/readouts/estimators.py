@@ -21,9 +21,14 @@ def code_labels(
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Return the classes, the class number of each sample, and the coding of the labels.
 
-    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number.
+    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number. Labels (n, classes)
+    are 1 for the classes of a sample, of which it may have several, and 0 for the others.
     """
     check_classification_targets(labels)
+    if labels.ndim == 2:
+        if not np.isin(labels, (0, 1)).all() or class_weight is not None:
+            raise ValueError(f"y has the shape {labels.shape}; several labels are 0 or 1 each, without class_weight")
+        return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], 2)
     counted = labels if weights is None else labels[weights > 0]
     classes = np.unique(counted)
     if len(classes) < 2:

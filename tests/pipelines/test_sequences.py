@@ -1,6 +1,7 @@
 """The estimators equal the command line on the same rows; sample weights, lists, channels, and the transformer."""
 
 import numpy as np
+import pandas
 import pytest
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer, extract, fit, predict
 from sklearn.compose import ColumnTransformer
@@ -136,7 +137,6 @@ def test_the_transformer_returns_the_features_of_extract(tmp_path, cache, tiny_g
     np.testing.assert_allclose(found, expected, atol=1e-4)
     names = model.get_feature_names_out()
     assert (len(names), names[0], names[-1]) == (found.shape[1], "embed/quantiles9/0", "block01/segments8/127")
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(x, columns=[f"t{i}" for i in range(40)]).assign(age=1.5)
     plain = ReservoirTransformer(backbone=str(tiny_gpt2), compute="float32")
     both = ColumnTransformer([("series", plain, slice(0, 40)), ("rest", "passthrough", ["age"])])
@@ -157,3 +157,60 @@ def test_channels_may_come_first_and_a_warning_says_when_they_seem_to(tiny_gpt2)
     np.testing.assert_array_equal(model.predict_proba(list(first)), expected)
     with pytest.warns(UserWarning, match=r"\(40, 2, 40\) is read as 2 values of 40 channels; .* channels_first=True"):
         ReservoirClassifier(**settings).fit(first, y)
+
+
+class PolarsColumn(list):
+    """As much of a list column of polars as the estimators use."""
+
+    to_list = list.copy
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars"])
+def test_cells_of_a_table_may_hold_series(kind, tiny_gpt2):
+    x, y, _ = ragged(40)
+    rows = [np.stack([row, -row], axis=1) for row in x]
+    if kind == "pandas":
+        table = pandas.DataFrame({f"dim_{c}": [pandas.Series(row[:, c]) for row in rows] for c in range(2)})
+    else:
+
+        class Polars(dict):
+            columns = ("a", "b")
+            __len__ = lambda self: 40  # noqa: E731
+
+        table = Polars(a=PolarsColumn([row[:, 0].tolist() for row in rows]), b=PolarsColumn(row[:, 1] for row in rows))
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std", compute="float32")
+    expected = model.fit(rows, y).predict_proba(rows)
+    np.testing.assert_array_equal(model.fit(table, y).predict_proba(table), expected)
+    with pytest.raises(ValueError, match=r"X\[0\] holds series of several lengths: 'a' \(3,\), 'b' \(\)"):
+        model.fit(pandas.DataFrame({"a": [np.ones(3), np.ones(4)], "b": [1.0, 2.0]}), [0, 1])
+
+
+@pytest.mark.parametrize("missing", ["mask", "interpolate"])
+def test_nan_is_masked_or_interpolated_as_in_files(missing, tmp_path, cache, tiny_gpt2):
+    x, y = series(70)
+    x = np.where(np.random.default_rng(5).random(x.shape) < 0.1, np.nan, x)
+    np.savez(tmp_path / "d.npz", x=x[:, :, None], y=y, split=np.repeat(["train", "valid", "test"], [50, 19, 1]))
+    settings = {"backbone": str(tiny_gpt2), "compute": "float32", "missing": missing}
+    given = extract(str(tmp_path / "d.npz"), store="float32", **settings)
+    model = ReservoirTransformer(**settings).fit(x[:50])
+    found = np.concatenate([given.store["train"][column] for column in model.columns_], axis=-1)
+    np.testing.assert_allclose(model.transform(x[:50]), found[:, 0] if found.ndim == 3 else found, atol=2e-3)
+    lists = [row[:30] for row in x]
+    assert ReservoirClassifier(**settings).fit(lists, y).score(lists, y) > 0.5
+    with pytest.raises(ValueError, match="NaN"):
+        ReservoirClassifier(**settings | {"missing": "refuse"}).fit(x, y)
+
+
+def test_a_sample_may_have_several_labels(tiny_gpt2):
+    x, y = series(80)
+    several = np.stack([y == "a", y != "c", x[:, 0] > 5], axis=1).astype(int)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32").fit(x[:60], several[:60])
+    found, chance = model.predict(x[60:]), model.predict_proba(x[60:])
+    assert found.shape == chance.shape == model.decision_function(x[60:]).shape == (20, 3)
+    np.testing.assert_array_equal(found, chance > 0.5)
+    assert (found == several[60:]).mean() > 0.75
+    alone = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32", cv=model.cv).fit(x[:60], several[:60, 0])
+    assert (alone.predict(x[60:]) == found[:, 0]).mean() > 0.8
+    assert cross_val_score(model, x, several, cv=3).shape == (3,)
+    with pytest.raises(ValueError, match=r"several labels are 0 or 1 each"):
+        model.fit(x, several + 1)

@@ -120,6 +120,9 @@ def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
     assert [len(plan.candidates) for plan in letters.values()] == [6, 5, 5, 8]
     assert letters[4000].poolings == ("shares13", "max", "min", "segments8")
     given = plan_of(SYMBOLS, 2000, layers="embed,block01")
+    for layers in ("block02", "embed,block02"):  # all columns of layers that were asked for are tried
+        plan = plan_of(SYMBOLS, 600, layers=layers)
+        assert {*plan.columns} <= {*plan.candidates}
     assert given.layers == ("embed", "block01") and given.poolings[0] == "mean" and given.reasons["layers"] == "given"
 
 

@@ -34,6 +34,7 @@ from reservoir_pipelines.estimators.rowcache import (
     scaling_of,
     shared_cache,
     shared_model,
+    unnested,
     with_channels_last,
 )
 from reservoir_pipelines.files import ROWS, cache_root
@@ -49,7 +50,7 @@ _validate: Callable[..., Any] = validate_data
 _OPTIONS: tuple[Field[Any], ...] = (
     *fields(opt.ReservoirOptions),
     *(item for item in fields(opt.FeatureOptions) if item.name in ("layers", "pool")),
-    *(item for item in fields(opt.OwnDataOptions) if item.name == "standardise"),
+    *(item for item in fields(opt.OwnDataOptions) if item.name in ("missing", "standardise")),
     *fields(opt.CacheOptions),
     *fields(opt.DeviceOptions),
     *fields(opt.ComputeOptions),
@@ -111,14 +112,16 @@ class _ReservoirEstimator(BaseEstimator):
     _plan: Plan
     vocabulary: int | None
     channels_first: bool
+    missing: str
     standardise: bool
     cache: str | Path | None
     device: str
 
     def __sklearn_tags__(self) -> Any:
-        """Declare that X may have three dimensions."""
+        """Declare that X may have three dimensions, and whether it may hold NaN."""
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
+        tags.input_tags.allow_nan = self.missing != "refuse"
         return tags
 
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
@@ -126,12 +129,14 @@ class _ReservoirEstimator(BaseEstimator):
         lengths = None
         if isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str):
             raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
-        x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
+        x = with_channels_last(unnested(x), channels_first=self.channels_first, warn=reset)
+        finite: Any = True if self.missing == "refuse" else "allow-nan"
         if is_list(x):
             x, lengths = padded(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which scikit-learn's own check refuses
-                return check_array(x, allow_nd=True), lengths
-        found = _validate(self, x, *more, dtype="numeric", allow_nd=True, reset=reset, **checks)
+                return check_array(x, allow_nd=True, ensure_all_finite=finite), lengths
+        checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": finite}
+        found = _validate(self, x, *more, reset=reset, **checks)
         values = found[0] if more else found
         full = np.full(len(values), values.shape[1], np.int32)
         return found, full if lengths is None else lengths
@@ -139,7 +144,7 @@ class _ReservoirEstimator(BaseEstimator):
     def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
         self.vocabulary_ = read_vocabulary(x, lengths) if self.vocabulary is None else self.vocabulary
-        rows = as_rows(x, lengths, self.vocabulary_)
+        rows = as_rows(x, lengths, self.vocabulary_, self.missing)
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
@@ -155,7 +160,7 @@ class _ReservoirEstimator(BaseEstimator):
         """Return new sequences in the form of those that this was fitted on."""
         check_is_fitted(self)
         checked, lengths = self._checked(x, reset=False)
-        rows = as_rows(checked, lengths, self.vocabulary_)
+        rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
         if rows.channels != self.n_channels_in_:
             raise ValueError(
                 f"X has {rows.channels} channels, but {type(self).__name__} was fitted on {self.n_channels_in_}"
@@ -208,10 +213,11 @@ class _ReservoirPredictor(_ReservoirEstimator):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
-            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), list of arrays, or table
+            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels), or as a table of
+            pandas or polars whose cells hold a series each, with one column for each channel.
         y : array-like of shape (n_samples,) or (n_samples, n_targets)
-            Labels of a classifier (n_samples,), targets of a regressor.
+            Labels of a classifier, one for each sample or 0 and 1 for each of several; targets of a regressor.
         sample_weight : array-like of shape (n_samples,), default=None
             A sample of weight 2 counts as two samples, one of weight 0 as none.
         groups : array-like of shape (n_samples,), default=None
@@ -222,7 +228,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
         self : object
             The fitted estimator.
         """
-        (checked, labels), lengths = self._checked(X, y, reset=True, **self._checks)
+        several = {"multi_output": np.asarray(y).ndim == 2 and np.asarray(y).shape[1] > 1}
+        (checked, labels), lengths = self._checked(X, y, reset=True, **(self._checks or several))
         weights = sample_weights(sample_weight, checked)
         coded, targets = self._coded(labels, weights)
         rows = self._learn(checked, lengths, weights)
@@ -258,7 +265,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
     ) -> np.ndarray:
         """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
-        labels = y[:, 0] if classifier else None
+        labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         if self.cv is not None and (group is None or not isinstance(self.cv, int)):
             return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]
         units = len(x) if group is None else len(np.unique(group))
@@ -295,7 +302,7 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The labels.
+        The labels; with several labels for each sample, the numbers of the columns of y.
     vocabulary_ : int or None
         Number of symbols that X holds; None for values.
     readout_ : LinearReadout
@@ -329,23 +336,32 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 
     def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
         self.classes_, codes, targets = code_labels(labels, vars(self)["class_weight"], weights)
-        return codes[:, None], targets
+        self._several = labels.ndim == 2
+        return codes.reshape(len(codes), -1), targets
 
     def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
         x = self._read(X)
         scores = self.readout_.scores(x)
-        return scores[:, 0] if len(self.classes_) == 2 else scores
+        return scores[:, 0] if len(self.classes_) == 2 and not self._several else scores
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
-        """Return the labels (n_samples,) of sequences."""
+        """Return the labels (n_samples,) of sequences; 0 and 1 (n_samples, n_classes) if each has several."""
         x = self._read(X)
-        return self.classes_[self.readout_.predict(x)[:, 0]]
+        found = self.readout_.predict(x)
+        return found if self._several else self.classes_[found[:, 0]]
 
     def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
         x = self._read(X)
-        return self.readout_.probabilities(x)[:, 0]
+        found = self.readout_.probabilities(x)
+        return found[:, :, 1] if self._several else found[:, 0]
+
+    def __sklearn_tags__(self) -> Any:
+        """Declare that a sample may have several labels."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
 
 @with_parameters("vocabulary", "channels_first", "alphas", "cv")

@@ -26,7 +26,7 @@ from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import read_integers
-from reservoir.tasks.own.values import Rounding
+from reservoir.tasks.own.values import Rounding, as_values
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
 from reservoir_pipelines.files import ROWS, stamp
@@ -63,6 +63,21 @@ def is_list(x: Any) -> bool:
     if not isinstance(x, list | tuple) or not len(x) or not all(hasattr(item, "__len__") for item in x):
         return False
     return isinstance(x[0], np.ndarray) or len({len(item) for item in x}) > 1
+
+
+def unnested(x: Any) -> Any:
+    """Return a table of pandas or polars whose cells hold series as a list of arrays (values, channels); else X."""
+    names = list(getattr(x, "columns", ()))
+    if not names or not len(x) or not hasattr(x[names[0]].to_list()[0], "__len__"):
+        return x
+    rows = []
+    for row in zip(*(x[name].to_list() for name in names), strict=True):
+        cells = [np.asarray(cell, float) for cell in row]
+        if len({cell.shape for cell in cells}) > 1:
+            shapes = ", ".join(f"{name!r} {cell.shape}" for name, cell in zip(names, cells, strict=True))
+            raise ValueError(f"X[{len(rows)}] holds series of several lengths: {shapes}; drop or stretch some columns")
+        rows.append(np.stack(cells, axis=1))
+    return rows
 
 
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
@@ -109,8 +124,11 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
     return vocabulary
 
 
-def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
-    """Return checked X as rows; raise ValueError for a wrong shape or the first value that is not a symbol."""
+def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing: str) -> Rows:
+    """Return checked X as rows; raise ValueError for a wrong shape or the first value that is not a symbol.
+
+    ``missing`` says what happens to NaN, see `as_values`.
+    """
     if x.ndim > 3 or (vocabulary is not None and x.ndim > 2):
         want = "(rows, values) or (rows, values, channels)" if vocabulary is None else "(rows, tokens)"
         raise ValueError(f"X has the shape {x.shape}; give {want}")
@@ -121,6 +139,8 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
             what = f"X[{row}, {token}] is {x[row, token]}, not a symbol from 0 to {vocabulary - 1}"
             raise ValueError(f"{what}; give a larger vocabulary")
         return Rows(np.array(x, np.int64), lengths)
+    if missing != "refuse":
+        return Rows(as_values("X", x.reshape(*x.shape[:2], -1).astype(float), lengths, missing), lengths)
     with np.errstate(over="ignore"):
         values = np.array(x, np.float32).reshape(*x.shape[:2], -1)
     if not np.isfinite(values).all():
@@ -134,23 +154,28 @@ def scaling_of(
     """Return the scale of each channel over the values of all rows, with ``weights`` (n,); None for symbols.
 
     ``x`` holds the rows as they were given. As for files (`reservoir.tasks.own`), a constant channel is only shifted,
-    and one that float32 cannot resolve is refused.
+    and one that float32 cannot resolve is refused; NaN does not count, and channels that mark it stay 0 and 1.
     """
     if isinstance(task.form, Tokens):
         return None
     if not standardise:
         return Scaling.constant(1.0, task.form.dim)
-    tokens = rows.x[rows.real].astype(np.float64)
+    given = x.reshape(*rows.x.shape[:2], -1)[rows.real]
+    tokens = rows.x[rows.real][:, : given.shape[1]].astype(np.float64)
     rounding = Rounding()
-    rounding.add(x.reshape(rows.x.shape)[rows.real], tokens)
+    rounding.add(given, tokens)
     rounding.check("X")
-    counted = np.repeat(np.ones(len(rows.x)) if weights is None else weights, rows.lengths)
-    mean = np.average(tokens, axis=0, weights=counted)
-    deviation = np.sqrt(np.average(np.square(tokens - mean), axis=0, weights=counted))
+    known = ~np.isnan(tokens)
+    counted = np.repeat(np.ones(len(rows.x)) if weights is None else weights, rows.lengths)[:, None] * known
+    tokens, total = np.where(known, tokens, 0), np.maximum(counted.sum(axis=0), 1e-300)
+    mean = (tokens * counted).sum(axis=0) / total
+    deviation = np.sqrt((np.square(tokens - mean) * counted).sum(axis=0) / total)
     still = deviation <= 1e-12 * np.maximum(np.abs(mean), 1e-300)
     # Where values are near 1e-40, 1 / deviation is beyond float32.
     scale = np.minimum(1 / np.where(still, 1, deviation), np.finfo(np.float32).max)
-    return Scaling(offset=mean.astype(np.float32), scale=scale.astype(np.float32))
+    marks = np.zeros(rows.channels - len(mean))
+    offset, scale = (np.append(mean, marks), np.append(scale, marks + 1))
+    return Scaling(offset=offset.astype(np.float32), scale=scale.astype(np.float32))
 
 
 FEW = 8  # fewer new rows are kept in memory only: a folder for each would fill the disk with folders
