@@ -245,5 +245,5 @@ def _cut(model: LoadedModel, x: Tensor, lengths: Tensor) -> Tensor:
     """Return the windows of stored sequences, (rows, windows, values), which do not depend on the other rows."""
     if len(x) > 1:
         return model.windows.torch(x, lengths)[0]
-    # torch sums a single long row by several threads, and in another order than it does among other rows.
+    # torch sums a single long row in several threads, and in another order than among other rows.
     return model.windows.torch(x.repeat(2, *[1] * (x.ndim - 1)), lengths.repeat(2))[0][:1]

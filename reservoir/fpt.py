@@ -126,7 +126,7 @@ class FPT(nn.Module):
             layer, pooling = parse_column(column)
             by_layer.setdefault(layer, {})[column] = pooling
 
-        # A layer is pooled inside its hook, so that the hidden states of one layer only are in memory.
+        # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
             wanted, task = by_layer[layer], self.task
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means, which are products

@@ -87,7 +87,7 @@ def seconds_of(text: str) -> float:
 
 
 def number_lists(*names: str) -> Check:
-    """Check that each of some names is given numbers, one or several."""
+    """Check that each of these names is given one or several numbers."""
 
     def check(value: Mapping[str, Any]) -> str | None:
         if unknown := value.keys() - set(names):

@@ -504,9 +504,10 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
 def _fewer_columns(
     kind: str, layers: tuple[str, ...], poolings: tuple[str, ...], *, thin: bool, tokens: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield layers and poolings, from the given ones to ever fewer.
+    """Yield layers and poolings: first the given ones, then fewer and fewer.
 
-    ``thin`` allows to leave out layers; ``tokens`` to keep the pooling of that name, if it is among the given ones.
+    ``thin`` allows leaving out layers; ``tokens`` allows keeping the pooling of that name, if it is among the given
+    ones.
     """
     yield layers, poolings
     tokens = tokens and "tokens" in poolings

@@ -23,7 +23,7 @@ POOLINGS = (
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
 WIDEST_TOKENS = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
-RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because a sweep costs the cube of the width
+RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because the time of a sweep grows with the cube of the width
 
 
 def parse_column(column: str) -> tuple[str, str]:
@@ -104,7 +104,7 @@ class LayerPooling:
         self._readout_tokens, self._max_tokens = readout_tokens, max_tokens
         tokens = torch.arange(hidden.shape[1], device=hidden.device)
         self._padding: Tensor | None = (tokens >= lengths[:, None])[:, :, None]
-        # A compiled or exported graph has to hold for all lengths, and looking at them would wait for a GPU.
+        # A compiled or exported graph must work for all lengths, and reading the lengths would wait for a GPU.
         eager = not (torch.compiler.is_compiling() or hidden.requires_grad)
         self._on_host = eager and not devices.on_gpu(hidden.device)
         if self._on_host and int(lengths.min()) == hidden.shape[1]:

@@ -48,7 +48,7 @@ class Branch(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """From stored sequences to logits: scaling, frozen maps, readout.
+    """Maps stored sequences to logits, by scaling, frozen maps and a readout.
 
     The product with the readout's weights runs in float64: channels of a frozen transformer may have a mean of 3000
     and a deviation below one, and float32 sums of such products lose all the digits in which two rows differ.
@@ -101,7 +101,7 @@ class SequenceModel(nn.Module):
 
 
 class TokensModel(nn.Module):
-    """From the output of a tokenizer, padded on the right, to logits."""
+    """Maps the output of a tokenizer, padded on the right, to logits."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class TokensModel(nn.Module):
 
 
 class PixelsModel(nn.Module):
-    """From the output of an image processor to logits."""
+    """Maps the output of an image processor to logits."""
 
     def __init__(self, model: SequenceModel, reader: PixelReader) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Ten
     """Return the decrease of the logits when a stretch of the input is hidden, (rows, positions, k).
 
     Each row has up to 32 stretches. Hidden values are replaced by the mean of their channel in the row, hidden symbols
-    by random ones of ``symbols`` different symbols, four times.
+    by random ones out of ``symbols``, four times.
     """
     draw = torch.Generator().manual_seed(0)
     fall = []

@@ -43,7 +43,7 @@ class EntryLocks:
 
     @contextmanager
     def mutex(self, *, whole: bool = True) -> Iterator[None]:
-        """Hold the entry's mutex, waiting for it: for reading, changing and replacing a manifest. Not reentrant.
+        """Wait for the entry's mutex and hold it, to read, change and replace a manifest. Not reentrant.
 
         Raises CacheError if the entry was removed meanwhile, even if another has been made in its place. ``whole``:
         whether the entry must have its ``spec.json``.

@@ -111,7 +111,7 @@ def publish(
 
 
 def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
-    """Publish a JSON document, on one line or indented; ``crc32``, over the other fields' compact text, is added.
+    """Publish a JSON document, on one line or indented; add ``crc32``, that of the other fields' compact text.
 
     A document that is not ``durable`` may be damaged or gone after a power loss.
     """

@@ -30,7 +30,7 @@ _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits; with the sign b
 
 _INNER = 512  # values of an inner loop: numpy takes as long for 16 of them
 _SLAB = 2**16  # values that are widened and added to while they are in the processor's cache
-_ROUNDED = 2**15 - 1  # values that are rounded while they are in the cache; torch uses no threads for so few
+_ROUNDED = 2**15 - 1  # values that are rounded while they are in the cache; torch uses no threads for so few values
 
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
 """Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""

@@ -1,4 +1,4 @@
-"""Finding all damage of an entry, and removing it so that a rerun computes only the damaged parts again."""
+"""Find all damage of an entry, and remove it so that a rerun computes only the damaged parts again."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,7 +15,7 @@ from reservoir_cache.spec import FORMAT
 
 
 def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
-    """Read every file of an entry and return all damage and all that is unfinished, split by split.
+    """Read every file of an entry and return everything that is damaged or unfinished, split by split.
 
     Damage names the file, an unfinished split its folder. An entry is finished if every split has its labels and every
     block has all columns that any block has. Without ``contents`` files are not read; only their sizes are compared.

@@ -127,10 +127,9 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
 
-    Notes
-    -----
-    ``batch_rows`` holds for a new entry. An existing entry keeps its own, because the batch size changes the last bits.
-    A larger ``limit`` contains the rows of a smaller one. Workers share the blocks and need access to the cache.
+    Notes ----- ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size
+    changes the last bits. A larger ``limit`` contains the rows of a smaller one. Workers share the blocks and need
+    access to the cache.
 
     Examples
     --------
@@ -434,7 +433,7 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
 def attention(task: StrPath, **options: Any) -> results.Attention:
     """Draw and save the attention maps of one block over the first rows of a split.
 
-    With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
+    With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling come from the run.
 
     Returns
     -------

@@ -32,7 +32,7 @@ class Card(Record):
     whole: int  # parameters of the whole model, its token embeddings included
     task: str | None
     trained: dict[str, int] | None  # parameters that an FPT trains on the task, by group
-    paper: dict[str, int] | None  # for GPT-2: the same as the paper counts them
+    paper: dict[str, int] | None  # for GPT-2: the trained parameters as the paper counts them
     deviations: dict[str, list[float | None]]  # by kind of tensor and block, None if a block lacks it
     weight_deviation: float | None  # mean over blocks, then over kinds of weights
     bias_deviation: float | None

@@ -50,7 +50,7 @@ def system_fault(error: OSError) -> tuple[str, int] | None:
     remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix it, then run the same command again to continue")
     folder, _, name = str(error.filename or "").rpartition("/")
     if folder and name.startswith(".") and name.endswith(".part"):
-        where = f"{folder}: "  # the name of a temporary file of `replace_file` says nothing to the user
+        where = f"{folder}: "  # the name of a temporary file of `replace_file` means nothing to the user
     else:
         where = "" if error.filename is None else f"{error.filename}: "
     return f"{where}{error.strerror}; {remedy}", code

@@ -171,7 +171,7 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
     """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
 
-    A file whose size, inode and time of change (which no program can set) are those of an earlier call is not read.
+    A file is not read again if its size, inode and time of change (which no program can set) are the same.
     """
     before, known, contents = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
     with suppress(OSError, ValueError):
@@ -192,7 +192,7 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
             contents.append({"name": title, "size": found["stamp"][0], "sha256": found["sha256"]})
     settled = {name: found for name, found in known.items() if found["stamp"][-1] + UNSETTLED < found["read"]}
     if not settled.items() <= before.items():
-        with suppress(OSError):  # a cache that only others may write: read again next time
+        with suppress(OSError):  # only others may write this cache, so the files are read again next time
             settings.mkdir(parents=True, exist_ok=True)
             write_checked(settings / MEMO, settled)
     return contents
@@ -219,7 +219,7 @@ def remove_parts(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that no process removes files that another is about to name in a card."""
+    """Lock a folder, so that no process removes files that another process is about to name in a card."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

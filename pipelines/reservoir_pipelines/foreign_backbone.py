@@ -138,7 +138,7 @@ def _torch(source: Path, folder: Path) -> None:
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}
-        except Exception as error:  # torch raises many types; the first line names the code it would have run
+        except Exception as error:  # torch raises many types of errors; the first line names the code
             why = f"not readable as weights alone, and code in it is not run ({first_line(error)})"
             raise InputError(f"--import {file}: {why}") from None
     save_tensors(tensors, folder / "model.safetensors")
@@ -161,7 +161,7 @@ def _gguf(source: Path, folder: Path) -> list[str]:
     try:
         read = AutoTokenizer.from_pretrained(source.resolve().parent, gguf_file=source.name, trust_remote_code=False)
         read.save_pretrained(folder)
-    except Exception:  # transformers raises many types for a file without a tokenizer, or with another kind
+    except Exception:  # transformers raises many types of errors for a file without a usable tokenizer
         notes.append("the file has no readable tokenizer, so the model cannot read texts with --input native")
     return notes
 

@@ -1,4 +1,4 @@
-"""What a person or a program sees: results on stdout, progress and messages on stderr."""
+"""Output for people and programs: results on stdout, progress and messages on stderr."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def as_json(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print one value as JSON on one line of stdout; characters beyond ASCII are escaped, as JSON does."""
+    """Print one value as JSON on one line of stdout; characters beyond ASCII are escaped as in JSON."""
     sys.stdout.write(json.dumps(as_json(value)) + "\n")
     sys.stdout.flush()
 

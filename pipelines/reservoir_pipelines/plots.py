@@ -1,4 +1,4 @@
-"""How pictures are drawn: matplotlib with one style, all text literal, and a warning where a picture fails.
+"""Draw pictures with matplotlib: one style, all text literal, and a warning if a picture fails.
 
 What is drawn comes as arrays. ``draw_...`` draws into axes, also for the page of `report`; ``plot_...`` saves a PNG.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from reservoir.readouts.evaluation import Evaluation
 
-PAGE_SIZE = 4.8, 3.4  # inches of most pictures on the page: legible on a telephone too
+PAGE_SIZE = 4.8, 3.4  # inches of most pictures on the page; also legible on a phone
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -54,7 +54,7 @@ def own_style() -> Iterator[None]:
             import matplotlib
         finally:
             os.path.exists = exists
-    # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters helps nobody.
+    # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters would not help.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["text.parse_math"] = False  # a class named $x_{$ is not a formula
@@ -346,7 +346,7 @@ def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> No
 
 
 def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
-    """Save `draw_confusion`; nothing for a regression, or without an evaluation."""
+    """Save `draw_confusion`; save nothing for a regression, or without an evaluation."""
     if not found or not found.classes:
         return
     side, heading = confusion_side(found.classes), f"{title}: test, {found.scores['accuracy']:.1%} right"
@@ -453,7 +453,7 @@ def plot_attention(
 ) -> None:
     """Save the attention maps (heads, tokens, tokens) of one sequence and their mean over rows.
 
-    The large maps are means over the heads, the small ones show each head. All share one colour scale, up to ``top``.
+    The large maps are means over the heads; the small ones show each head. All share one colour scale, up to ``top``.
     """
     heads = len(mean)
     columns, lines = min(heads, 6), -(-heads // 6)

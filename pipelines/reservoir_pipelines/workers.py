@@ -73,7 +73,7 @@ def _in_processes(
             with child_environment(), Callback(posttask=keep):
                 dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
         except BrokenProcessPool:
-            workers //= 2  # memory may have run out, of which fewer workers need less
+            workers //= 2  # memory may have run out; fewer workers need less
             rest = f"{workers} processes continue" if workers > 1 else "this process computes the rest"
             notify(f"a worker process was killed; {rest}")
 
@@ -134,7 +134,7 @@ def program_versions() -> dict[str, str]:
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Raise `InputError` if this process has other versions than the one that sent the work."""
+    """Raise `InputError` if this process has other versions than the process that sent the work."""
     found = program_versions()
     for name, wanted in expected.items():
         if found[name] != wanted:

@@ -118,7 +118,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         return type(config)(**values)
     except InputError:
         raise
-    except Exception as error:  # transformers raises many types, and the cause explains what is wrong
+    except Exception as error:  # transformers raises many types of errors, whose cause explains what is wrong
         why = first_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
         raise InputError(f"backbone {name!r}: {why}; give the setting another value") from error
 
@@ -177,7 +177,7 @@ def _from_transformers(name: str) -> Any:
         )
         ours = CONFIGS_BUILT_HERE.get(config.model_type)
         return ours(**config.to_dict()) if ours else config
-    except Exception as error:  # transformers, the hub's client and damaged configurations raise many types
+    except Exception as error:  # transformers, the hub's client and damaged configurations raise many types of errors
         is_folder = Path(source).is_dir()
         reason = "its configuration is not readable" if is_folder else "no such folder, and not found on the hub"
         raise InputError(

@@ -37,7 +37,7 @@ def _read_graph(path: Path, graph: "_Graph") -> tuple[dict[str, Any], dict[str, 
         raise InputError(f"{path}: no tensor is named ...{PATCHES}; export a ViT or DINOv2 of transformers")
     named = graph.tensors | graph.folded()
     tensors = {name.removeprefix(start): values for name, values in named.items() if name.startswith(start)}
-    if POSITIONS not in tensors:  # an exporter may have split those of class token and patches in two tensors
+    if POSITIONS not in tensors:  # an exporter may have split the positions of class token and patches into two tensors
         width = tensors[PATCHES].shape[0]
         free = [values for name, values in graph.tensors.items() if "." not in name and values.ndim == 3]
         first = [values for values in free if values.shape == (1, 1, width)]

@@ -14,7 +14,8 @@ _WORDS = "embeddings.word_embeddings"
 
 # BERT (Devlin et al. 2019) and models of its form are post-norm, and each token attends to the tokens on both sides.
 # Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of tokens, and its sequences are
-# padded to whole windows. No token attends globally: which one should depends on a task that the model is trained for.
+# padded to whole windows. No token attends globally, because the choice of such tokens depends on the task that a model
+# is trained for.
 
 
 # The first position of these families is the number of the padding token plus one.
@@ -213,7 +214,7 @@ def _audio_shape(config: Any) -> Shape:
 
 
 def _draw_audio(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight; for the convolution of positions as fairseq does, with the average length for each direction."""
+    """Draw a weight; draw the convolution of positions as fairseq does, with the average length for each direction."""
     if "pos_conv_embed" not in name or name.endswith("bias"):
         return draw_normal(name, shape, config, generator)
     inputs = config.hidden_size // config.num_conv_pos_embedding_groups

@@ -36,8 +36,8 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     number of blocks, from the first, and the final norm are kept.
 
     ``init="random"`` draws every weight from the family's own scheme, by the seed, and needs neither network nor
-    weights; ``random-flat`` draws every matrix with the deviation ``initializer_range``, like the "random" GPT-2 of Lu
-    et al. 2021, whose library did not yet scale ``c_proj`` down; ``pretrained`` loads safetensors; ``statistics`` draws
+    weights. ``random-flat`` draws every matrix with the deviation ``initializer_range``, like the "random" GPT-2 of Lu
+    et al. 2021, whose library did not yet scale ``c_proj`` down. ``pretrained`` loads safetensors. ``statistics`` draws
     every tensor from a normal distribution with the mean and the standard deviation of the pretrained one (ibid.,
     section 3.7).
     """
@@ -113,10 +113,10 @@ def draw_parameters(
 ) -> None:
     """Redraw the parameters whose names have one of the prefixes, in place; constants such as norms stay.
 
-    Without ``draw`` each tensor becomes normal with its own mean and standard deviation, norms too. Each tensor has its
-    own generator, keyed by the seed and its name, and is drawn by NumPy: the same seed gives the same tensors on every
-    machine (torch's own draws depend on the CPU's vector instructions), and a model cut to fewer blocks keeps the
-    weights of the remaining blocks.
+    Without ``draw`` each tensor becomes normal with its own mean and standard deviation, including norms. Each tensor
+    has its own generator, keyed by the seed and its name, and is drawn by NumPy: the same seed gives the same tensors
+    on every machine (torch's own draws depend on the CPU's vector instructions), and a model cut to fewer blocks keeps
+    the weights of the remaining blocks.
     """
 
     def redraw(named: tuple[str, nn.Parameter]) -> None:

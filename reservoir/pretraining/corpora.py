@@ -155,7 +155,7 @@ class Nesting(Stream):
     with probability ``push``; otherwise the token that was opened last is closed. An empty stack always opens, and a
     stack as deep as the number of remaining tokens always closes, so that the sequence ends balanced. Opened tokens
     follow Zipf's law. An opening and its closing token are two symbols, ``k`` and ``k + vocabulary / 2``, so that the
-    tokens determine the stack; other corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token by the
+    tokens determine the stack; other corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token with the
     same symbol. A window begins with a sequence and holds several.
     """
 

@@ -159,7 +159,7 @@ class LanguageSteps:
         self._forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if compiled else model
         self._parameters = [*matrices, *vectors]
         self._device = self._parameters[0].device
-        # A window has a token more than the model reads: the last target.
+        # A window has one token more than the model reads, because the last one is only a target.
         tokens = {window: window + 1 for window in recipe.stages.values()}
         self._valid = {w: corpus.held_out("valid", count).head(VALID_TOKENS // count) for w, count in tokens.items()}
 

@@ -61,7 +61,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
-        """Build what `to_dict` returned, without the merits, and without the confusion of more than 100 classes."""
+        """Build an evaluation from `to_dict`: without merits, and without the confusion of more than 100 classes."""
         own = {"samples", "rows", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(
             samples=values["samples"],
@@ -258,10 +258,10 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     """Return the two-sided mid-p-value that two readouts are equally accurate, from correctness (rows,) of one label.
 
     If the readouts are equally accurate, a row that only one of them predicts correctly favours either with probability
-    1/2. The mid-p counts the observed outcome half, so that its mean is 1/2, as for a uniform p; McNemar's exact p is
-    larger and less powerful. If no row differs, p is 1. References: McNemar (1947), Note on the sampling error of the
-    difference between correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar test for binary
-    matched-pairs data.
+    1/2. The mid-p counts half of the probability of the observed outcome, so that its mean is 1/2, as for a uniform p;
+    McNemar's exact p is larger and less powerful. If no row differs, p is 1. References: McNemar (1947), Note on the
+    sampling error of the difference between correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar
+    test for binary matched-pairs data.
     """
     right, other = np.asarray(right, bool), np.asarray(other, bool)
     wins, losses = int((right & ~other).sum()), int((other & ~right).sum())

@@ -13,7 +13,7 @@ Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
 LINKS = ("softmax", "sigmoid", "clipped", "none")
-"""How logits become probabilities, see `Targets.probabilities`; ``none``: the readout gives labels alone."""
+"""How logits become probabilities, see `Targets.probabilities`; ``none``: the readout gives only labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class Readout(Protocol):
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether it gives probabilities, and not labels alone."""
+        """Whether it gives probabilities, and not only labels."""
         ...
 
     def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
@@ -156,7 +156,7 @@ class Readout(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearReadout:
-    """scores = x coef + intercept; raises `InputError` if ``link`` is none of `LINKS`."""
+    """scores = x coef + intercept; raises `InputError` if ``link`` is not one of `LINKS`."""
 
     coef: np.ndarray  # weights of features as they are in the store, float64 (w, t)
     intercept: np.ndarray  # scores of x = 0, float64 (t,)
@@ -178,7 +178,7 @@ class LinearReadout:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether it gives probabilities, and not labels or real values alone."""
+        """Whether it gives probabilities, and not only labels or real values."""
         return self.targets.classes > 0 and self.link != "none"
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:
@@ -236,7 +236,7 @@ class Tally:
         self._squares = np.zeros(targets.outputs)
 
     def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Tally":
-        """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
+        """Count a block: scores (A, m, T) of each readout against labels (m, outputs), with weights (m,) or all 1."""
         weights = self.targets.weights(y, weights)
         counted = np.ones(len(y)) if weights is None else weights
         if self.targets.classes:

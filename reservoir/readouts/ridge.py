@@ -161,7 +161,7 @@ class Moments:
 
 
 class Accumulator:
-    """Builds `Moments` of w features and t targets from blocks of any sizes, in memory of order w^2.
+    """Builds `Moments` of w features and t targets from blocks of any sizes, using memory of order w^2.
 
     Rows are gathered into blocks of 2,048, shifted by the first block's mean, multiplied and summed in float64. Without
     the shift a channel at 3000 +- 0.5 loses half its digits. Products need float64: if the largest eigenvalue of the

@@ -108,9 +108,10 @@ class BitXor(_Bits):
 
     The input is ``patterns`` strings of ``n`` bits of 0 and 1, ``token_bits`` bits per token; the labels of the tokens
     of the last string are the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are
-    only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs: what is tested is whether the function fits
-    at all. With ``held_out`` (up to 20 bits in all) a hash of the input decides its split, a tenth each for valid and
-    test, and what is tested is whether it generalises. A smaller data set is the beginning of a larger one.
+    only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs, and the test shows only whether the
+    function can be fitted. With ``held_out`` (up to 20 bits in all) a hash of the input decides its split, a tenth each
+    for valid and test, and the test shows whether the readout generalises. A smaller data set is the beginning of a
+    larger one.
     """
 
     n: int = 5

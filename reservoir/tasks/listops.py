@@ -1,7 +1,7 @@
 """ListOps: the value of a nested expression, generated or from Long Range Arena's files.
 
 An expression is a digit, or an operator with 2 or more expressions and a closing bracket: ``[MAX 4 [MIN 2 3 ] 0 ]``.
-``MIN``, ``MAX`` and ``MED`` (the median, truncated to an integer) have their usual meaning, ``SM`` is the sum modulo
+``MIN``, ``MAX`` and ``MED`` (the median, truncated to an integer) have their usual meaning; ``SM`` is the sum modulo
 10. The language and the generator's probabilities are those of Nangia and Bowman, "ListOps" (2018), as Long Range Arena
 (Tay et al. 2021) uses them.
 """
@@ -18,7 +18,7 @@ from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols,
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
 SYMBOLS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
-"""The vocabulary, fixed for good: padding, ten digits, four operators and the closing bracket."""
+"""The vocabulary, which never changes: padding, ten digits, four operators and the closing bracket."""
 
 DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
@@ -73,7 +73,7 @@ def _check(texts: Sequence[str], what: str, wrong: np.ndarray) -> None:
 def evaluate(symbols: np.ndarray) -> np.ndarray:
     """Return the values (expressions,) of int8 of well-formed expressions (n,) that follow each other, unpadded.
 
-    All expressions are worked out at once, from the deepest level up: at one level the arguments of an operator lie
+    All expressions are evaluated at once, from the deepest level up: at one level the arguments of an operator lie
     next to each other, so each operator is a segment of an array.
     """
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
@@ -110,7 +110,7 @@ def random_expressions(
 
     Trees grow level by level, all at once: a node above level ``depth`` is an operator with probability
     `OPERATOR_SHARE`, with 2 to ``arguments`` arguments; a tree is given up as soon as it is too long. All begin with an
-    operator, as digits alone are never long enough.
+    operator, because digits alone are never long enough.
     """
     levels, length = _grow(draw, roots, depth, arguments, longest)
     kept = (length >= shortest) & (length <= longest)
@@ -185,7 +185,7 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 
 @dataclass(frozen=True, kw_only=True)
 class ListOps(Source):
-    """Work out expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
+    """Evaluate expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
 
     Symbols are 0 for padding, then as in `SYMBOLS`. Where the data folder holds Long Range
     Arena's files (``basic_train.tsv``, ``basic_val.tsv``, ``basic_test.tsv``) they are read, else expressions are

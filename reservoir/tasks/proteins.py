@@ -11,12 +11,12 @@ from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols,
 from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
-SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, fixed for good
+SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, which never changes
 TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
 """The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` after it."""
 
 FOLDS = 1195
-PAPER_OUTPUTS = 1200  # of the authors' output layer, five of which no protein has
+PAPER_OUTPUTS = 1200  # outputs of the authors' output layer; no protein has five of them
 
 PARTS = {
     "train": "train",

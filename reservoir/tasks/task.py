@@ -81,7 +81,7 @@ class Split:
     lengths: np.ndarray  # int32, (rows,): real tokens of each sequence, from 1 to ``x.shape[1]``
     dropped: int = 0  # sequences of the source that are left out because they are too long
     cut: int = 0  # sequences that are shortened
-    groups: np.ndarray | None = None  # (rows,) of int: the group (patient, machine) of each row, if there are such
+    groups: np.ndarray | None = None  # (rows,) of int: the group (patient, machine) of each row, if there are groups
 
     def __len__(self) -> int:
         return len(self.x)

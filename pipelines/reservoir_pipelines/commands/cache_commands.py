@@ -88,7 +88,7 @@ def show(entry: Name, given: dict[str, Any]) -> Answer:
 
 
 def verify(
-    entry: Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all of them if left out.")] = None,
+    entry: Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all entries if left out.")] = None,
     *,
     given: dict[str, Any],
 ) -> Answer:

@@ -245,7 +245,7 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
 def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Search for the reservoirs that suit some data.
 
-    The search lasts as long as the budget and judges by cross-validation on train and valid alone. The best reservoirs
+    The search lasts as long as the budget and uses only cross-validation on train and valid. The best reservoirs
     are read side by side and scored on test once. Trials are stored, so that the same command continues the search.
     """
     done = api.tune(task, **given)

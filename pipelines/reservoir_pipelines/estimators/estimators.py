@@ -58,7 +58,7 @@ _OPTIONS: tuple[Field[Any], ...] = (
 _OWN: dict[str, tuple[Any, str]] = {
     "vocabulary": (
         None,
-        "X holds symbols, whole numbers below this one. None: whole numbers are read as in files, all else as values.",
+        "X holds symbols, whole numbers below this one. None: whole numbers are read as in files, others as values.",
     ),
     "channels_first": (
         False,
@@ -67,7 +67,7 @@ _OWN: dict[str, tuple[Any, str]] = {
     ),
     "alphas": (
         None,
-        "Positive penalties. None: 25 from 1e-2 to 1e6 in equal ratios, extended if an end is best.",
+        "Positive penalties. None: 25 from 1e-2 to 1e6 in equal ratios, extended if the best penalty is at an end.",
     ),
     "cv": (
         None,

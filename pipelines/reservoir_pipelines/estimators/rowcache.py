@@ -1,4 +1,4 @@
-"""Features cached by the content of a row, each computed once; lists of arrays as padded rows."""
+"""Features cached by the content of each row, and computed once; lists of arrays as padded rows."""
 
 import hashlib
 import json

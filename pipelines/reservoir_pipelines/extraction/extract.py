@@ -201,8 +201,8 @@ def _stamps(place: Path) -> list[tuple[str, list[int]]]:
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     """Return the entry that a name stands for.
 
-    A name is the folder of an entry, the folder's name, the beginning of its key (at least 6 digits), or a task. For a
-    task it is the last extraction with the flags given. Your own data is identified by its content: entries of another
+    A name is the folder of an entry, the folder's name, the beginning of its key (at least 6 digits), or a task. A task
+    stands for its last extraction with the given flags. Your own data is identified by its content: entries of another
     file of the same name, or of this file before it changed, do not match.
     """
     if (Path(name) / "spec.json").is_file():

@@ -78,7 +78,7 @@ class Forecast(Record):
 
 
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
-    """Time some seconds of an extraction and predict the whole of it; only the prepared data is kept."""
+    """Time some seconds of an extraction and predict the whole extraction; only the prepared data is kept."""
     started, root = clock(), cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
     shares = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}
@@ -91,7 +91,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     part = prepared.split("train").take(_sample(run, layout.offset_rows))
     block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded, tokens = block.padded / len(block.lengths), float(block.lengths.mean())
-    found: list[float] = []  # seconds per token of each trial, on more and more rows until one is long enough
+    found: list[float] = []  # seconds per token of each trial, with more and more rows until a trial is long enough
     count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(run.rows["train"]))
     while len(found) < REPEATS:
         seconds, computed = _trial(run, _sample(run, count, len(found)))

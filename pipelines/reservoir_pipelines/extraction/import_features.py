@@ -39,7 +39,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
         with ExitStack() as stack:
             features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
             entry, columns, written = _write(cache_root(place.cache), name, file, features, prepared, call)
-    except Exception as error:  # damaged files make each of the libraries raise nearly anything
+    except Exception as error:  # the libraries raise nearly any type of error for damaged files
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
         remedy = "install it, or write .npz" if isinstance(error, ImportError) else "write the file again"

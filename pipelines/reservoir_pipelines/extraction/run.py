@@ -176,7 +176,7 @@ def open_entry(
     splits: Sequence[str],
     made_with: Mapping[str, Any],
 ) -> tuple[Entry, list[tuple[str, int]]]:
-    """Create or open an entry, write its labels, drop damaged blocks; return it and the blocks that it lacks."""
+    """Create or open an entry, write its labels and drop damaged blocks; return it and the blocks that it lacks."""
     task, columns, count = spec.task["name"], tuple(shapes), sum(spec.rows.values())
     space = required_bytes(spec, layout, spec.rows, shapes)
     exists = (root / "features" / task / f"{title}-{spec.key[:16]}").is_dir()
@@ -322,7 +322,7 @@ def compute_missing(
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
-    """Compute what is missing, wait for blocks that others compute; return the number of rows computed here."""
+    """Compute missing blocks, and wait for blocks that others compute; return the number of rows computed here."""
     computed = 0
     while todo := missing_blocks(entry, splits, columns):
         rows = compute_blocks(entry, todo, columns, read, compute, advance)

@@ -23,8 +23,8 @@ WINDOW = 9  # tokens of a window, if the reservoir has no windows
 MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
 MOST_ROWS, MOST_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
 ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved once more for each fold
-CHEAP = 4e10  # products of a few seconds, which logistic regression may always cost
-# What the calls of Python for an output of four classes cost, as products: 1,000 outputs took a minute for each fold.
+CHEAP = 4e10  # products of a few seconds: logistic regression may always take this long
+# Cost of the Python calls for an output of four classes, in products: 1,000 outputs took a minute for each fold.
 CALLS = 2e8
 FEWEST = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 

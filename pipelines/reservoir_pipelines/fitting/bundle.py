@@ -223,7 +223,7 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
         named = ", ".join(types) or "only types that skops trusts"
         notify(f"readout {folder}: loading {name!r} with --trust; it names {named}")
         model = skops.io.loads(data, trusted=types)
-    except Exception as error:  # a damaged archive makes skops, NumPy and scikit-learn raise nearly anything
+    except Exception as error:  # skops, NumPy and scikit-learn raise nearly any type of error for a damaged archive
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise InputError(f"readout {folder}: not readable ({reason}); fit it again") from error
     if not isinstance(model, Pipeline):

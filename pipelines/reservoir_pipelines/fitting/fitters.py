@@ -1,6 +1,6 @@
 """The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator, each with all of its settings.
 
-The one that is chosen is finished: calibrated, fitted to all rows that may be used, and scored on test.
+The chosen readout is then calibrated, fitted to all rows that may be used, and scored on test.
 """
 
 import ast
@@ -60,7 +60,7 @@ from reservoir_pipelines.fitting.sources import (
 from reservoir_pipelines.output import meter, notify
 
 GREEDY_WIDTH = 6144
-"""Joint width of the columns that greedy selection considers; its moments take memory of the square of that."""
+"""Joint width of the columns that greedy selection considers; memory grows with its square."""
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 MOST_BYTES = 2 * 10**9  # size of float32 features, which an estimator gets all at once
@@ -165,7 +165,7 @@ class RidgeFitter:
     balanced: bool = False
     widens: bool = True
     one_standard_error: bool = False
-    # The last kernel matrix by its columns, from which that of these and further columns is summed.
+    # The last kernel matrix, by its columns; adding further columns to these starts from it.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
@@ -500,7 +500,7 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     readout = best.readout
     held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
     if isinstance(readout, LinearReadout):
-        # Cross-validation calibrates by itself, and scikit-learn's estimators keep probabilities of their own.
+        # Cross-validation calibrates by itself, and scikit-learn's estimators keep their own probabilities.
         if task.classes and not isinstance(fitter, EstimatorFitter) and not fitter.folds:
             readout = readout.calibrate(source.blocks("valid"))
             held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
@@ -519,8 +519,8 @@ def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: flo
     """Return the nonconformity score of every validation row, ascending, (n,).
 
     It is one minus the probability of the row's class, or the distance from the true value (split conformal prediction,
-    Vovk et al. 2005). A readout that cross-validation fitted to train and valid is fitted again to train alone. Nothing
-    is returned if rows have several labels or the readout has no probabilities.
+    Vovk et al. 2005). A readout that cross-validation fitted to train and valid is fitted again to train alone. Return
+    nothing if rows have several labels or the readout has no probabilities.
     """
     targets = readout.targets
     if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):

@@ -1,4 +1,4 @@
-"""The fits of columns, and the race before: all are fitted to some of the rows, the best third of them to all rows."""
+"""The fits of columns, after a race: all columns are fitted to some of the rows, the best third to all rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ VALID = 2000  # validation rows, if these choose the readout
 def race(pool: Pool, names: Sequence[str], fitter: Fitter) -> tuple[tuple[str, ...], tuple[Result, ...]]:
     """Return the candidates that go on to all rows, and the best result of each of the others, best first.
 
-    The race chooses readouts as a fit to all rows does: by cross-validation, or on validation rows. All
-    candidates go on if there are few of them or few rows, or if some of the rows lack a class or a group that all have.
+    The race chooses readouts as a fit to all rows does: by cross-validation, or on validation rows. All candidates go
+    on if there are few candidates or few rows, or if some of the rows lack a class or a group that all have.
     """
     some = _rows_of_race(pool, fitter.folds) if len(names) >= FEWEST_CANDIDATES else None
     if some is None:

@@ -33,7 +33,7 @@ class EstimatorReadout:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the model gives probabilities, and not labels alone."""
+        """Whether the model gives probabilities, and not only labels."""
         return hasattr(self.model, "predict_proba")
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:

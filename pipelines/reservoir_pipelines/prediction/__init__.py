@@ -1,1 +1,1 @@
-"""What is done with a saved readout: ``predict``, ``explain`` and ``export``."""
+"""Uses of a saved readout: ``predict``, ``explain`` and ``export``."""

@@ -144,7 +144,7 @@ def trace(module: SequenceModel, task: Task) -> Traced:
         try:
             with _quiet(), module.cut():
                 program = torch.export.export(whole, (*example.values(),), dynamic_shapes=shape, strict=False)
-        except Exception as error:  # the tracer raises many types, some of them private
+        except Exception as error:  # the tracer raises many types of errors, some of them private
             failure = error
             continue
         # A pickle of the example and the paths of this machine would be written with the program.

@@ -21,7 +21,7 @@ BATCH = 4096  # predictions that are in memory at a time
 class PredictionEvaluator:
     """Compares predictions with the labels of their file while they are iterated.
 
-    A label that is none of the readout's classes counts as wrong.
+    A label that is not one of the readout's classes counts as wrong.
     """
 
     def __init__(self) -> None:

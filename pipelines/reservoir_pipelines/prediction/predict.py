@@ -127,7 +127,8 @@ class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
     ``x`` and ``lengths`` are the encoded sequences, ``y`` their labels in the file. ``counts`` (rows,) is the number of
-    labels of each row where every token has one. ``radius`` is the largest score of what a set or an interval holds.
+    labels of each row where every token has one. ``radius`` is the largest score of a class in a set, or of a value in
+    an interval.
     """
 
     bundle: Bundle
@@ -217,7 +218,7 @@ class Predictions(Iterator[Prediction]):
 
 
 def _warn(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) -> None:
-    """Print what makes predictions less reliable than they look."""
+    """Print reasons why predictions are less reliable than they look."""
     short = 0 if bundle.lengths else int((lengths < bundle.task.max_tokens).sum())
     if short:
         notify(

@@ -132,7 +132,7 @@ UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
 def pretrain(
     corpus: str, shape: ShapeOptions, options: PretrainOptions, place: PlaceOptions, *, out: Path
 ) -> Pretraining:
-    """Pretrain a backbone on a corpus, of which it predicts the next token; see `api.pretrain`."""
+    """Pretrain a backbone to predict the next token of a corpus; see `api.pretrain`."""
     backbone = shape.backbone or DEFAULT_BACKBONE
     options = replace(options, steps=options.steps or STEPS)
     if corpus == BIT_MEMORY:
@@ -184,7 +184,7 @@ def pretrain(
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
-        write_checked(run.path / RESULT, done.to_dict())  # last: if killed before this, a resumed run draws its picture
+        write_checked(run.path / RESULT, done.to_dict())  # comes last: a resumed run still draws its picture
         return done
 
 

@@ -1,4 +1,4 @@
-"""The stage ``report``: one HTML page, complete in itself, of reproductions, fits and trainings."""
+"""The stage ``report``: one self-contained HTML page of reproductions, fits and trainings."""
 
 from collections.abc import Sequence
 from contextlib import suppress

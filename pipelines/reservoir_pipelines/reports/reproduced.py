@@ -1,4 +1,4 @@
-"""What the page shows of a reproduction: tables with the paper's numbers, pictures, and the command of every cell."""
+"""The page's part about a reproduction: tables with the paper's numbers, pictures, and the command of each cell."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[fl
 def _draw_costs(
     axes: Axes, points: Mapping[str, tuple[float, float] | None], levels: Mapping[str, float | None]
 ) -> None:
-    """Draw test accuracy in percent over seconds, a dot for each name, and a dashed line where the paper has a level.
+    """Draw test accuracy in percent over seconds, a dot for each name, and a dashed line at the paper's level, if any.
 
     A name without a point keeps its colour.
     """

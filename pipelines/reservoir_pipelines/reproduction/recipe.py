@@ -124,7 +124,7 @@ class Recipe:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every cell once; a cell comes after those that it needs."""
+        """Every cell, once; a cell comes after those that it needs."""
         found: dict[str, Cell] = {}
         for spot in self.spots:
             for cell in (cell for seed in spot.cells for cell in seed):
@@ -220,7 +220,7 @@ def _read(path: Any, name: str) -> dict[str, Any]:
 
 @dataclass
 class _Builder:
-    """Builds the cells of one recipe; ``shared`` is the content of ``cells.toml``, ``where`` begins every message."""
+    """Builds the cells of one recipe; ``shared`` is the content of ``cells.toml``; messages begin with ``where``."""
 
     where: str
     scale: str
@@ -333,7 +333,7 @@ class _Builder:
     def _check_file(self, settings: Mapping[str, Any]) -> None:
         """Refuse what only a person may decide: where work runs, and which modules are imported."""
         run = str(settings.get("run", ""))
-        # The one folder that a recipe may name is that of another cell of this reproduction.
+        # A recipe may name only one kind of folder: that of another cell of this reproduction.
         without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, self.where)
         refuse_modules(settings, self.where)
 

@@ -1,4 +1,4 @@
-"""Running a cell in this process, and the cost of one, estimated from a short trial on this machine."""
+"""Run a cell in this process, or estimate its cost from a short trial on this machine."""
 
 import io
 import tempfile

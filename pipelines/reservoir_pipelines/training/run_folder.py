@@ -271,12 +271,12 @@ class RunFolder:
         """Train until the run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
 
         ``shown`` formats the numbers of a step for the progress bar; ``unit`` has the units of a step and their name. A
-        loss above ``bound`` counts as diverged. Of the ``ranks`` that share each step, the first writes to the folder.
+        loss above ``bound`` counts as diverged. The first of the ``ranks`` that share each step writes to the folder.
         """
         ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS
         state, last = self.state, options.steps or 0
         if checkpoint := self.last:
-            if self.best != checkpoint:  # it is needed at the end: a damaged file should be found now
+            if self.best != checkpoint:  # the file is needed at the end, and damage should be found now
                 load_trained(self.best, model)
             load_trained(checkpoint, model)
             load_optimizer(checkpoint, model, steps.optimizer)
@@ -348,7 +348,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a journal, up to a line that was not completely written; an empty list without a file."""
     lines = []
     for text, line in read_lines(path):
-        # kill -9 may leave an incomplete last line, a power loss zeros in place of what was not yet on disk.
+        # kill -9 may leave an incomplete last line; a power loss may leave zeros.
         if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
             break
         if line is None:

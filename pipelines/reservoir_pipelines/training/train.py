@@ -55,8 +55,8 @@ def train(
 ) -> Training:
     """Train some groups of a model's parameters on a task; see `api.train`.
 
-    Of the runs of a sweep that have the best validation score, that with the smallest validation loss is scored on test
-    rows. A run that diverges counts with its best validation before that.
+    The run of a sweep with the best validation score (and among equal ones the smallest loss) is scored on test rows. A
+    run that diverges counts with its best validation before that.
     """
     if not options.sweep:
         return _train_once(task, reservoir, source, place, options)
@@ -153,7 +153,7 @@ def _train_once(
             plot_confusion(run.path / CONFUSION, done.evaluation, title)
             write_checked(
                 run.path / RESULT, done.to_dict()
-            )  # last: if killed before this, a resumed run draws its pictures
+            )  # comes last: a run killed before draws its pictures when resumed
         return done
 
 

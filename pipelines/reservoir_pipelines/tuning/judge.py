@@ -107,15 +107,16 @@ def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldO
 def join(
     kernels: Mapping[int, ColumnKernel], judge: Judge, most: int, go_on: Callable[[], bool]
 ) -> tuple[tuple[int, ...], HeldOutScore]:
-    """Choose reservoirs to read side by side, greedily: while held-out results improve, up to a number and a time.
+    """Choose reservoirs to read side by side, greedily, while held-out results improve, up to a number and a time.
 
-    ``kernels`` are by the number of the candidate; 0 is the default. Return the numbers in the order of joining, and
-    their held-out results.
+    ``kernels`` has the kernels by the number of the candidate; 0 is the default. Return the numbers in the order of
+    joining, and their held-out results.
     """
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
     first = max(alone, key=lambda number: alone[number].merit)
     # The best of many is best by chance too, so it replaces the default only if its score is no lower and its loss is
-    # lower by more than the paired standard error over rows. Joining needs no such margin: it averages chance out.
+    # lower by more than the paired standard error over rows. Joining needs no such margin, because it averages out
+    # chance.
     gain = alone[0].losses - alone[first].losses
     noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
     if alone[first].score < alone[0].score or gain.mean() <= noise:

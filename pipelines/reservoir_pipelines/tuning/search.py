@@ -315,12 +315,12 @@ class Search:
             default = next(trial for trial in found if trial.number == 0)
             columns = {trial.number: trial.columns for trial in (default, *kept)}
             if sum(self._seconds(number, limit) for number in [*columns][:3]) > self._trial_seconds():
-                break  # a round of the default alone compares nothing
+                break  # a round with only the default compares nothing
             found = self._round(columns, limit, columns, last=limit == later[-1])
         return found
 
     def add(self, trial: ReservoirTrial) -> None:
-        """Keep a trial; it is on disk when this returns."""
+        """Record a trial; it is on disk when this function returns."""
         self.trials[trial.number, trial.limit] = trial
         text = "".join(checked_line(each.to_dict()) for each in self.trials.values())
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -352,7 +352,7 @@ class Search:
         """Return the seconds that extracting ``number`` reservoirs on all splits and fitting them takes."""
         trials = list(self.trials.values())
         delay = (self.clock() - self.started) / max(time.process_time() - self._used, 1e-3)
-        # The first candidates go before: with fewer there is nothing to choose among.
+        # The first candidates take precedence, because with fewer there is no choice.
         start_up = START_UP * (min(max(delay, 1.0), MOST_DELAY) if len(trials) >= AT_LEAST else 1.0)
         if not trials:
             return start_up
@@ -383,7 +383,7 @@ class Search:
         """Return the rows of a split in each round, from the first in which the budget allows `AT_LEAST` candidates.
 
         The last round has at most ``ROUNDS[-1]`` rows; None means all rows. The default is tried in one round after the
-        other to find their cost.
+        other to measure the cost of each.
         """
         each = self.data.prepared.task.readout_tokens
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each

@@ -68,7 +68,7 @@ def tune(
 ) -> Tuning:
     """Search for the reservoirs that suit some data, and fit the best of them together; see `api.tune`.
 
-    The budget begins at ``started`` of the clock, by default now.
+    The budget begins at the time ``started``, by default now.
     """
     started = clock() if started is None else started
     data = SearchData.read(task, opt.ExtractOptions(**vars(shape), **vars(source), **vars(place)))

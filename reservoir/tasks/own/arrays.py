@@ -18,7 +18,7 @@ NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are r
 MOST_EXPANSION = 200
 """Largest expansion of stored bytes that is accepted; random bits stored as float64 expand 60 times."""
 
-FREE_BYTES = 2**27  # arrays up to this size may shrink as they like: rows of zeros are harmless
+FREE_BYTES = 2**27  # arrays up to this size may be compressed by any factor: rows of zeros are harmless
 MOST_HEADER = 10_000
 """Bytes of an array's header; a plain array needs about a hundred, and NumPy's parser is slow on long ones."""
 

@@ -46,7 +46,8 @@ class OwnData(Source):
     - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label for each of the last tokens:
       floats are targets, strings and booleans classes; `reservoir.tasks.own.labels.read_labels` decides on integers.
     - ``lengths`` (rows,): the real tokens of each row; what follows them is ignored.
-    - ``split`` (rows,): ``train``, ``valid`` or ``test``; `reservoir.tasks.own.labels.split_rows` divides rows without.
+    - ``split`` (rows,): ``train``, ``valid`` or ``test``; without it, `reservoir.tasks.own.labels.split_rows` divides
+    the rows.
     - ``groups`` (rows,): rows of one group are in one split.
 
     They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of recordings,

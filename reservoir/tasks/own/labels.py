@@ -77,8 +77,8 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
 def read_labels(y: np.ndarray) -> Reading:
     """Return whether whole-number labels are classes, or targets of a regression.
 
-    Two different numbers are classes. More are classes if, on average, each has two rows or more and they count from 0
-    or 1, or if each has 5 rows (up to 20 numbers) or 50 rows (more numbers).
+    Two different numbers are classes. More than two are classes if, on average, each has two rows or more and they
+    count from 0 or 1, or if each has 5 rows (up to 20 numbers) or 50 rows (more numbers).
     """
     numbers = np.unique(y)
     many = f"{len(numbers):,} different ones among {y.size:,}"

@@ -194,7 +194,7 @@ class TableReader:
             self.arrays[name][kept] = array
 
     def _values(self) -> None:
-        """Take columns of one value each as floats (rows, values); rows may end early."""
+        """Take columns with a value in each cell as floats (rows, values); rows may end early."""
         self._choose_values()
         frame = self.table.frame
         names = list(frame)
@@ -224,7 +224,7 @@ class TableReader:
         names = list(table.frame)
         if not names:
             raise InputError(f"{table.path}: no columns of values; give one column per value of a sequence")
-        # Checksums of the names, in their order and sorted.
+        # Checksums of the names, in their order and in sorted order.
         order = [zlib.crc32("\n".join(some).encode()) for some in (names, sorted(names))]
         before = self.known.get("order", [])
         if before[1:] == order[1:] and before != order:

@@ -106,7 +106,7 @@ def read_table(
 
 
 def check_text(path: Path) -> None:
-    """Refuse a file that is not UTF-8 text, or has a NUL, in memory that does not grow with its lines."""
+    """Refuse a file that is not UTF-8 text, or has a NUL; memory does not grow with its lines."""
     decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
     with path.open("rb") as file:
         while True:
