@@ -25,6 +25,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch  # noqa: F401, as extract does: where it is imported, it rounds to float16
 from reservoir_cache import (
     Entry,
     FeatureStore,

@@ -168,34 +168,38 @@ def encode(
 ) -> Encoded:
     """Round features (rows, tokens, width); raises CacheError for a value that is not finite or would overflow."""
     x = np.ascontiguousarray(x, dtype=np.float32)
-    step, width = offset_rows or len(x), x.shape[2]
+    step, (rows, tokens, width) = offset_rows or len(x), x.shape
     values: NDArray = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
-    offsets = np.empty((-(-len(x) // step), width), "<f4")
-    rows = max(1, _ROUNDED // math.prod(x.shape[1:]))
-    buffer = np.empty((min(rows, len(x)), *x.shape[1:]), np.float32)
-    for number, low in enumerate(range(0, len(x), step)):
-        part = x[low : low + step]
+    offsets = np.empty((-(-rows // step), width), "<f4")
+    buffer = np.empty(max(_ROUNDED, width), np.float32)
+    whole, most = rows // step * step, max(1, _ROUNDED // (step * tokens * width)) * step
+    ranges = [(low, min(low + most, whole)) for low in range(0, whole, most)]
+    for low, high in ranges + ([(whole, rows)] if whole < rows else []):
+        part = x[low:high].reshape(-1, min(step, high - low) * tokens, width)
         with np.errstate(invalid="ignore"):
-            mean = part.reshape(-1, width).mean(axis=0, dtype=np.float64)
+            mean = part.mean(axis=1, dtype=np.float64)
         if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
-            place, where = _farthest(~np.isfinite(part), column, first_row + low)
-            start = f"{where}: {part[place]} is not finite and cannot be stored; the forward pass failed there"
+            place, where = _farthest(~np.isfinite(x[low:high]), column, first_row + low)
+            start = f"{where}: {x[low:high][place]} is not finite and cannot be stored; the forward pass failed there"
             raise CacheError(f"{start}: check that row of the input, or compute in float32")
         if store == "float32":
             continue
-        offsets[number], stored = mean, values[low : low + step]
+        offset = offsets[low // step :][: len(part)]
+        offset[...] = mean
+        stored, inner = values[low:high].reshape(part.shape), max(1, _ROUNDED // (len(part) * width))
         with np.errstate(over="ignore"):
-            for begin in range(0, len(part), rows):
-                piece = part[begin : begin + rows]
-                residual = np.subtract(piece, offsets[number], out=buffer[: len(piece)])
-                _round(residual, store, stored[begin : begin + rows])
+            for begin in range(0, part.shape[1], inner):
+                piece = part[:, begin : begin + inner]
+                residual = buffer[: piece.size].reshape(piece.shape)
+                np.subtract(piece, offset[:, None], out=residual)
+                _round(residual, store, stored[:, begin : begin + inner])
         infinity = _INFINITY[store]
         if stored.view(np.int16).max() >= infinity or stored.view(np.uint16).max() >= infinity + 0x8000:
-            place, where = _farthest(np.abs(part - mean), column, first_row + low)
-            distance = abs(part[place] - mean[place[-1]])
+            distance = np.abs(part - mean[:, None]).reshape(-1, tokens, width)
+            place, where = _farthest(distance, column, first_row + low)
             wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
             raise CacheError(
-                f"{where}: {part[place]:g} lies {distance:.3g} from its channel's "
+                f"{where}: {x[low:high][place]:g} lies {distance[place]:.3g} from its channel's "
                 f"mean, which overflows {store}; extract with {wider}"
             )
     if store == "float32":
