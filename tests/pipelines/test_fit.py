@@ -14,9 +14,9 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, make_fitter, stored_moments
+from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, make_fitter
 from reservoir_pipelines.fitting.results import Result, score_matrix
-from reservoir_pipelines.fitting.sources import ColumnSource, Pool, Source, assign_folds, fold_blocks
+from reservoir_pipelines.fitting.sources import ColumnSource, Pool, Source, assign_folds, fold_blocks, stored_moments
 from reservoir_pipelines.plots import plot_sweep
 from reservoir_pipelines.prediction.predict import Prediction
 from reservoir_pipelines.tuning.judge import ColumnKernel

@@ -4,7 +4,6 @@ The chosen readout is then calibrated, fitted to all rows that may be used, and 
 """
 
 import ast
-import hashlib
 import itertools
 import operator
 import warnings
@@ -16,7 +15,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from reservoir_cache import load_arrays, save_arrays
 
 from reservoir import InputError
 from reservoir.options import FitOptions
@@ -26,7 +24,6 @@ from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
-    Moments,
     Scorer,
     fold_moments,
     ridge_path,
@@ -56,6 +53,7 @@ from reservoir_pipelines.fitting.sources import (
     fold_blocks,
     in_memory_if_small,
     stage_blocks,
+    stored_moments,
 )
 from reservoir_pipelines.output import meter, notify
 
@@ -125,30 +123,6 @@ def fit_penalties(
     return found if wider is None else column_fit(readout, columns, swept(wider))
 
 
-def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
-    """Return the moments of a cached column, of all training samples or of each fold of train and valid.
-
-    They are computed from blocks of these samples once, and stored in the entry. None for joined columns, the raw input
-    and some of the rows, and below four samples per feature: then the float64 moments would be larger than the float16
-    features.
-    """
-    if not isinstance(source, ColumnSource) or source.some:
-        return None
-    if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
-        return None
-    weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
-    # The weights depend on the splits that were counted, so moments of other weights have other names.
-    end = f"-weighted{hashlib.sha256(repr(weights).encode()).hexdigest()[:8]}-{column}" if weights else f"-{column}"
-    names = [f"fold{k}of{folds}{end}" for k in range(folds)] or [f"train{end}"]
-    found = [load_arrays(entry, name) for name in names]
-    if all(found):
-        return [Moments.from_arrays(part[0]) for part in found if part]
-    moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
-    for name, part in zip(names, moments, strict=True):
-        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column]})
-    return moments
-
-
 @dataclass(frozen=True, kw_only=True)
 class RidgeFitter:
     """Exact ridge readouts of every penalty, chosen on valid, or by cross-validation over train and valid.
@@ -176,9 +150,8 @@ class RidgeFitter:
         """Fit every penalty to a source and choose one."""
         targets, emphasis = self.targets(source), source.emphasis
         if not self.folds:
-            train = source.stream("train")
+            train, valid = source.stream("train"), source.stream("valid")
             moments = stored_moments(source, targets, train) or [None]
-            valid = source.stream("valid")
             swept = partial(sweep, train, valid, targets, moments=moments[0], emphasis=emphasis)
             return fit_penalties("ridge", source.columns, swept, self.alphas, widens=self.widens)
         numbers = assign_folds(source, self.folds, self.classes, self.repeats)

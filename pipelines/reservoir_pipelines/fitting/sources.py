@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore, path_below
+from reservoir_cache import Entry, FeatureStore, load_arrays, path_below, save_arrays
 
 from reservoir.errors import InputError, require_path
 from reservoir.options import FitOptions
 from reservoir.plan import RAW, choose_folds, readout_candidates, single_columns
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import Block, RereadableBlocks, Targets, balanced_weights, has_labels, samples
-from reservoir.readouts.ridge import balance_raw
+from reservoir.readouts.ridge import Moments, balance_raw, fold_moments, training_moments
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.output import notify
@@ -424,6 +424,30 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
 def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield all samples of train, then of valid, each block with its part of the ``folds`` of `assign_folds`."""
     return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
+
+
+def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
+    """Return the moments of a cached column, of all training samples or of each fold of train and valid.
+
+    They are computed from blocks of these samples once, and stored in the entry. None for joined columns, the raw input
+    and some of the rows, and below four samples per feature: then the float64 moments would be larger than the float16
+    features.
+    """
+    if not isinstance(source, ColumnSource) or source.some:
+        return None
+    if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
+        return None
+    weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
+    # The weights depend on the splits that were counted, so moments of other weights have other names.
+    end = f"-weighted{hashlib.sha256(repr(weights).encode()).hexdigest()[:8]}-{column}" if weights else f"-{column}"
+    names = [f"fold{k}of{folds}{end}" for k in range(folds)] or [f"train{end}"]
+    found = [load_arrays(entry, name) for name in names]
+    if all(found):
+        return [Moments.from_arrays(part[0]) for part in found if part]
+    moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
+    for name, part in zip(names, moments, strict=True):
+        save_arrays(entry, name, part.to_arrays(), {"columns": [source.column]})
+    return moments
 
 
 def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
