@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -124,20 +124,32 @@ def fit_penalties(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RidgeFitter:
-    """Exact ridge readouts of every penalty, chosen on valid, or by cross-validation over train and valid.
+class PenaltyFitter:
+    """Fits readouts of every penalty, chosen on valid, or by cross-validation over train and valid.
 
-    ``folds`` is 0 for a choice on valid. With ``refits``, a readout chosen on valid is fitted again to train and valid.
-    With ``widens``, further penalties are tried if an end of ``alphas`` scores best.
+    ``folds`` is 0 for a choice on valid. With ``widens``, further penalties are tried if an end of ``alphas`` scores
+    best.
     """
 
+    kind: ClassVar[str]
     classes: int
     alphas: np.ndarray
-    folds: int = 0
-    repeats: int = 1
-    refits: bool = False
     balanced: bool = False
     widens: bool = True
+    folds: int = 0
+
+    def best_of(self, source: Source, swept: Callable[[np.ndarray], Sweep]) -> ColumnFit:
+        """Return the fit of all penalties to a source by a function of the penalties."""
+        return fit_penalties(self.kind, source.columns, swept, self.alphas, widens=self.widens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RidgeFitter(PenaltyFitter):
+    """Exact ridge readouts; with ``refits``, one that was chosen on valid is fitted again to train and valid."""
+
+    kind = "ridge"
+    repeats: int = 1
+    refits: bool = False
     one_standard_error: bool = False
     # The last kernel matrix, by its columns; adding further columns to these starts from it.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -153,7 +165,7 @@ class RidgeFitter:
             train, valid = source.stream("train"), source.stream("valid")
             moments = stored_moments(source, targets, train) or [None]
             swept = partial(sweep, train, valid, targets, moments=moments[0], emphasis=emphasis)
-            return fit_penalties("ridge", source.columns, swept, self.alphas, widens=self.widens)
+            return self.best_of(source, swept)
         numbers = assign_folds(source, self.folds, self.classes, self.repeats)
         stream = RereadableBlocks(fold_blocks, (source, numbers))
         # Moments of repeated folds are not stored.
@@ -177,7 +189,7 @@ class RidgeFitter:
                 self._kernels[source.columns] = found.kernel
             return found
 
-        return fit_penalties("ridge", source.columns, cross, self.alphas, widens=self.widens)
+        return self.best_of(source, cross)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that was chosen on valid, fitted to train and valid; its temperature stays as it was."""
@@ -227,14 +239,10 @@ class RidgeFitter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogisticFitter:
-    """Multinomial logistic readouts of every penalty (1 / C of scikit-learn), chosen on valid or by ``folds``."""
+class LogisticFitter(PenaltyFitter):
+    """Multinomial logistic readouts of every penalty, 1 / C of scikit-learn."""
 
-    classes: int
-    alphas: np.ndarray
-    balanced: bool = False
-    widens: bool = True
-    folds: int = 0
+    kind = "logistic"
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
@@ -244,7 +252,7 @@ class LogisticFitter:
         train, valid = source.stream("train"), source.stream("valid")
         moments = stored_moments(source, targets, train)  # their principal axes make the solver fast
         swept = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
-        return fit_penalties("logistic", source.columns, swept, self.alphas, widens=self.widens)
+        return self.best_of(source, swept)
 
     def _fit_folds(self, source: Source) -> ColumnFit:
         """Choose by cross-validation over train and valid, whose samples are held in memory."""
@@ -261,14 +269,10 @@ class LogisticFitter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedFitter:
+class WeightedFitter(PenaltyFitter):
     """Ridge readouts of a sum of layers with learned weights, chosen on valid; see `reservoir.readouts.weighted`."""
 
-    classes: int
-    alphas: np.ndarray
-    balanced: bool = False
-    widens: bool = True
-    folds = 0
+    kind = "weighted"
 
     def fit(self, source: Source) -> ColumnFit:
         """Learn the weights of columns side by side, fit every penalty and choose one."""
@@ -279,8 +283,7 @@ class WeightedFitter:
         weights = dict(zip(source.columns, layers.weights.tolist(), strict=True))
         notify("layer weights: " + ", ".join(f"{column} {weight:.2f}" for column, weight in weights.items()))
         swept = partial(weighted_sweep, train, valid, targets, layers)
-        found = fit_penalties("weighted", source.columns, swept, self.alphas, widens=self.widens)
-        return replace(found, layer_weights=weights)
+        return replace(self.best_of(source, swept), layer_weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,28 +433,24 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         raise InputError("--one-standard-error needs cross-validation of ridge readouts; add --select cv5")
     if balanced and not classes:
         raise InputError("--class-weight balanced: the task has no classes; leave it out")
-    if readout == "ridge":
+    if folds and readout != "ridge":
+        raise InputError(f"--select {options.select}: cross-validation is only for ridge; pass --select valid")
+    if readout == "logistic" and not classes:
+        raise InputError("--readout logistic: the task has no classes; use ridge")
+    if readout in ("ridge", "logistic", "weighted"):
+        default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
+        values = parse_alphas(alphas) if alphas else default
+        shared: dict[str, Any] = {"classes": classes, "alphas": values, "balanced": balanced, "widens": not alphas}
+        if readout != "ridge":
+            return (LogisticFitter if readout == "logistic" else WeightedFitter)(**shared)
         return RidgeFitter(
-            classes=classes,
-            alphas=parse_alphas(alphas) if alphas else DEFAULT_ALPHAS,
+            **shared,
             folds=folds,
             repeats=repeats,
             refits=options.select == "auto" and not folds,
-            balanced=balanced,
-            widens=not alphas,
             # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
             one_standard_error=options.one_standard_error or (not classes and repeats > 1),
         )
-    if folds:
-        raise InputError(f"--select {options.select}: cross-validation is only for ridge; pass --select valid")
-    if readout == "logistic":
-        if not classes:
-            raise InputError("--readout logistic: the task has no classes; use ridge")
-        values = parse_alphas(alphas) if alphas else LOGISTIC_ALPHAS
-        return LogisticFitter(classes=classes, alphas=values, balanced=balanced, widens=not alphas)
-    if readout == "weighted":
-        values = parse_alphas(alphas) if alphas else DEFAULT_ALPHAS
-        return WeightedFitter(classes=classes, alphas=values, balanced=balanced, widens=not alphas)
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
     return EstimatorFitter.parse(readout, classes, balanced=balanced)
