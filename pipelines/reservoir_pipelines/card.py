@@ -1,7 +1,6 @@
 """The model card of a backbone: its shape, its parameters by group, the trained ones, and the spread of its weights."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -11,41 +10,7 @@ from reservoir_cache import path_below
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.plan import resolve_model
 from reservoir_pipelines.files import cache_root, data_folder
-from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import plot_deviations
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card(Record):
-    """The description of a backbone."""
-
-    name: str
-    family: str
-    init: str
-    weights: str
-    depth: int
-    width: int
-    heads: int | None
-    max_tokens: int | None
-    causal: bool
-    groups: dict[str, int]  # frozen parameters that a sequence of vectors passes through
-    whole: int  # parameters of the whole model, its token embeddings included
-    task: str | None
-    trained: dict[str, int] | None  # parameters that an FPT trains on the task, by group
-    paper: dict[str, int] | None  # for GPT-2: the trained parameters as the paper counts them
-    deviations: dict[str, list[float | None]]  # by kind of tensor and block, None if a block lacks it
-    weight_deviation: float | None  # mean over blocks, then over kinds of weights
-    bias_deviation: float | None
-    plot: Path
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, sums and shares as JSON values."""
-        values = super().to_dict()
-        for name, counts in (("trained", self.trained), ("paper", self.paper)):
-            if counts:
-                total = sum(counts.values())
-                values |= {f"{name}_total": total, f"{name}_share": total / self.whole}
-        return values
 
 
 def card(
@@ -56,7 +21,7 @@ def card(
     result: OutOptions,
     *,
     task: str | None = None,
-) -> Card:
+) -> dict[str, Any]:
     """Describe a backbone, draw the spread of its weights, and count what is trained on a task; it needs no data."""
     from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
@@ -73,23 +38,31 @@ def card(
     plot_deviations(plot, spread, title=f"{name}, {settings.init}: standard deviation of the parameters")
     means = {kind: float(np.nanmean(values)) for kind, values in spread.items()}
     weights, biases = ([m for kind, m in means.items() if ("bias" in kind) == bias] for bias in (False, True))
-    return Card(
-        name=name,
-        family=backbone.family.name,
-        init=settings.init,
-        weights=describe_weights(backbone, settings.init),
-        depth=backbone.depth,
-        width=backbone.width,
-        heads=getattr(backbone.config, "num_attention_heads", None),
-        max_tokens=backbone.max_tokens,
-        causal=backbone.causal,
-        groups=group_counts(backbone),
-        whole=whole_count(backbone),
-        task=described.name if described else None,
-        trained=trained_counts(backbone, described) if described else None,
-        paper=paper_counts(backbone, described) if described else None,
-        deviations={kind: [None if np.isnan(v) else float(v) for v in values] for kind, values in spread.items()},
-        weight_deviation=fmean(weights) if weights else None,
-        bias_deviation=fmean(biases) if biases else None,
-        plot=plot,
-    )
+    heads = getattr(backbone.config, "num_attention_heads", None)
+    whole = whole_count(backbone)
+    found = {
+        "name": name,
+        "family": backbone.family.name,
+        "init": settings.init,
+        "weights": describe_weights(backbone, settings.init),
+        "depth": backbone.depth,
+        "width": backbone.width,
+        "heads": heads,
+        "max_tokens": backbone.max_tokens,
+        "causal": backbone.causal,
+        "groups": group_counts(backbone),  # frozen parameters that a sequence of vectors passes through
+        "whole": whole,  # parameters of the whole model, its token embeddings included
+        "task": described.name if described else None,
+        "trained": trained_counts(backbone, described) if described else None,  # by an FPT on the task, by group
+        "paper": paper_counts(backbone, described)
+        if described
+        else None,  # for GPT-2: the trained parameters as the paper counts them
+        "deviations": {kind: [None if np.isnan(v) else float(v) for v in values] for kind, values in spread.items()},
+        "weight_deviation": fmean(weights) if weights else None,  # mean over blocks, then over kinds of weights
+        "bias_deviation": fmean(biases) if biases else None,
+        "plot": plot,
+    }
+    for counted in ("trained", "paper"):
+        if counts := found[counted]:
+            found |= {f"{counted}_total": sum(counts.values()), f"{counted}_share": sum(counts.values()) / whole}
+    return found

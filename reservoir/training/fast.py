@@ -1,4 +1,4 @@
-"""Faster equivalents on a CPU: attention with dropout, dropout from cheap random bits, GELU with its derivative."""
+"""Faster equivalents on a CPU: attention with dropout, and dropout from cheap random bits."""
 
 import math
 from collections.abc import Iterator
@@ -13,22 +13,16 @@ from reservoir.backbones.gpt2 import ATTENTION, Attention, GPT2Model
 from reservoir.fpt import FPT
 
 NAME = "reservoir"  # name under which this attention is registered
-STEEPNESS, CUBIC = math.sqrt(8 / math.pi), 0.044715
-"""Constants of the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016, section 2)."""
-
-CHUNK = 2**16  # values that GELU processes together, which fit into a CPU's cache
 QUERIES = 128  # queries of a block of attention; larger blocks compute more scores that a causal query does not see
 SCORES = 2**18  # scores of a block, over several heads, which fit into a CPU's cache
 LEVELS = 2**16  # dropout rates are rounded to multiples of 1 / `LEVELS`
 
 
 def speed_up(model: FPT) -> None:
-    """Replace dropout, GELU and causal attention of a model on a CPU by faster equivalents."""
+    """Replace dropout and causal attention of a model on a CPU by faster equivalents."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, nn.GELU) and child.approximate == "tanh":
-                setattr(module, name, GELU())
-            elif type(child) is nn.Dropout:
+            if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p))
     inner: Any = model.backbone.model
     if not model.backbone.causal or attention_name(getattr(inner, "config", None)) != "sdpa":
@@ -190,46 +184,6 @@ class _Dropped(torch.autograd.Function):
 def _times(values: Tensor, kept: Tensor, rate: float) -> Tensor:
     """Return the kept values scaled up, and zero elsewhere; several times faster on a CPU than ``where``."""
     return (values * kept.to(values.dtype)).mul_(1 / (1 - rate))
-
-
-class GELU(nn.Module):
-    r"""The tanh approximation of GELU.
-
-    .. math::
-
-        y = \frac{x}{2} (1 + \tanh u) = x \, \sigma(2 u), \quad u = \sqrt{2 / \pi} \, (x + 0.044715 \, x^3)
-
-    The sigmoid takes a third of the time of tanh here, and the forward pass computes the derivative as well.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the activations, of the shape and type of the input."""
-        if input.device.type != "cpu" or not (torch.is_grad_enabled() and input.requires_grad):
-            return nn.functional.gelu(input, approximate="tanh")
-        return _GELU.apply(input)
-
-
-class _GELU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: Tensor) -> Tensor:
-        flat = input.reshape(-1)
-        out, slope = torch.empty_like(flat), torch.empty_like(flat)
-        for start in range(0, flat.numel(), CHUNK):
-            chunk = slice(start, start + CHUNK)
-            x = flat[chunk].float()
-            square = x * x
-            s = (CUBIC * square).add_(1).mul_(STEEPNESS * x).sigmoid_()
-            y = x * s
-            out[chunk] = y
-            y.addcmul_(y, s, value=-1).mul_(STEEPNESS)
-            slope[chunk] = s.addcmul_(y, square.mul_(3 * CUBIC).add_(1))
-        ctx.save_for_backward(slope.view(input.shape))
-        return out.view(input.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (slope,) = ctx.saved_tensors
-        return gradients[0] * slope
 
 
 def _seed() -> int:

@@ -355,28 +355,28 @@ def backbone(
         return _import(name, foreign, given)
     model, source = as_group(given, opt.ModelOptions), as_group(given, opt.TaskOptions)
     done = card(name, model, source, as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions), task=task)
-    frozen = sum(done.groups.values())
-    spread = {"weights": done.weight_deviation, "biases": done.bias_deviation}
+    frozen = sum(done["groups"].values())
+    spread = {"weights": done["weight_deviation"], "biases": done["bias_deviation"]}
     rows: list[tuple[str, Any]] = [
-        ("family", f"{done.family}, {'causal' if done.causal else 'bidirectional'}"),
-        ("weights", f"{done.init}: {done.weights}"),
-        ("depth", f"{done.depth} blocks"),
-        ("width", done.width),
-        ("maximum length", f"{done.max_tokens:,} tokens" if done.max_tokens else "unlimited"),
-        ("parameters", f"{done.whole:,} in the whole model, {frozen:,} applied to vectors"),
+        ("family", f"{done['family']}, {'causal' if done['causal'] else 'bidirectional'}"),
+        ("weights", f"{done['init']}: {done['weights']}"),
+        ("depth", f"{done['depth']} blocks"),
+        ("width", done["width"]),
+        ("maximum length", f"{done['max_tokens']:,} tokens" if done["max_tokens"] else "unlimited"),
+        ("parameters", f"{done['whole']:,} in the whole model, {frozen:,} applied to vectors"),
         ("deviation", ", ".join(f"{value:.3g} of {name}" for name, value in spread.items() if value is not None)),
-        ("plot", done.plot),
+        ("plot", done["plot"]),
     ]
-    groups = [(group, f"{count:,}") for group, count in done.groups.items() if count]
-    tables: list[Table] = [(("backbone", ""), [("name", done.name), *rows]), (("group", "#parameters"), groups)]
-    if done.trained:
-        counts = [done.trained, *([done.paper] if done.paper else [])]
+    groups = [(group, f"{count:,}") for group, count in done["groups"].items() if count]
+    tables: list[Table] = [(("backbone", ""), [("name", done["name"]), *rows]), (("group", "#parameters"), groups)]
+    if done["trained"]:
+        counts = [done["trained"], *([done["paper"]] if done["paper"] else [])]
         totals = [sum(count.values()) for count in counts]
-        trained = [(group, *(f"{count[group]:,}" for count in counts)) for group in done.trained]
+        trained = [(group, *(f"{count[group]:,}" for count in counts)) for group in done["trained"]]
         trained.append(("together", *(f"{total:,}" for total in totals)))
-        trained.append(("of the model", *(f"{100 * total / done.whole:.3f}%" for total in totals)))
-        paper = ["#counted as in the paper"] if done.paper else []
-        tables.append((("trained", "#parameters", *paper), trained, f"on {done.task}"))
+        trained.append(("of the model", *(f"{100 * total / done['whole']:.3f}%" for total in totals)))
+        paper = ["#counted as in the paper"] if done["paper"] else []
+        tables.append((("trained", "#parameters", *paper), trained, f"on {done['task']}"))
     return Answer(done, tables)
 
 

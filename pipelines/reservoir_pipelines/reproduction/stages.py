@@ -112,8 +112,8 @@ def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
     out = opt.OutOptions(out=plot)
     done = card(name, model, as_group({}, opt.TaskOptions), root, out)
-    values = {name: getattr(done, name) for name in ("width", "heads", "weight_deviation", "bias_deviation")}
-    values |= {"blocks": done.depth, "parameters": done.whole, "deviations": done.deviations}
+    values = {name: done[name] for name in ("width", "heads", "weight_deviation", "bias_deviation", "deviations")}
+    values |= {"blocks": done["depth"], "parameters": done["whole"]}
     command = typed("backbone", [name], model, root, out)
     return _finished([command], plot, plot.stat().st_size if plot.exists() else 0, values)
 

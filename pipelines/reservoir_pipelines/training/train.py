@@ -173,8 +173,11 @@ def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
 def _config(job: _Job, kind: str) -> dict[str, Any]:
     options, model, prepared = job.options, job.model, job.prepared
     store = (options.store or "float16") if options.from_cache else "float32"
+    spec = make_spec(prepared, job.numbers, model, store).to_dict()
+    if not devices.on_gpu(model.device):  # as in the first runs, which had a GELU of their own
+        spec["backbone"].pop("gelu", None)
     settings = {
-        "spec": make_spec(prepared, job.numbers, model, store).to_dict(),
+        "spec": spec,
         "train": sorted(options.train or ()),
         "recipe": {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed},
         "processes": job.ranks.count,
