@@ -40,14 +40,14 @@ def load_language_model(folder: Path, device: torch.device) -> LanguageModel:
 
     model = LanguageModel(str(folder), BYTES)
     model.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if not model.causal or model.model.config.vocab_size != BYTES:
+    if model.model.config.vocab_size != BYTES:
         raise SystemExit(f"{folder}: give a model that predicts the next byte, of {BYTES} tokens")
     return model.to(device).eval()
 
 
 def bits_per_byte(model: LanguageModel, text: Text, held_out: HeldOut, compute: str) -> float:
     """Return the mean loss in bits of the bytes that count."""
-    window = held_out.windows.shape[1] - model.extra
+    window = held_out.windows.shape[1] - 1
     recipe = PretrainRecipe(steps=1, batch_tokens=window, context=window, short=window)
     return LanguageSteps(model, text, recipe, getattr(torch, compute), compiled=False).measure(held_out)
 
@@ -92,7 +92,7 @@ def main() -> None:
     compute = choose_compute(arguments.compute, device)
     model = load_language_model(arguments.model, device)
     text = Text(arguments.text)
-    held_out = text.held_out("test", (model.max_tokens or 1024) + model.extra)
+    held_out = text.held_out("test", (model.max_tokens or 1024) + 1)
     held_out = held_out.head(arguments.windows or len(held_out))
     size = sum(p.numel() for p in model.parameters())
     name = f"{arguments.model.name}, {size / 1e6:.1f} million parameters, {compute}"
