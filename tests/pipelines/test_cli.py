@@ -26,7 +26,8 @@ def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
     assert code == 0
     fitted = json.loads(out)
     assert set(fitted["best"]) >= {"columns", "readout", "alpha", "valid_score", "test_score"}
-    assert fitted["best"]["test_score"] > 0.5
+    assert fitted["best"]["test_score"] == fitted["test_score"] > 0.5
+    assert fitted.keys() >= {"metric", "valid_score", "evaluation"}  # as the results of train and tune
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
     code, out, _ = call("predict", fitted["readout"], tmp_path / "new.npz", "--json")
     found = json.loads(out)

@@ -305,6 +305,9 @@ def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, tmp_p
 
 
 def test_files_that_are_no_readouts_or_no_rows_are_refused(fitted, tmp_path):
+    np.savez(tmp_path / "rows.npz", x=np.zeros((9, 3)), y=np.arange(9) % 2)
+    with pytest.raises(InputError, match=r"is a file, not an entry of the cache; fit\(extract\('.*rows\.npz'\)\)"):
+        fit(tmp_path / "rows.npz")
     with pytest.raises(InputError, match="give at least one entry"):
         fit([])
     with pytest.raises(InputError, match="neither a readout"):

@@ -170,6 +170,7 @@ def test_the_command_shows_what_was_tried_and_gained(searched, waves, capsys):
     found = json.loads(out)
     assert len(found["trials"]) == 3
     assert found["commands"] == list(searched[0].commands)
+    assert found["test_score"] == found["fit"]["best"]["test_score"] and found["evaluation"]["classes"]
     assert err.count("mini:n_layer") >= 3
     assert run(again) == 0
     out = capsys.readouterr().out

@@ -179,7 +179,11 @@ class Fit:
         plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
         curve = [point._asdict() for point in self.curve]
         baselines = [{"name": one.name, **one.to_dict()} for one in self.baselines]
+        best = self.best
         found = {
+            "metric": best.metric,
+            "valid_score": best.valid_score,
+            "test_score": best.test_score,
             "layers": self.layers,
             "baselines": baselines,
             "left_out": [one.name for one in self.left_out],

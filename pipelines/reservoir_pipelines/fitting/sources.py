@@ -250,6 +250,11 @@ class Pool:
         if not given:
             raise InputError("fit: give at least one entry")
         opened = [one.store if isinstance(one, Extraction) else one for one in given]
+        for one in opened:
+            if not isinstance(one, FeatureStore) and Path(require_path(one, "fit: features")).is_file():
+                raise InputError(
+                    f"fit: {one} is a file, not an entry of the cache; fit(extract({str(one)!r})) makes one"
+                )
         stores = tuple(
             one if isinstance(one, FeatureStore) else FeatureStore(Path(require_path(one, "fit: features")))
             for one in opened

@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reservoir import options as opt
 from reservoir.option_fields import as_group, seconds_of, typed
 from reservoir.plan import RAW
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.output import Record, notify
+from reservoir_pipelines.output import Record, as_json, notify
 from reservoir_pipelines.tuning.judge import join
 from reservoir_pipelines.tuning.search import AT_LEAST, RAW_NUMBER, ReservoirTrial, Search, SearchData
 
@@ -52,6 +53,11 @@ class Tuning(Record):
     commands: tuple[str, ...]
     folder: Path
     seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, with the result on test under the names that `fit` and `train` use."""
+        final = {"test_score": self.fit.best.test_score, "evaluation": self.fit.evaluation, "readout": self.fit.saved}
+        return as_json(vars(self) | final)
 
 
 def tune(
