@@ -136,7 +136,7 @@ def compare(root: Path, rows: int, columns: int, width: int) -> None:
 
 
 def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
-    """Create an entry, with all its shards but the last few."""
+    """Create an entry, with all its shards except the last few."""
     entry = new_entry(root, rows, Layout(batch_rows=32), f"{rows} {simulated}")
     if not simulated:
         return entry

@@ -89,7 +89,7 @@ def forget(folder: Path, files: Iterable[str]) -> None:
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
-    """Return what is wrong with a file, by its line in a manifest, or None; ``contents`` also reads the file."""
+    """Return how a file differs from its line in a manifest, or None; ``contents`` also reads the file."""
     try:
         if not is_regular(path):
             return "missing, or not a regular file"

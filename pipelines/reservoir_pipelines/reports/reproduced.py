@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It shows that everything runs, not the paper's results.",
-    "hour": "Hour scale: all of a small backbone, thousands of rows, hundreds of steps: less than the paper's.",
+    "hour": "Hour scale: all of a small backbone, thousands of rows, hundreds of steps: fewer than in the paper.",
     "day": "Day scale: a small backbone, all training rows, thousands of steps.",
     "full": "Full scale: all training rows through the first blocks of GPT-2 small.",
     "paper": "The paper's sizes.",

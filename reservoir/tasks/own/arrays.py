@@ -54,7 +54,7 @@ class Arrays:
 
 
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
-    """Refuse an array that would unpack to far more bytes than are stored of it."""
+    """Refuse an array that would unpack to far more bytes than are stored for it."""
     if size > FREE_BYTES and size > MOST_EXPANSION * stored:
         problem = f"{path}: array {name!r} claims {size} bytes and {stored} are stored"
         raise InputError(f"{problem}; the file is damaged, or write it without compression")
