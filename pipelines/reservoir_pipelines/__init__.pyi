@@ -690,7 +690,7 @@ def plan(
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Forecast:
-    """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.
+    """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
 
     Nothing is kept but the prepared data.
 

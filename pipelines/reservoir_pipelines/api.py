@@ -189,7 +189,7 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
 
 @takes(opt.ExtractOptions)
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
-    """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.
+    """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
 
     Nothing is kept but the prepared data.
 

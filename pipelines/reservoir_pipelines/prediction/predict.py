@@ -254,7 +254,7 @@ def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> 
 
 
 def _unnested(nested: list[Any], *, each: bool = False) -> Any:
-    """Return (tokens, outputs, ...) without levels of a single member; with ``each``, tokens stay a level."""
+    """Return (tokens, outputs, ...) without levels of length one; with ``each``, tokens keep their level."""
     outer = [inner[0] if len(inner) == 1 else inner for inner in nested]
     return outer[0] if len(outer) == 1 and not each else outer
 

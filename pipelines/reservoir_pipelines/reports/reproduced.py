@@ -205,7 +205,7 @@ def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     facts = [
         ("folder", result["folder"]),
         ("seed", settings.get("seed", 0)),
-        ("time of a processor", f"{result['cpu_seconds']:.1f} s"),
+        ("processor time", f"{result['cpu_seconds']:.1f} s"),
         *cost_facts(result["seconds"], result["bytes"], result["values"].get("passes")),
         *facts_of(result["stage"], result["values"]),
         ("made with", _versions(result["made_with"])),
