@@ -112,8 +112,8 @@ def extract(
     else:
         from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # this module imports torch
 
-        run = start_run(options, prepared, root, splits)
         call = {"task": origin_of(task), "command": typed("extract", [task], options)}
+        run = start_run(options, prepared, root, splits)
         entry, todo = run.open(call)
         with meter("extract", row_count(entry, todo)) as bar:
             shared = todo and (cluster.workers > 1 or cluster.scheduler)
