@@ -149,7 +149,7 @@ def test_a_worker_that_computes_other_features_is_refused(share, monkeypatch):
 def test_a_worker_with_another_version_of_a_library_is_refused(share):
     other = replace(share, versions={**share.versions, "torch": "1.0"})
     with pytest.raises(
-        InputError, match=r"^worker \S+, process \d+: it has torch \S+, the process .* has 1\.0; install"
+        InputError, match=r"^worker \S+, process \d+: it has torch \S+, but the process .* has 1\.0; install"
     ):
         run._open(other)
 

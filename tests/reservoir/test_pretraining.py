@@ -212,7 +212,7 @@ def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_
         ("gpt2:n_embd=abc", "n_embd takes int"),
         ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),
         ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"does not work \('foo'\)"),
-        ("gpt2:n_layer=0", "blocks: 0; give a whole number from 1"),
+        ("gpt2:n_layer=0", "sets blocks to 0; give a whole number from 1"),
         ("nothing-like-it", "nothing-like-it"),
     ],
 )

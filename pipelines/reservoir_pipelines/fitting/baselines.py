@@ -90,7 +90,7 @@ def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tup
     while work(samples / every) > most and samples >= FEWEST * (every + 1):
         every += 1
     if work(samples / every) > most:
-        both = f"{outputs:,} labels and {width:,} features"
+        both = f"{outputs:,} labels of {max(classes, 1):,} classes and {width:,} features"
         notify(f"{raw.title}: only a ridge classifier, because logistic regression of {both} takes too long")
         return []
     if every > 1:
