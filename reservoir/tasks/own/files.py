@@ -11,7 +11,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
-from reservoir.tasks.own.arrays import Arrays, Hdf5, read_npz
+from reservoir.tasks.own.arrays import Arrays, read_npz
 from reservoir.tasks.own.columns import (
     FILES,
     PEEKED,
@@ -20,6 +20,7 @@ from reservoir.tasks.own.columns import (
     text_columns,
 )
 from reservoir.tasks.own.folders import check_inside, folder_arrays, labels_from_table, media_arrays, media_files
+from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import hub_arrays, is_hub
 from reservoir.tasks.own.series import is_bare, read_series, split_files
 from reservoir.tasks.own.table_reader import TableReader, columns_as_arrays

@@ -1,0 +1,114 @@
+"""The arrays of an HDF5 file, by ranges of rows.
+
+A damaged file can make the HDF5 library run without end (6 of 3,000 mutated files did), and a file can name a filter
+that the library loads as code. A process with limits of memory and processor time, which loads no filters, therefore
+reads the whole file once before this process opens it.
+"""
+
+import math
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError, as_input_error
+from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
+
+PIECE_ROWS = 4096
+PIECE_BYTES = 2**28  # rows that are read at a time have no more bytes than this
+MEMORY = 2**31  # bytes that the checking process may take in addition to those it has at its start
+SECONDS = 20  # processor time of the checking process, and a second more for each `BYTES_PER_SECOND` of the file
+BYTES_PER_SECOND = 2 * 10**7
+
+
+class Hdf5(Arrays):
+    """The datasets at the root of an HDF5 file."""
+
+    def __init__(self, path: Path, *, checked: bool = False):
+        super().__init__({})
+        self._path = path
+        if not checked:
+            _check_apart(path)
+        import h5py
+
+        with h5py.File(path, "r", locking=False) as file:
+            for name in (name for name in file if name in NAMES):
+                self.shapes[name], self.dtypes[name] = _shape_and_type(path, file, name)
+        row = math.prod(self.shapes["x"][1:]) * self.dtypes["x"].itemsize if "x" in self.shapes else 0
+        self.piece_rows = min(PIECE_ROWS, max(1, PIECE_BYTES // max(1, row)))
+
+    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
+        """Return the rows ``lo`` to ``hi`` of a dataset."""
+        import h5py
+
+        with h5py.File(self._path, "r", locking=False) as file:
+            dataset: Any = file[name]
+            if h5py.check_string_dtype(dataset.dtype) is not None:
+                return np.asarray(dataset.asstr()[lo:hi]).astype(str)
+            return dataset[lo:hi]
+
+
+def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    import h5py
+
+    dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.is_virtual or dataset.external:
+        raise InputError(f"{path}: {name!r} is not stored in this file alone; copy the values into it, without links")
+    text = h5py.check_string_dtype(dataset.dtype) is not None
+    if not text and dataset.dtype.kind not in "biuf":
+        what = "ragged; pad it and give lengths" if dataset.dtype.hasobject else f"of type {dataset.dtype}"
+        raise InputError(f"{path}: dataset {name!r} is {what}; give numbers or strings")
+    check_expansion(path, name, dataset.nbytes, dataset.id.get_storage_size())
+    return dataset.shape, np.dtype("U1" if text else dataset.dtype.str)
+
+
+# ---- the checking process
+
+
+def _check_apart(path: Path) -> None:
+    """Read the file in a process of its own; refuse it if that process reports an error or does not survive."""
+    package = Path(__file__).resolve().parents[3]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")])),
+        "HDF5_PLUGIN_PRELOAD": "::",  # a file may name a filter that the library would load as code
+    }
+    code = f"import sys; from {__name__} import check; check(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(path)], env=environment, capture_output=True, check=False, text=True
+    )
+    if done.returncode == 1 and done.stdout:
+        raise InputError(done.stdout.strip())
+    if done.returncode:
+        start = f"{path}: not a readable HDF5 file (reading it took too much memory or time, or crashed"
+        raise InputError(f"{start}, code {done.returncode}); write it again")
+
+
+def check(name: str) -> None:
+    """Read all datasets of a file once under limits; print what is wrong and exit with code 1."""
+    path = Path(name)
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS + path.stat().st_size // BYTES_PER_SECOND}
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        limits[resource.RLIMIT_DATA] = pages * resource.getpagesize() + MEMORY
+    for kind, value in limits.items():
+        most = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+    try:
+        read_once(path)
+    except InputError as error:
+        sys.stdout.write(str(error))
+        sys.exit(1)
+
+
+def read_once(path: Path) -> None:
+    """Read all datasets of a file; raise an `InputError` if one cannot be read."""
+    with as_input_error(f"{path}: not a readable HDF5 file", "write it again"):
+        found = Hdf5(path, checked=True)
+        for name, shape in found.shapes.items():
+            for lo in range(0, shape[0] if shape else 0, found.piece_rows):
+                found.read(name, lo, lo + found.piece_rows)
