@@ -237,8 +237,6 @@ def test_a_shard_more_touches_one_page_and_reads_no_other(paged, toy):
     before = {page: (paged.path / "train" / page).stat().st_mtime_ns for page in PAGES}
     (paged.path / "train" / "manifest-2.json").write_text("nobody looks here")
     assert paged.lacking("train", 3, toy.shapes) == tuple(toy.shapes)
-    from reservoir_cache import write_block
-
     write_block(paged, "train", 3, toy.features(paged, "train", 3))
     assert paged.lacking("train", 3, toy.shapes) == ()
     after = {page: (paged.path / "train" / page).stat().st_mtime_ns for page in PAGES}
@@ -272,8 +270,6 @@ def test_pages_in_each_others_place_are_refused(paged):
 
 
 def test_a_column_of_two_shapes_is_refused_by_the_writer_of_a_later_page(monkeypatch, toy, tmp_path):
-    from reservoir_cache import write_block
-
     monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
     entry = toy.entry(tmp_path, block_rows=2)
     write_block(entry, "train", 0, toy.features(entry, "train", 0, ["final/last"]))

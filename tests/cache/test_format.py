@@ -105,22 +105,16 @@ def test_the_tree_names_every_file(toy, tmp_path, monkeypatch):
     assert all(any(re.fullmatch(pattern, path) for path in paths) for pattern in patterns)
 
 
-def test_the_pages_have_as_many_blocks_as_the_text_says():
+def test_pages_and_lock_bytes_are_those_of_the_text():
     from reservoir_cache.entry import PAGE_BLOCKS
+    from reservoir_cache.locks import FIRST_BLOCK_BYTE, MUTEX_BYTE
 
     assert f"pages of {PAGE_BLOCKS} blocks" in TEXT
     assert f"blocks {PAGE_BLOCKS} n to {PAGE_BLOCKS} n + {PAGE_BLOCKS - 1}" in TEXT
-
-
-def test_the_lock_bytes_are_those_of_the_text():
-    from reservoir_cache.locks import FIRST_BLOCK_BYTE, MUTEX_BYTE
-
     assert [row[0] for row in table("byte")] == [str(MUTEX_BYTE), f"{FIRST_BLOCK_BYTE} + n"]
 
 
 def test_a_document_can_be_checked_by_the_text_alone(full):
-    import zlib
-
     for path, indent in ((full.path / "spec.json", 2), (full.path / "train" / "manifest.json", None)):
         content = json.loads(path.read_text())
         crc = content.pop("crc32")

@@ -187,14 +187,6 @@ def test_flags_of_extract_choose_among_the_entries_of_a_task(call, tiny_gpt2):
     assert "gain 9" in err
 
 
-@pytest.mark.parametrize("command", ["predict", "export"])
-def test_help_says_that_a_run_is_taken_like_a_readout(call, command):
-    code, out, _ = call(command, "--help")
-    assert code == 0
-    assert "READOUT|RUN" in out
-    assert "the folder of a run of train" in " ".join(out.split())
-
-
 def test_fit_takes_the_data_folder_that_extract_takes(call, cache, mnist_files, tiny_gpt2):
     options = ["--data", mnist_files, "--backbone", tiny_gpt2, "--json"]
     code, out, err = call("extract", "mnist", "--layers", "final", "--pool", "mean", *options)
@@ -205,7 +197,10 @@ def test_fit_takes_the_data_folder_that_extract_takes(call, cache, mnist_files, 
     assert call("fit", "mnist", "--seeds", 1, *options)[0] == 0
 
 
-def test_help_lists_the_flags_of_fit_in_sections(call):
+def test_help_names_runs_beside_readouts_and_lists_the_flags_of_fit_in_sections(call):
+    for command in ("predict", "export"):
+        out = " ".join(call(command, "--help")[1].split())
+        assert "READOUT|RUN" in out and "the folder of a run of train" in out
     _, out, _ = call("fit", "--help")
     parts = ["\nArguments:", "\nData:", "\nModel:", "\nReadout:", "\nOutput:", "\nRun:", "\nOptions:"]
     places = [out.index(part) for part in parts]

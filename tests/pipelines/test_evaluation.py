@@ -202,11 +202,7 @@ def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, ca
     assert "CAUTION" not in capsys.readouterr().err
 
 
-TWO_LAYERS = {
-    "backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64",
-    "init": "random",
-    "layers": "embed,block01",
-}
+EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 
 
 def made(tmp_path, rows, noise, seed=0):
@@ -215,7 +211,7 @@ def made(tmp_path, rows, noise, seed=0):
     x = draw.normal(size=(rows, 20, 2)).astype(np.float32)
     y = 300 + 10 * x[:, :, 0].mean(axis=1) + noise * draw.normal(size=rows)
     np.savez(tmp_path / "d.npz", x=x, y=y)
-    return extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **TWO_LAYERS)
+    return extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **{**EMBEDDED, "layers": "embed,block01"})
 
 
 def test_a_regression_of_noise_is_compared_with_the_mean_and_warned_about(tmp_path, call, painted):
@@ -258,7 +254,6 @@ def test_few_rows_are_chosen_by_repeated_folds_within_one_standard_error(rows, c
     assert not make_fitter(FitOptions(), 2, *folds).one_standard_error
 
 
-EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 DRAW = np.random.default_rng(0)
 
 

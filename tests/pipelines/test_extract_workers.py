@@ -125,21 +125,16 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
 @pytest.fixture
 def share(tiny_gpt2, tmp_path):
     """Return what a worker of a cluster is sent, and the run of the process that sends it."""
-    from reservoir_pipelines.preparation.prepare import prepare
-
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
-    ours = run.start_run(options, prepare("digits", options, cache=tmp_path), tmp_path)
+    ours = run.start_run(options, prepare("digits", cache=tmp_path), tmp_path)
     key, versions = ours.spec.key, workers.program_versions()
     return run.Share(options, ours.prepared.path, key, None, versions, run.probe(ours))
 
 
-def test_a_worker_with_the_same_program_is_accepted(share):
-    assert run._open(share).spec.key == share.key
-
-
-def test_a_worker_that_computes_other_features_is_refused(share, monkeypatch):
+def test_a_worker_is_accepted_unless_it_computes_other_features(share, monkeypatch):
     from reservoir.pooling import LayerPooling
 
+    assert run._open(share).spec.key == share.key
     pool = LayerPooling.__call__
     monkeypatch.setattr(LayerPooling, "__call__", lambda self, pooling: pool(self, pooling) + 1.5)
     with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
@@ -156,14 +151,7 @@ def test_a_worker_with_another_version_of_a_library_is_refused(share):
 
 def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, expected, tiny_gpt2, tmp_path):
     root, call = tmp_path / "shared", partial(extract, "digits", backbone=str(tiny_gpt2), workers=2, **SETTINGS)
-
-    def kill():
-        while len(list(root.rglob("0*-0.h5"))) < 10:  # of 39; the first was this process's
-            time.sleep(0.01)
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
+    killer = after_shards(root, lambda: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
     shared = call(cache=root)
     killer.join()
     assert files_of(shared) == expected

@@ -18,7 +18,6 @@ from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, mak
 from reservoir_pipelines.fitting.results import Result, score_matrix
 from reservoir_pipelines.fitting.sources import ColumnSource, Pool, Source, assign_folds, fold_blocks, stored_moments
 from reservoir_pipelines.plots import plot_sweep
-from reservoir_pipelines.prediction.predict import Prediction
 from reservoir_pipelines.tuning.judge import ColumnKernel
 from sklearn.metrics import balanced_accuracy_score
 
@@ -193,10 +192,7 @@ def test_readouts_of_several_entries_predict_through_all_of_them(extracted, tiny
 
 def test_layers_are_summed_with_learned_weights(extracted, tmp_path, capfd):
     done = fit(extracted, readout="weighted", out=tmp_path / "sum")
-    assert {result.columns for result in done.table} == {
-        ("block01/last", "final/last"),
-        ("block01/mean", "final/mean"),
-    }
+    assert {result.columns for result in done.table} == {(f"block01/{p}", f"final/{p}") for p in ("last", "mean")}
     weights = done.to_dict()["layer_weights"]
     assert tuple(weights) == done.best.columns and sum(weights.values()) == pytest.approx(1)
     assert f"layer weights: {done.best.columns[0]} {weights[done.best.columns[0]]:.2f}" in capfd.readouterr().err
@@ -264,13 +260,8 @@ def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     y = np.stack([x[:, :, 0].mean(axis=1), 3 + x[:, -1, 1]] * repeats, axis=1)
     np.savez(tmp_path / "own.npz", x=x, y=y)
     np.savez(tmp_path / "new.npz", x=x[:5])
-    settings = {
-        "backbone": str(tiny_gpt2),
-        "layers": "embed,block01",
-        "pool": "last,segments8",
-        "cache": tmp_path / "c",
-    }
-    done = fit(extract(str(tmp_path / "own.npz"), **settings))
+    settings = {"layers": "embed,block01", "pool": "last,segments8", "cache": tmp_path / "c"}
+    done = fit(extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), **settings))
     assert 0.9 < done.best.test_score <= 1
     assert done.best.test_interval[0] < done.best.test_score < done.best.test_interval[1]
     predictions = list(predict(done.saved, tmp_path / "new.npz"))
@@ -328,10 +319,6 @@ def test_an_interrupted_command_says_how_to_go_on(stage, extracted, call, monkey
     assert ("--resume" if "train" in stage else "run the same command again to continue") in error
 
 
-def labels(found: list[Prediction]) -> list:
-    return [prediction.label for prediction in found]
-
-
 def test_a_readout_keeps_its_input_scaling_when_the_prepared_data_is_gone(tiny_gpt2, tmp_path):
     draw = np.random.default_rng(0)
     y = np.arange(90) % 3
@@ -339,11 +326,11 @@ def test_a_readout_keeps_its_input_scaling_when_the_prepared_data_is_gone(tiny_g
     np.savez(tmp_path / "own.npz", x=x, y=y)
     found = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", pool="mean")
     whole = fit(found, columns="final/mean")
-    expected = labels(list(predict(whole.saved.parent, tmp_path / "own.npz", device="cpu")))
+    expected = [one.label for one in predict(whole.saved.parent, tmp_path / "own.npz", device="cpu")]
     shutil.rmtree(tmp_path / "cache" / "prepared")
     gone = fit(found, columns="final/mean", out=tmp_path / "gone")
     assert gone.raw is None and gone.best.valid_score == whole.best.valid_score
-    assert labels(list(predict(tmp_path / "gone", tmp_path / "own.npz", device="cpu"))) == expected
+    assert [one.label for one in predict(tmp_path / "gone", tmp_path / "own.npz", device="cpu")] == expected
 
 
 def test_an_entry_may_have_a_relative_path_or_lie_outside_the_cache(extracted, tmp_path, monkeypatch):

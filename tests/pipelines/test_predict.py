@@ -249,12 +249,9 @@ def test_lengths_that_are_not_one_whole_number_per_row_are_refused(readout, tmp_
     assert len(answers(readout, tmp_path, x=X, lengths=np.array([2, 5]))) == 2
 
 
-def test_a_single_number_is_refused(readout, tmp_path):
+def test_a_single_number_and_values_that_the_model_cannot_hold_are_refused(readout, tmp_path):
     with pytest.raises(InputError, match="x is a single number"):
         answers(readout, tmp_path, x=np.array(1.0))
-
-
-def test_values_that_the_model_cannot_hold_are_refused_by_row(readout, tmp_path):
     x = RNG.normal(size=(300, 5, 3))
     x[290, 2] = 1e38
     with pytest.raises(InputError, match=r"new\.npz: the model overflows in row 290"):
@@ -365,17 +362,12 @@ def within(covered, coverage):
 
 
 @pytest.mark.parametrize("coverage", [0.7, 0.9])
-def test_sets_hold_the_class_as_often_as_asked(covered, tmp_path, coverage):
-    found = list(predict(covered[0], write_levels(tmp_path / "new.npz", NEW, classes=True, seed=1), coverage=coverage))
+def test_sets_and_intervals_hold_the_truth_as_often_as_asked(covered, regression, tmp_path, coverage):
+    new = [write_levels(tmp_path / f"{classes}.npz", NEW, classes=classes, seed=1) for classes in (True, False)]
+    found = list(predict(covered[0], new[0], coverage=coverage))
     assert within(np.mean([one.truth in one.set for one in found]), coverage)
     assert len({len(one.set) for one in found}) > 1
-
-
-@pytest.mark.parametrize("coverage", [0.7, 0.9])
-def test_intervals_hold_the_value_as_often_as_asked(regression, tmp_path, coverage):
-    found = list(
-        predict(regression[0], write_levels(tmp_path / "new.npz", NEW, classes=False, seed=1), coverage=coverage)
-    )
+    found = predict(regression[0], new[1], coverage=coverage)
     assert within(np.mean([one.interval[0] <= one.truth <= one.interval[1] for one in found]), coverage)
 
 

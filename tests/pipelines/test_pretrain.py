@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import pretrain, train
-from reservoir_pipelines.cli import run
 from reservoir_pipelines.pretraining.pretrain import save_model, take_weights
 from reservoir_pipelines.training.run_folder import load_run
 from safetensors.torch import load_file
@@ -20,7 +19,7 @@ from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
 from reservoir.pretraining.language_model import LanguageModel, LanguageSteps
 from reservoir.training.trainer import DivergedError
-from tests.processes import Child
+from tests.processes import Child, assert_same_bits
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 PLAIN = {"device": "cpu", "compute": "float32"}
@@ -117,8 +116,7 @@ def test_a_pretraining_that_was_killed_goes_on_to_the_same_bits(text, tmp_path):
     with pytest.raises(InputError, match=r"is at step [\d,]+ of 60; pass --resume to continue it"):
         pretrain(str(text), out=folder, **settings)
     done = pretrain(str(text), out=folder, resume=True, **settings)
-    one, other = (load_file(f / "model.safetensors") for f in (tmp_path / "whole", folder))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert_same_bits(*(load_file(f / "model.safetensors") for f in (tmp_path / "whole", folder)))
     lines, measured = journal(folder)
     assert lines == journal(tmp_path / "whole")[0] and [line["step"] for line in lines] == list(range(1, 61))
     assert [m["valid_bits"] for m in measured] == [m["valid_bits"] for m in journal(tmp_path / "whole")[1]]
@@ -214,6 +212,7 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--learning-rate", 0], "--learning-rate 0.0: give a positive number"),
         ([text, *new, *tiny, "--weight-decay", -1], "--weight-decay -1.0: give a number from 0 to"),
         ([text, *new, *tiny, "--warm-up", -1], "--warm-up -1: give a whole number from 0"),
+        ([text, *new, *tiny, "--steps", 0], "--steps 0: give a whole number from 1"),
         ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
         ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: a text has the 256 bytes"),
         (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: nesting needs an even number"),
@@ -254,12 +253,6 @@ def made(root, tmp_path_factory):
 
 def weights_of(backbone):
     return dict(backbone.model.state_dict())
-
-
-def assert_same_bits(first, second):
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
 
 
 def test_the_backbone_is_what_train_makes_of_all_groups(made, root, tmp_path):
@@ -303,21 +296,16 @@ def test_it_goes_on_to_the_same_bits(made, root, tmp_path):
     [
         (["--context", 64], "--context 64: it does not apply to bit-memory"),
         (["--vocabulary", 0], "--vocabulary 0: give a whole number from 1 to 1,048,576"),
-        (["--steps", 0], "--steps 0: give a whole number from 1"),
         (["--weight-decay", 0.0], "--weight-decay 0.0: it does not apply to bit-memory"),
-        (["--learning-rate", 0], "--learning-rate 0.0: give a positive number"),
         (["--batch-tokens", 119], "--batch-tokens 119: give at least 120, the tokens of one row"),
         (["--backbone", "lstm"], "lstm models cannot be pretrained"),
         (["--backbone", "gpt2:n_positions=119,n_layer=1"], "sequences of 120 tokens, but this gpt2 has 119 positions"),
     ],
 )
-def test_options_that_do_not_apply_are_refused(flags, message, root, tmp_path, capfd):
+def test_options_that_do_not_apply_are_refused(flags, message, root, tmp_path, call):
     arguments = ["pretrain", "bit-memory", "--out", tmp_path / "bits", "--cache", root, "--backbone", SHAPE, *flags]
-    code = run([str(a) for a in arguments])
-    out, err = capfd.readouterr()
-    assert code == 2
-    assert out == ""
-    assert message in err.splitlines()[-1]
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "") and message in err.splitlines()[-1]
 
 
 @pytest.fixture

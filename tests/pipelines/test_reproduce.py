@@ -319,8 +319,8 @@ def test_every_number_is_the_papers():
         name: {key: row for key, row in paper[name].items() if key not in ("note", "columns", "unit")}
         for name in ("table1", "table2", "table3", "table4", "table5", "table6", "table9", "table13", "table15")
     }
-    plain |= {name: {k: v for k, v in paper[name].items() if k != "columns"} for name in ("table18", "table20")}
-    plain |= {name: {k: v for k, v in paper[name].items() if k != "columns"} for name in ("table19", "table21")}
+    by_task = ("table18", "table19", "table20", "table21")
+    plain |= {name: {k: v for k, v in paper[name].items() if k != "columns"} for name in by_task}
     for name, rows in plain.items():
         assert list(published(name).values())[: len(rows)] == list(rows.values()), name
     assert published("figure1") == published("table1")
@@ -431,7 +431,7 @@ rows = [
     {{ name = "card", cell = "card", measure = "weight_deviation" }},
     {{ name = "away", cell = "output", task = "mnist" }},
 ]
-drawn = "DRAWN"
+drawn = "attention"
 claims = [{{ says = "it is {EVIL}", more = ["card", "it's \\"{EVIL}\\""], by = 0 }}]
 """
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -480,10 +480,9 @@ def check(text):
     return page
 
 
-@pytest.mark.parametrize("drawn", ["attention"])
-def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypatch, drawn):
+def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypatch):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
-    (tmp_path / "my.toml").write_text(HOSTILE.replace("DRAWN", drawn))
+    (tmp_path / "my.toml").write_text(HOSTILE)
     made = reproduce([str(tmp_path / "my.toml")])
     done = report([])
     text = done.page.read_text()
@@ -533,11 +532,9 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
 
 
 def test_report_refuses_folders_without_results(cache, tmp_path, call):
-    code, _, err = call("report")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "nothing to report yet" in err
-    code, _, err = call("report", tmp_path)
-    assert (code, err.count("\n")) == (2, 1)
+    for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "")):
+        code, _, err = call("report", *arguments)
+        assert (code, err.count("\n")) == (2, 1) and message in err
 
 
 def test_every_number_of_an_evaluation_is_on_the_page(cache, tmp_path):

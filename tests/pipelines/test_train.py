@@ -1,6 +1,7 @@
 """Training: it learns what a readout cannot, takes the steps of a plain loop, and its runs predict and are swept."""
 
 import json
+import shutil
 import signal
 from importlib.metadata import version
 
@@ -14,18 +15,19 @@ from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.training.run_folder import RunFolder, Training, load_run
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sklearn import metrics
 
 from reservoir.errors import InputError
 from reservoir.training.steps import baseline, converged_step
 from reservoir.training.trainer import DivergedError
-from tests.processes import Child, pair
+from tests.processes import Child, assert_same_bits, pair
 
 SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
 PLAIN = {"init": "random", "device": "cpu", "compute": "float32"}
-QUICK = {**PLAIN, "backbone": TINY, "parameters": {"train_rows": 64, "valid_rows": 40, "test_rows": 30}}
+FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
+QUICK = {**PLAIN, "backbone": TINY, "parameters": FEW}
 
 
 def weights(done):
@@ -33,15 +35,8 @@ def weights(done):
     return load_file(RunFolder(done.path).last / "trained.safetensors")
 
 
-def assert_same_bits(first, second):
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert torch.equal(tensor, second[name]), name
-
-
 def linear_accuracy(run):
     """Return the accuracy of a logistic regression on the hidden states of every input of bit-xor."""
-    from reservoir_pipelines.training.run_folder import load_run
     from sklearn.linear_model import LogisticRegression
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
@@ -270,12 +265,8 @@ def test_a_run_in_progress_is_left_alone(cache):
         train("bit-xor", steps=1, run=folder, **QUICK)
 
 
-CLI_QUICK = {
-    "backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64",
-    "init": "random",
-    "steps": 20,
-    "device": "cpu",
-}
+ONE_BLOCK = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
+CLI_QUICK = {"backbone": ONE_BLOCK, "init": "random", "steps": 20, "device": "cpu"}
 
 
 def write_series(path, kind, rows=120):
@@ -306,26 +297,13 @@ def test_train_evaluates_the_test_split(cache, tmp_path, kind, call):
         truth = np.load(tmp_path / "test.npz")["y"]
         labels = [one.label for one in predict(done.path, tmp_path / "test.npz")]
         assert done.evaluation.scores["macro_f1"] == pytest.approx(metrics.f1_score(truth, labels, average="macro"))
-    assert (
-        json.loads(call("train", tmp_path / "own.npz", *flags(), "--json")[1])["evaluation"]
-        == done.evaluation.to_dict()
-    )
-
-
-def flags():
-    return [word for name, value in CLI_QUICK.items() for word in (f"--{name}", str(value))]
+    flags = [word for name, value in CLI_QUICK.items() for word in (f"--{name}", str(value))]
+    printed = json.loads(call("train", tmp_path / "own.npz", *flags, "--json")[1])
+    assert printed["evaluation"] == done.evaluation.to_dict()
 
 
 TWO_BLOCKS = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
-SIX_STEPS = {
-    "init": "random",
-    "device": "cpu",
-    "compute": "float32",
-    "backbone": TWO_BLOCKS,
-    "steps": 6,
-    "eval_every": 3,
-}
-FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
+SIX_STEPS = {**PLAIN, "backbone": TWO_BLOCKS, "steps": 6, "eval_every": 3}
 
 
 @pytest.fixture
@@ -375,12 +353,7 @@ def test_an_exported_run_gives_the_same(cache, tmp_path):
 
 
 def test_a_run_whose_backbone_has_changed_is_refused(cache, tiny_gpt2, tmp_path):
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_gpt2, folder)
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     done = train("bit-xor", **{**SIX_STEPS, "backbone": str(folder), "init": "pretrained"}, parameters=FEW)
     weights = load_file(folder / "model.safetensors")
     weights["transformer.h.0.mlp.c_fc.bias"] += 1
@@ -433,9 +406,7 @@ def test_the_papers_protocol_is_that_of_the_authors_code(cache):
 
 
 SHALLOW = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=16,initializer_range=0.3"
-ROWS = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
-SWEPT = {"init": "random", "device": "cpu", "compute": "float32", "backbone": SHALLOW, "parameters": ROWS}
-SHORT = {"steps": 20, "eval_every": 10, "batch": 16, **SWEPT}
+SHORT = {"steps": 20, "eval_every": 10, "batch": 16, **PLAIN, "backbone": SHALLOW, "parameters": FEW}
 
 
 def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_once(cache, tmp_path):
@@ -463,7 +434,7 @@ def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_
 
 def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsys):
     flags = ["--backbone", SHALLOW, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
-    rows = [part for name, count in ROWS.items() for part in ("--param", f"{name}={count}")]
+    rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]
     line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
     assert command([*line, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["swept"]) == 2

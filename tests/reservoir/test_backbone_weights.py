@@ -208,8 +208,6 @@ def test_wrong_settings_are_refused(name, settings, words):
         ("mini:activation_function=foo", "activation_function=foo is not an activation; use one of gelu, "),
         ("distilbert-base-uncased:activation=foo", "activation=foo is not an activation"),
         ("mini:n_layer=0", "its configuration sets blocks to 0; give a whole number from 1"),
-        ("mini:n_layer=-1", "blocks to -1; give"),
-        ("lstm:depth=0", "blocks to 0; give"),
         ("lstm:width=abc", "width to abc; give"),
         ("mini:n_embd=-32", "width to -32; give"),
         ("mini:n_positions=0", "positions to 0; give"),

@@ -134,27 +134,13 @@ def test_depth_keeps_the_first_blocks_and_the_final_norm(kind, folder, model, ba
         torch.testing.assert_close(features["final/all"], whole)
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tiny_gpt2):
-    task = Task(name="t", form=Vectors(5), max_tokens=12, classes=3, readout_tokens=READOUT_TOKENS)
-    return FPT(task, load_backbone(str(tiny_gpt2), "pretrained"), seed=3)
-
-
-@pytest.fixture(scope="module")
-def tiny_batch():
-    lengths = torch.tensor([12, 9, 2, 12, 5])
-    x = torch.randn(5, 12, 5, generator=torch.Generator().manual_seed(1))
-    x[torch.arange(12) >= lengths[:, None]] = 0.0
-    return x, lengths
-
-
-def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_model, tiny_batch):
-    ran = []
+def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_gpt2, batch):
+    ran, tiny_model = [], FPT(TASK, load_backbone(str(tiny_gpt2), "pretrained"), seed=3)
     handles = [
         block.register_forward_pre_hook(lambda _m, _i, n=number: ran.append(n))
         for number, block in enumerate(tiny_model.backbone.blocks, start=1)
     ]
-    tiny_model.features(*tiny_batch, ["block02/mean", "block01/last"])
+    tiny_model.features(*batch, ["block02/mean", "block01/last"])
     for handle in handles:
         handle.remove()
     assert ran == [1, 2]

@@ -130,6 +130,7 @@ def test_forms_of_a_row_equal_those_of_numpy_and_ignore_padding():
     x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
     x[1, :, 2] = 1000.1
     lengths = torch.tensor([30, 12, 1, 25])
+    steps = torch.diff(x, dim=1, prepend=x[:, :1])
     x[torch.arange(30) >= lengths[:, None]] = torch.nan
     both = row_forms(x, lengths, "both").numpy()
     assert row_forms(x, lengths, "channel") is x
@@ -141,21 +142,13 @@ def test_forms_of_a_row_equal_those_of_numpy_and_ignore_padding():
         expected = np.divide(centred, deviation, out=np.zeros_like(centred), where=deviation > 1e-3)
         np.testing.assert_array_equal(both[row, :n, :3], x[row, :n])
         np.testing.assert_allclose(both[row, :n, 3:], expected, atol=2e-5)
-
-
-def test_differences_are_a_third_form_scaled_by_row():
-    x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
-    x[1, :, 2] = 1000.1
-    lengths = torch.tensor([30, 12, 1, 25])
-    steps = torch.diff(x, dim=1, prepend=x[:, :1])
-    x[torch.arange(30) >= lengths[:, None]] = torch.nan
-    found = row_forms(x, lengths, "differences")
-    np.testing.assert_array_equal(found[:, :, :6], row_forms(x, lengths, "both"))
+    found = row_forms(x, lengths, "differences")  # a third form, scaled by row
+    np.testing.assert_array_equal(found[:, :, :6], both)
     np.testing.assert_array_equal(found[:, :, 6:], row_forms(steps, lengths, "series"))
     assert not found[:, :, 6:].isnan().any()
 
 
-def test_the_model_computes_the_kernels_of_each_window():
+def test_the_model_and_the_exported_model_compute_the_kernels_of_each_window():
     rng = np.random.default_rng(0)
     x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
     task = replace(SERIES, max_tokens=40)
@@ -168,6 +161,12 @@ def test_the_model_computes_the_kernels_of_each_window():
     expected = [hidden[row, :n].max(0) for row, n in enumerate(counts)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="differences")
+    columns = ["embed/shares13", "embed/quantiles9", "block01/max"]
+    expected = forward(model, None, x, lengths, columns, batch_rows=5)
+    for column, values in zip(
+        columns, Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths)), strict=True
+    ):
+        np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("per_class", [2, 3])
@@ -177,17 +176,6 @@ def test_classes_with_few_rows_leave_some_for_validation(per_class):
     found = split_rows("few", labels, given)
     assert (found[given == "test"] == "test").all()
     assert (found == "valid").sum() == 2 * per_class
-
-
-def test_the_exported_model_computes_the_kernels_too():
-    rng = np.random.default_rng(0)
-    x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
-    columns = ["embed/shares13", "embed/quantiles9", "block01/max"]
-    model = load_model(replace(SERIES, max_tokens=40), chosen(replace(SERIES, max_tokens=40), 5), "cpu", "float32")
-    expected = forward(model, None, x, lengths, columns, batch_rows=5)
-    found = Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths))
-    for column, values in zip(columns, found, strict=True):
-        np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_windows_of_symbols_equal_those_of_one_hot_vectors():

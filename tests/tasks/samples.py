@@ -10,6 +10,16 @@ import numpy as np
 from reservoir.tasks.listops import CLOSE, OPERATOR, SYMBOLS
 
 
+class Payload:
+    """Creates a file when it is unpickled by the ordinary reader."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
 def idx_bytes(array: np.ndarray) -> bytes:
     header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
     return header + array.astype(np.uint8).tobytes()

@@ -179,13 +179,8 @@ def test_the_rule_for_labels(y, classes):
     assert read_labels(y).names == classes
 
 
-def own(path, **arrays):
-    np.savez(path, **arrays)
-    return str(path)
-
-
 def test_sensor_counts_are_read_as_values_with_a_note(tmp_path):
-    path = own(tmp_path / "a.npz", x=VALUES["counts"], y=np.arange(300) % 2)
+    path = str(save(tmp_path / "a.npz", x=VALUES["counts"], y=np.arange(300) % 2))
     source = task_named(path)
     assert source.task.form == Vectors(1)
     assert any("a.npz: x read as values (neighbours differ" in note for note in source.notes())
@@ -196,16 +191,12 @@ def test_sensor_counts_are_read_as_values_with_a_note(tmp_path):
 
 def test_integer_targets_are_read_as_a_regression_with_a_note(tmp_path):
     y = RNG.integers(18, 91, 300)
-    path = own(tmp_path / "a.npz", x=RNG.normal(size=(300, 4)), y=y)
+    path = str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 4)), y=y))
     source = task_named(path)
     assert source.task.classes == 0 and any("y read as targets of a regression" in note for note in source.notes())
     assert task_named(path, classes=True).task.classes == len(np.unique(y))
-    assert (
-        task_named(
-            own(tmp_path / "b.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3), regression=True
-        ).task.classes
-        == 0
-    )
-    whole = task_named(own(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0))
+    few = save(tmp_path / "b.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3)
+    assert task_named(str(few), regression=True).task.classes == 0
+    whole = task_named(str(save(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0)))
     assert whole.task.classes == 0 and any("y holds whole floats" in note for note in whole.notes())
     assert task_named(str(tmp_path / "c.npz"), classes=True).task.classes == 3

@@ -3,7 +3,6 @@
 import pickle
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,12 +19,12 @@ from reservoir.tasks.rows import held_out
 from tests.tasks import samples
 
 
-def all_rows(source):
-    """Return the splits of a source with their pieces joined."""
+def joined(source):
+    """Return inputs and labels of each split with their pieces joined."""
     parts = [source.read(piece) for piece in source.pieces()]
-    names = {name for part in parts for name in part}
-    return {n: np.concatenate([p[n].x for p in parts if n in p]) for n in names}, {
-        n: np.concatenate([p[n].y for p in parts if n in p]) for n in names
+    return {
+        name: tuple(np.concatenate([getattr(p[name], a) for p in parts if name in p]) for a in ("x", "y"))
+        for name in ("train", "valid", "test")
     }
 
 
@@ -43,15 +42,14 @@ def test_digits_hold_every_image_once():
     from sklearn.datasets import load_digits
 
     source = task_named("digits")
-    x, y = all_rows(source)
-    assert {name: len(rows) for name, rows in x.items()} == {"train": 1078, "valid": 360, "test": 359}
+    splits = joined(source)
+    assert {name: len(x) for name, (x, _) in splits.items()} == {"train": 1078, "valid": 360, "test": 359}
     images, labels = load_digits(return_X_y=True)
     theirs, _ = source.encode(images.reshape(-1, 8, 8).astype(np.uint8))
-    ours = np.concatenate([x[n].reshape(len(x[n]), -1) for n in x])
-    rows = np.concatenate([ours, np.concatenate([y[n][:, 0] for n in x])], axis=1)
+    rows = np.concatenate([np.c_[x.reshape(len(x), -1), y[:, 0]] for x, y in splits.values()])
     expected = np.concatenate([theirs.reshape(1797, -1), labels[:, None]], axis=1)
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, expected.astype(int).tolist()))
-    scaled = source.scaling()(x["train"])
+    scaled = source.scaling()(splits["train"][0])
     assert scaled.min() == 0 and scaled.max() == 1
     for name, split in source.read(source.pieces()[0]).items():
         check_split(source.task, name, split)
@@ -182,14 +180,6 @@ def test_a_grid_needs_a_square_of_tokens_and_full_rows():
         pool(torch.zeros(2, 16, 5), torch.tensor([16, 9]), "grid2")
 
 
-def joined(source):
-    parts = [source.read(piece) for piece in source.pieces()]
-    return {
-        name: tuple(np.concatenate([getattr(p[name], a) for p in parts if name in p]) for a in ("x", "y"))
-        for name in ("train", "valid", "test")
-    }
-
-
 @pytest.mark.parametrize("binary", [True, False])
 def test_both_forms_of_the_files_give_the_images(tmp_path, binary):
     batches = samples.cifar_arrays()
@@ -256,16 +246,6 @@ def test_views_are_shifts_flips_and_turns_of_the_image():
     assert ((views == 0).all(axis=3) | (views[..., 2] == 255)).all(), "what is not of the image is black"
 
 
-class Payload:
-    """Runs a command when it is unpickled by the ordinary reader."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
-
-
 @pytest.mark.parametrize("protocol", range(1, 6))
 @pytest.mark.parametrize("text", [str, str.encode])
 def test_pickles_of_every_protocol_are_read(protocol, text):
@@ -285,7 +265,8 @@ def test_a_malicious_batch_runs_nothing(tmp_path):
     samples.cifar_files(tmp_path, batches, binary=False)
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     images, labels = batches[2]
-    for changed in ({b"x": Payload(tmp_path / "ran")}, {b"labels": Payload(tmp_path / "ran")}):
+    payload = samples.Payload(tmp_path / "ran")
+    for changed in ({b"x": payload}, {b"labels": payload}):
         batch.write_bytes(pickle.dumps({b"data": images, b"labels": labels.tolist()} | changed, protocol=2))
         source = task_named("cifar10", data=tmp_path)
         with nullcontext() if b"x" in changed else pytest.raises(InputError, match="as many 'labels'"):

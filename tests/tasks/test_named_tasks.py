@@ -171,6 +171,15 @@ class Words:
         return self.words[0]
 
 
+def read_splits(source):
+    splits = {}
+    for piece in source.pieces():
+        splits |= source.read(piece)
+    for name, split in splits.items():
+        check_split(source.task, name, split)
+    return splits
+
+
 def each(symbols, lengths):
     return np.split(symbols, np.cumsum(lengths)[:-1])
 
@@ -233,13 +242,10 @@ def test_trees_follow_the_grammar_of_long_range_arena():
 
 def test_a_generated_piece_is_a_split_of_different_expressions():
     source = task_named("listops", train_rows=300, valid_rows=200, test_rows=100)
-    splits = {}
-    for piece in source.pieces():
-        splits |= source.read(piece)
+    splits = read_splits(source)
     assert {name: len(split) for name, split in splits.items()} == {"train": 300, "valid": 200, "test": 100}
     rows = set()
-    for name, split in splits.items():
-        check_split(source.task, name, split)
+    for split in splits.values():
         real = [decode_text(x[:n]) for x, n in zip(split.x, split.lengths, strict=True)]
         assert [value_of(Words(text)) for text in real] == split.y.ravel().tolist()
         rows |= set(real)
@@ -281,9 +287,7 @@ def test_files_are_read_whole_whatever_the_pieces(tmp_path, monkeypatch, step):
 def test_the_protocol_of_the_paper(tmp_path):
     texts, values = lra_files(tmp_path)["valid"]
     source = task_named("listops", data=tmp_path, protocol="paper")
-    splits = {}
-    for piece in source.pieces():
-        splits |= source.read(piece)
+    splits = read_splits(source)
     assert np.array_equal(splits["test"].x, splits["valid"].x) and splits["test"].y.ravel().tolist() == values
     for x, text in zip(splits["test"].x, texts, strict=True):
         words = [w for w in text.split() if w not in "()]"][:512]
@@ -326,15 +330,6 @@ def write_tape(folder, **changed):
     for split, records in parts.items():
         (folder / f"remote_homology_{PARTS[split]}.json").write_text(json.dumps(records))
     return parts
-
-
-def read_splits(source):
-    splits = {}
-    for piece in source.pieces():
-        splits |= source.read(piece)
-    for name, split in splits.items():
-        check_split(source.task, name, split)
-    return splits
 
 
 def letters_of(split):
