@@ -2,7 +2,7 @@
 
 - bits: ``bit-memory``, ``bit-xor``
 - listops: ``listops``
-- images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
+- images: ``digits``, ``mnist``, ``cifar10``, ``cifar10-lra``
 - modular: ``modular-addition``
 - proteins: ``homology``
 - your own data: the path of a file or folder, see `reservoir.tasks.own.data.OwnData`
@@ -18,7 +18,7 @@ from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
-from reservoir.tasks.images.mnist import Digits, FashionMnist, Mnist
+from reservoir.tasks.images.mnist import Digits, Mnist
 from reservoir.tasks.listops import ListOps
 from reservoir.tasks.modular import ModularAddition
 from reservoir.tasks.own.data import OwnData, own_name, read_new
@@ -44,14 +44,13 @@ TASKS: dict[str, Callable[..., Source]] = {
     "listops": ListOps,
     "digits": Digits,
     "mnist": Mnist,
-    "fashion-mnist": FashionMnist,
     "cifar10": Cifar10,
     "cifar10-lra": Cifar10Lra,
     "homology": Homology,
 }
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
-IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar10-lra")
+IMAGES = ("digits", "mnist", "cifar10", "cifar10-lra")
 PROTOCOLS = ("ours", "paper")  # protocols: ours is correct, the paper's repeats the authors' code
 
 

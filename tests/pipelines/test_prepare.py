@@ -205,7 +205,7 @@ def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
     assert list(table) == list(TASKS)
     for name in ("bit-memory", "bit-xor", "modular-addition", "listops", "digits"):
         assert table[name]["data"] == "generated" and table[name]["remedy"] == ""
-    for name in ("mnist", "fashion-mnist", "cifar10", "cifar10-lra", "homology"):
+    for name in ("mnist", "cifar10", "cifar10-lra", "homology"):
         assert table[name]["data"] == "missing" and "--data DIR" in table[name]["remedy"]
     assert "--download" in table["mnist"]["remedy"] and "--download" not in table["homology"]["remedy"]
     assert table["mnist"]["input"] == "16 values" and table["listops"]["input"] == "16 symbols"

@@ -118,7 +118,7 @@ def test_the_matrix_whitens_pixels_that_correlate_as_in_photographs():
     assert np.abs(correlations).max() < 0.3 < np.abs(covariance - np.eye(16)).max()
 
 
-@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion-mnist"])
+@pytest.mark.parametrize("name", ["cifar10", "mnist"])
 def test_the_parameters_of_a_task_set_tokens_and_key(name):
     plain, task = task_named(name).task, task_named(name, window=6).task
     side, channels = (32, 3) if name == "cifar10" else (28, 1)
@@ -273,16 +273,3 @@ def test_a_malicious_batch_runs_nothing(tmp_path):
             for piece in source.pieces():
                 source.read(piece)
         assert not (tmp_path / "ran").exists()
-
-
-def test_fashion_is_not_mistaken_for_mnist(tmp_path):
-    tmp_path = tmp_path / "data"
-    samples.mnist_files(tmp_path / "mnist")
-    samples.mnist_files(tmp_path)
-    with pytest.raises(InputError, match="fashion-mnist"):
-        task_named("fashion-mnist", data=tmp_path).files()
-    samples.mnist_files(tmp_path / "fashion-mnist")
-    for data in (tmp_path, tmp_path / "fashion-mnist"):
-        source = task_named("fashion-mnist", data=data)
-        assert len(source.files()) == 4 and source.task.label(9) == "ankle boot"
-        assert len(source.read(source.pieces()[1])["test"]) == 12

@@ -118,7 +118,7 @@ class Cifar10(Source):
 
     def __post_init__(self) -> None:
         if self.window and type(self) is not Cifar10:
-            raise InputError("window works only with cifar10, mnist and fashion-mnist")
+            raise InputError("window works only with cifar10 and mnist")
         if not isinstance(self.views, int) or self.views < 0:
             raise InputError(f"views is {self.views}; give 0 or the number of augmented copies of each training row")
 

@@ -1,4 +1,4 @@
-"""Small grey images as sequences of patches: scikit-learn's handwritten digits, MNIST and Fashion-MNIST."""
+"""Small grey images as sequences of patches: scikit-learn's handwritten digits, and MNIST."""
 
 import gzip
 import math
@@ -15,8 +15,7 @@ from reservoir.tasks.rows import SHARES, held_out, stratified
 from reservoir.tasks.source import Piece, Source, check_protocol, check_sequences, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
-CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-
+FOLDERS = ("", "mnist", "MNIST/raw")
 MOST_EXPANSION = 50
 """Published sets expand by less than a tenth of this; a large file that expands by more is damaged or hostile."""
 
@@ -75,20 +74,16 @@ class Mnist(Source):
     window: int = 0
     stride: int = 2
     protocol: str = "ours"
-    folders = ("", "mnist", "MNIST/raw")
 
     def __post_init__(self) -> None:
-        check_protocol(self.task.name, self.protocol)
+        check_protocol("mnist", self.protocol)
 
     @property
     def task(self) -> Task:
         """The description of the task."""
-        return self._task("mnist")
-
-    def _task(self, name: str, labels: tuple[str, ...] = ()) -> Task:
         parameters = {} if self._border else {"protocol": "paper"}
         tokens = (7 + self._border) ** 2
-        plain = Task(name=name, form=Vectors(16), max_tokens=tokens, classes=10, labels=labels, parameters=parameters)
+        plain = Task(name="mnist", form=Vectors(16), max_tokens=tokens, classes=10, parameters=parameters)
         return self._windows.task(plain, 28, 1) if self.window else plain
 
     @property
@@ -146,32 +141,9 @@ class Mnist(Source):
         edge = 2 * self._border
         return joined(x, 28 + 2 * edge, 4)[:, edge : edge + 28, edge : edge + 28, 0].astype(np.uint8)
 
-    def _pair(self, part: str) -> tuple[Path, Path]:
-        return self._find(f"{part}-images-idx3-ubyte"), self._find(f"{part}-labels-idx1-ubyte")
-
-    def _find(self, name: str) -> Path:
-        return find_file(self.task.name, self.data, self.folders, (name, f"{name}.gz"))
-
-
-@dataclass(frozen=True)
-class FashionMnist(Mnist):
-    """Fashion-MNIST: clothes in MNIST's format, and under the same file names.
-
-    MNIST has the same file names, so the files must be in a folder called ``fashion...``, or in one of `folders` below
-    the data folder.
-    """
-
-    folders = ("fashion-mnist", "fashion_mnist", "fashion", "FashionMNIST/raw")
-
-    @property
-    def task(self) -> Task:
-        """The description of the task."""
-        return self._task("fashion-mnist", CLOTHES)
-
-    def _find(self, name: str) -> Path:
-        named = self.data is not None and "fashion" in self.data.name.lower()
-        folders = ("", *self.folders) if named else self.folders
-        return find_file(self.task.name, self.data, folders, (name, f"{name}.gz"))
+    def _pair(self, part: str) -> list[Path]:
+        names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
+        return [find_file("mnist", self.data, FOLDERS, (name, f"{name}.gz")) for name in names]
 
 
 def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
