@@ -15,7 +15,7 @@ from reservoir.inputs.native import TextReader
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.own.pictures import as_patches
-from reservoir.tasks.own.texts import WORD, to_symbols
+from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 MOST_PADDING = 0.045
@@ -63,7 +63,7 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
     """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
     task, places, owner, stored = model.fpt.task, None, None, None
     if task.each and isinstance(model.reader, TextReader):  # the token at which each label is read; -1 after the last
-        places = model.reader.places(x, lengths, words=task.each == WORD)
+        places = model.reader.places(x, lengths)
     if model.settings.long == "windows" and isinstance(model.reader, TextReader):
         x, lengths, owner = model.reader.pieces(x, lengths)
     else:

@@ -28,7 +28,7 @@ from reservoir.reservoir import (
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.own.sounds import holds_samples
-from reservoir.tasks.own.texts import TOKEN, WORD, are_words
+from reservoir.tasks.own.texts import are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -463,7 +463,7 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     of the channel, on the scale of the row, and differences. Symbols pass through kernels of 5 neighbours.
     """
     kind = kind_of(task)
-    if task.each == TOKEN and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
+    if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
             return around | {"input": "orthogonal"}
@@ -554,10 +554,8 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
         raise InputError(
-            f"--pool {','.join(poolings)}: every {task.each} has its own label; pass --pool all, or leave --pool out"
+            f"--pool {','.join(poolings)}: every token has its own label; pass --pool all, or leave --pool out"
         )
-    if task.each == WORD and not reader:
-        raise InputError("labels of every word need a model with its own tokenizer; choose one with --backbone")
     if "cls" in poolings and not (reader and reader.has_cls):
         raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
     if not layers or not poolings:

@@ -68,7 +68,7 @@ class Reservoir(ReservoirOptions):
         if windows.symbols > MOST_SYMBOLS:
             problem = f"{what}windows take up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}"
             raise InputError(f"{problem}; leave the options of windows out")
-        if task.readout_tokens > 1 and not (task.each == "token" and self.stride == 1 and self.pad == "same"):
+        if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
             raise InputError(f"{what}task {task.name!r} labels single tokens, which windows join; leave it out")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:

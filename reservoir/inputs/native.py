@@ -91,18 +91,18 @@ class TextReader:
         saved.enable_padding(pad_id=tokenizer.pad_token_id or 0, pad_token=tokenizer.pad_token or "")
         saved.save(str(path))
 
-    def places(self, x: np.ndarray, lengths: np.ndarray, *, words: bool) -> np.ndarray:
-        """Return the last token of each letter, or word, of stored texts, (rows, most); -1 after the end of a text."""
-        found = [self._places(text, words=words) for text in self._texts(x, lengths)]
+    def places(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the last token of each letter of stored texts, (rows, most); -1 after the end of a text."""
+        found = [self._places(text) for text in self._texts(x, lengths)]
         places = np.full((len(found), max(map(len, found))), -1, np.int64)
         for row, tokens in enumerate(found):
             places[row, : len(tokens)] = tokens
         return places
 
-    def _places(self, text: str, *, words: bool) -> np.ndarray:
+    def _places(self, text: str) -> np.ndarray:
         read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
         tokens = len(read["input_ids"])
-        ends = np.array([match.end() for match in re.finditer(r"\S+" if words or self.spaced else r".", text, re.S)])
+        ends = np.array([match.end() for match in re.finditer(r"\S+" if self.spaced else r".", text, re.S)])
         if tokens > self.max_tokens:
             start = f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads"
             raise InputError(f"{start} {self.max_tokens:,}; split the row, or leave it out")

@@ -46,7 +46,7 @@ class Task:
 
     @property
     def each(self) -> str:
-        """``token`` or ``word`` if each has a label of its own, else ""."""
+        """``token`` if each token has a label of its own, else ""."""
         return self.parameters.get("each", "")
 
     def label(self, index: int) -> str | int:

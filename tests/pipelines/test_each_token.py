@@ -1,4 +1,4 @@
-"""A label of every residue, word or value: known by form, fitted token by token, predicted as long as the sequence."""
+"""A label of every residue or value: known by form, fitted token by token, predicted as long as the sequence."""
 
 import csv
 import json
@@ -115,36 +115,6 @@ def test_targets_of_every_value_of_a_series(tmp_path):
     )
 
 
-def test_words_are_read_at_their_last_tokens(tmp_path):
-    """Labels of words through a model's own tokenizer, beside transformers by hand."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    folder = save_with_tokenizer("bert", tmp_path / "bert")
-    draw = np.random.default_rng(0)
-    texts = [" ".join(draw.choice(["the", "cat", "dog", "sat", "cowmat"], draw.integers(2, 6))) for _ in range(30)]
-    lines = [
-        {"tokens": text.split(), "ner_tags": ["N" if "a" in word else "O" for word in text.split()]} for text in texts
-    ]
-    (tmp_path / "tags.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    named = {"backbone": str(folder), "compute": "float32", "store": "float32", "cache": tmp_path / "cache"}
-    features = extract(str(tmp_path / "tags.jsonl"), label="ner_tags", **named)
-    part = features.store["train"]
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    for row, values in zip(part.index[:4], part["block02/all"][:4], strict=True):
-        text = task_texts(tmp_path / "tags.jsonl", "train", label="ner_tags")[row]
-        tokens = tokenizer(text, return_tensors="pt")
-        with torch.no_grad():
-            states = model(**tokens, output_hidden_states=True).hidden_states[2][0]
-        words = [number for number in tokens.word_ids() if number is not None]
-        ends = [max(i for i, of in enumerate(tokens.word_ids()) if of == word) for word in sorted(set(words))]
-        np.testing.assert_allclose(values[: len(ends)], states[ends], atol=1e-5)
-        assert not values[len(ends) :].any()
-    found = fit(features, out=tmp_path / "readout", columns="embed/all")
-    answers = list(predict(found.saved, tmp_path / "tags.jsonl"))
-    assert [len(answer.label) for answer in answers] == [len(text.split()) for text in texts]
-
-
 def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
     """EsmTokenizer tells no offsets; the letters stand between its first and its last token."""
     import torch
@@ -185,7 +155,3 @@ def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
     assert "--pool mean: every token has its own label" in capsys.readouterr().err
     with pytest.raises(InputError, match="every token has a label, which train does not support; use extract and fit"):
         train(path, steps=1, cache=tmp_path / "cache", **{k: v for k, v in SMALL.items() if k != "layers"})
-    words = [(" ".join(sequence), " ".join(label)) for sequence, label in proteins(20)]
-    path = write_csv(tmp_path / "words.csv", words, "text,label")
-    assert run(["extract", path, "--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2", "--init", "random"]) == 2
-    assert "labels of every word need a model with its own tokenizer" in capsys.readouterr().err

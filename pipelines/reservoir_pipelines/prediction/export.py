@@ -90,9 +90,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     """Return the module of a bundle on the CPU, its models in the precision of the fit, or in another."""
     assert isinstance(bundle.readout, LinearReadout)
     if bundle.task.each:
-        raise InputError(
-            f"readout {where}: it labels every {bundle.task.each}; export needs a readout of whole sequences"
-        )
+        raise InputError(f"readout {where}: it labels every token; export needs a readout of whole sequences")
     branches: list[Branch | RawInput] = []
     for part in bundle.parts:
         if part.reservoir is None:

@@ -17,7 +17,7 @@ from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.texts import are_words, to_symbols, units
+from reservoir.tasks.own.texts import are_words, to_symbols
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
@@ -104,7 +104,7 @@ def predict(
     ]
     if task.alphabet and any(letters):  # a text is read letter by letter
         to_symbols(str(file), x, lengths, task.alphabet)
-    counts = units(task, x, lengths) if task.each else None
+    counts = lengths if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(counts.max()))
         bundle = replace(bundle, task=task)

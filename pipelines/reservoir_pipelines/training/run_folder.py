@@ -363,7 +363,7 @@ def load_trainable(
     """Build a model and unfreeze groups, by default those of an FPT; only frozen weights use bfloat16."""
     if task.each:
         raise InputError(
-            f"task {task.name!r}: every {task.each} has a label, which train does not support; use extract and fit"
+            f"task {task.name!r}: every token has a label, which train does not support; use extract and fit"
         )
     dtype = choose_compute(compute, choose_device(device))
     model = load_model(task, settings, device, "float32", output_init)

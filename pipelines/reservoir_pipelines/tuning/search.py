@@ -193,8 +193,8 @@ class SearchData:
         root = cache_root(options.cache)
         prepared = prepare(task, options, cache=root, model=options)
         options = replace(options, waveform=bool(prepared.task.parameters.get("waveform")))
-        if each := prepared.task.each:
-            raise InputError(f"{task}: every {each} has a label, which tune does not support; use extract and fit")
+        if prepared.task.each:
+            raise InputError(f"{task}: every token has a label, which tune does not support; use extract and fit")
         plan = plan_of(prepared, options)
         model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
         identity = [

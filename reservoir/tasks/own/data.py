@@ -26,7 +26,7 @@ from reservoir.tasks.own.labels import (
     split_rows,
 )
 from reservoir.tasks.own.pictures import SIDE, Pictures, objects
-from reservoir.tasks.own.texts import TOKEN, UNKNOWN, alphabet_of, are_words, shown, texts_of
+from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import Rounding, as_values, clean_lengths, clean_symbols, standardisation
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
@@ -65,7 +65,7 @@ class OwnData(Source):
     def task(self) -> Task:
         """The description, with the shapes found in the data."""
         # New data is read with the options given and the columns chosen.
-        parameters = {} if self._units is None else {"each": TOKEN}
+        parameters = {} if self._units is None else {"each": "token"}
         parameters |= self._columns.chosen | self.asked.explicit
         if self.asked.labels:  # paths are not part of the key
             parameters["labels"] = Path(self.asked.labels).name
@@ -200,9 +200,9 @@ class OwnData(Source):
 
     @cached_property
     def _units(self) -> np.ndarray | None:
-        """Number of labels of each row, if every token or word has one."""
-        if "units" in self._columns.shapes:
-            return self._column("units")
+        """Number of labels of each row, if every token has one."""
+        if "each" in self._columns.chosen:
+            return self._lengths
         y, x = self._columns.shapes["y"], self._shape
         # y0, y1 ... of a table are several outputs.
         if isinstance(self._columns, Pictures) or {"columns", "order"} & self._columns.chosen.keys():

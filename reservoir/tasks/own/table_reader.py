@@ -30,7 +30,7 @@ from reservoir.tasks.own.columns import (
     values_of,
 )
 from reservoir.tasks.own.tables import BadRows, Table
-from reservoir.tasks.own.texts import TOKEN, WORD, Texts
+from reservoir.tasks.own.texts import Texts
 
 MOST_NAMES = 256
 """Columns of values are known by name up to this number; beyond it they are steps of a series, known by order."""
@@ -98,13 +98,8 @@ class TableReader:
                 self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
         if ids:
             self.arrays["ids"] = np.array(ids)
-        if whole:
-            cells = table.frame[whole]
-            if all(isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell) for cell in cells):
-                # Lists of words, which data sets with a label per word have, are joined to texts.
-                table.frame[whole] = cells.map(lambda words: " ".join("".join(word.split()) or "_" for word in words))
-            if len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
-                self.roles.labels = []
+        if whole and len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
+            self.roles.labels = []
         self._labels_and_groups()
         if time in table.frame:
             table.pop(time)
@@ -115,13 +110,13 @@ class TableReader:
             self._values()
 
     def _labels_of_each(self, label: str, whole: str) -> bool:
-        """Take labels of every letter, word or value of the sequences; return False if the column has none.
+        """Take labels of every letter or value of the sequences; return False if the column has none.
 
         They are lists, or texts that differ from row to row and are as long as their sequences, without spaces or with
         as many parts. Numbers are labels of whole sequences even if they happen to be as long. A row is bad if its
         number of labels is not its number of tokens.
         """
-        bad, known = self.table.bad, self.known.get("each", "")
+        bad, known = self.table.bad, "each" in self.known
         if label not in self.table.frame or not (self.labelled or known):
             return False
         labels, sequences = self.table.frame[label], self.table.frame[whole]
@@ -129,33 +124,32 @@ class TableReader:
             return False
         if not (self.asked.text or is_text(sequences)):
             sequences = sequences.map(lambda cell: cell.split() if isinstance(cell, str) else cell)
+        sizes = [
+            len(cell.strip() if isinstance(cell, str) else cell) if hasattr(cell, "__len__") else 0
+            for cell in sequences
+        ]
         parts = [_parts(cell) for cell in labels]
         given = [row for row, part in enumerate(parts) if part]
         several = any(isinstance(cell, list | np.ndarray) for cell in labels)
         several = several or len({str(labels[row]) for row in given}) > len(given) / 2
         several = several and any(len(part) > 1 for part in parts)
-        for kind in (TOKEN, WORD) if several else ():
-            sizes = [_size(sequence, kind) for sequence in sequences]
-            wrong = [row for row in given if sizes[row] != len(parts[row])]
-            if len(wrong) < len(given) / 2:
-                for row in wrong:
-                    bad.add(row, f"{len(parts[row])} labels for {sizes[row]} {kind}s")
-                break
-        else:
-            kind, parts = known, []
-        if not kind:
+        wrong = [row for row in given if sizes[row] != len(parts[row])]
+        fit = several and len(wrong) < len(given) / 2
+        if not (fit or known):
             return False
-        if not self.labelled and parts:
+        for row in wrong if fit else ():
+            bad.add(row, f"{len(parts[row])} labels for {sizes[row]} tokens")
+        if fit and not self.labelled:
             self.arrays["y"] = np.array([*(part or None for part in parts), None], object)[:-1]
         if self.labelled:
             counts = np.array([len(part) for part in parts], np.int64)
             for row in np.flatnonzero(counts == 0):
                 bad.add(row, f"no labels in column {label!r}")
             flat = typed(f"{bad.where}, column {label!r}", [one for part in parts for one in part])
-            self.arrays["y"], self.arrays["units"] = np.zeros((len(counts), counts.max()), flat.dtype), counts
+            self.arrays["y"] = np.zeros((len(counts), counts.max()), flat.dtype)
             self.arrays["y"][np.arange(counts.max()) < counts[:, None]] = flat
-            self.chosen["each"] = kind
-            self.notes.append(f"the column {label!r} labels every {kind} of {whole!r}")
+            self.chosen["each"] = "token"
+            self.notes.append(f"the column {label!r} labels every token of {whole!r}")
         self.table.pop(label)
         return True
 
@@ -327,9 +321,3 @@ def _parts(label: Any) -> list[Any]:
     if isinstance(label, str):
         return label.split() if " " in label.strip() else list(label.strip())
     return list(label) if isinstance(label, list | np.ndarray) else []
-
-
-def _size(sequence: Any, kind: str) -> int:
-    if isinstance(sequence, str):
-        return len(sequence.strip() if kind == TOKEN else sequence.split())
-    return len(sequence) if kind == TOKEN and hasattr(sequence, "__len__") else 0

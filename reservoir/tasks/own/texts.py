@@ -6,13 +6,10 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import Arrays, check_padding
-from reservoir.tasks.task import Task
 
 UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
 MOST_LETTERS = 64
 PIECE_LETTERS = 2**23
-
-TOKEN, WORD = "token", "word"  # what a label can belong to if a row has several: a token or a word
 
 
 class Texts(Arrays):
@@ -103,10 +100,3 @@ def shown(letters: str) -> str:
     """Return letters for a message, those that do not print escaped, and not too many."""
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def units(task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return how many labels each of some stored sequences has, (rows,)."""
-    if task.each == WORD:
-        return np.array([len(text.split()) for text in texts_of(x, lengths)])
-    return lengths
