@@ -6,8 +6,6 @@ export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
 .PHONY: demo headline test gpu test-oldest docs faults bench results results-check lint clean
 
-# The matrices of the demo are small: a second thread of OpenBLAS only waits, and for minutes if other programs use the cores.
-demo: export OPENBLAS_NUM_THREADS ?= 1
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
 	$(BIN)/reservoir fit digits

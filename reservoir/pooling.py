@@ -258,10 +258,11 @@ class RawInput(nn.Module):
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the `RawInput` of stored sequences, (rows, width), or of every token if each token has a label."""
+    raw = RawInput(task)
     x = as_patches(x) if task.pictures else x
     x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet) if task.alphabet else x
     scaled = scaling(x) if scaling else x
-    raw, inputs = RawInput(task), (torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))
+    inputs = (torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))
     if task.each:
         return pad(raw.values(*inputs), (0, 0, 0, task.readout_tokens - x.shape[1])).numpy()
     return raw(*inputs)[0].numpy()

@@ -20,7 +20,17 @@ from scipy.special import expit, logsumexp
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.ridge import BLOCK_ROWS, KernelMatrix, LinearPath, Moments, inverse, positive, score
+from reservoir.readouts.ridge import (
+    BLOCK_ROWS,
+    LARGE_MATRIX,
+    KernelMatrix,
+    LinearPath,
+    Moments,
+    blas_threads,
+    inverse,
+    positive,
+    score,
+)
 from reservoir.readouts.sweep import Sweep, Training, gather
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
@@ -67,10 +77,12 @@ def logistic_path(
     """
     if not targets.classes:
         raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
-    problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
-    starts = [np.zeros(problem.steps.shape[1] * problem.columns) for _ in problem.alphas]
-    found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes)
-    weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
+    size = len(training.xx if isinstance(training, Moments) else training.x)
+    with blas_threads(many=size >= LARGE_MATRIX):
+        problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
+        starts = [np.zeros(problem.steps.shape[1] * problem.columns) for _ in problem.alphas]
+        found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes)
+        weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
     if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
         weights, offset = weights / 2, offset / 2

@@ -16,14 +16,16 @@ regularization.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
+from threadpoolctl import ThreadpoolController
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Tally, Targets
@@ -34,6 +36,20 @@ _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork"
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
 CHUNK = 2048  # features of a kernel matrix that are in memory in float64 at once
 BLOCK_ROWS = 2048  # the product runs at 93% of its speed on all rows at once; 1,024 rows give 78%
+# Multiplications of a product, and rows of a reduced matrix, from which BLAS uses all its threads. In smaller ones they
+# mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one, and 90 s in two
+# threads while another program used one of two cores.
+LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
+    """Return a context in which BLAS and LAPACK use one thread, or with ``many`` as many as they have."""
+    return _blas().limit(limits=None if many else 1, user_api="blas")
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,8 @@ class Arithmetic:
     def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product, computed without TF32 whatever the process has set."""
         if self.device is None:
-            return a @ b
+            with blas_threads(many=a.size * b.shape[-1] >= LARGE_PRODUCT):
+                return a @ b
         import torch
 
         from reservoir.devices import exact_products
@@ -81,7 +98,9 @@ class Arithmetic:
     def add_square(self, total: Any, x: Any) -> None:
         """Add x'x, of float64, to the lower triangle of a total, in place."""
         if self.device is None:
-            _add_square(1.0, x.T, beta=1.0, c=total.T, overwrite_c=1)  # the transpose of a C array is in BLAS's order
+            with blas_threads(many=x.size * len(total) >= LARGE_PRODUCT):
+                # The transpose of a C array is in BLAS's order.
+                _add_square(1.0, x.T, beta=1.0, c=total.T, overwrite_c=1)
         else:
             total.addmm_(x.T, x)
 
@@ -419,11 +438,12 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
     A single penalty above the rounding of A takes one Cholesky factorisation, a tenth of the time of a reduction.
     """
     n = len(matrix)
-    if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
-        matrix[np.diag_indices(n)] += alphas[0]
-        factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
-        return cho_solve(factor, b, check_finite=False)[None]
-    return Tridiagonal(matrix).solve(alphas, b)
+    with blas_threads(many=n >= LARGE_MATRIX):
+        if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
+            matrix[np.diag_indices(n)] += alphas[0]
+            factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
+            return cho_solve(factor, b, check_finite=False)[None]
+        return Tridiagonal(matrix).solve(alphas, b)
 
 
 def ridge_path(
@@ -517,10 +537,11 @@ def held_out_scores(
         dual, offset = _dual(among_fitted, weights[fitted], y[fitted], alphas)
         # Products of held-out samples with fitted ones, both centred by the mean of the fitted samples.
         share = weights[fitted] / weights[fitted].sum()
-        among = among_fitted @ share
-        with_held = products[np.ix_(held, fitted)]
-        with_held = with_held - (with_held @ share)[:, None] - among + share @ among
-        scores[:, held] = with_held @ dual + offset
+        with blas_threads(many=len(products) >= LARGE_MATRIX):
+            among = among_fitted @ share
+            with_held = products[np.ix_(held, fitted)]
+            with_held = with_held - (with_held @ share)[:, None] - among + share @ among
+            scores[:, held] = with_held @ dual + offset
     return scores
 
 

@@ -10,6 +10,7 @@ from sklearn.metrics import r2_score
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import LinearReadout, Tally, Targets, balanced_weights
@@ -19,6 +20,7 @@ from reservoir.readouts.ridge import (
     KernelMatrix,
     Scorer,
     accumulate,
+    blas_threads,
     fold_moments,
     products_on,
     ridge_path,
@@ -205,6 +207,17 @@ def test_kernel_matrix_is_summed_from_that_of_the_first_features(emphasis):
     whole, summed = KernelMatrix(x, None, emphasis), KernelMatrix(x, None, emphasis, KernelMatrix(x[:, :30]))
     np.testing.assert_allclose(summed.products, whole.products, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(summed.scale, whole.scale)
+
+
+def test_small_matrices_are_multiplied_by_one_thread():
+    def threads():
+        return max(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+
+    with threadpool_limits(2, user_api="blas"):
+        with blas_threads(many=False):
+            assert threads() == 1
+        with blas_threads(many=True):
+            assert threads() == 2
 
 
 def test_single_penalty_equals_that_penalty_among_others():

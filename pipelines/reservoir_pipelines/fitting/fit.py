@@ -19,7 +19,7 @@ from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.fitters import FinalReadout, RidgeFitter, finish, make_fitter
 from reservoir_pipelines.fitting.publish import publish
-from reservoir_pipelines.fitting.race import fit_columns, race
+from reservoir_pipelines.fitting.race import fit_columns
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
 from reservoir_pipelines.output import notify
@@ -45,8 +45,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
-    default = pool.folder(tried, options)
-    folder = Path(options.out) if options.out else default
+    folder = Path(options.out) if options.out else tried.folder
     with writing(folder):
         make_folder(folder)
     for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
@@ -54,18 +53,15 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     how = f"{folds}-fold cross-validation{' by group' if pool.grouped else ''}" if folds else "valid"
     notify(f"fit {task.name}: {len(tried.columns)} columns on {rows['train']:,} rows, chosen by {how}")
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
-        asked = options.columns != "all" or options.select != "auto"
-        names, left_out = (tried.columns, ()) if asked else race(pool, tried.columns, fitter)
-        fits = fit_columns(pool, names, fitter)
+        fits, left_out = fit_columns(pool, tried, fitter)
         if tried.most and ridge:
             ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
             fits += ridge.join([pool.source(fit.result.name) for fit in ranked], tried.most)
         best = max(fits, key=lambda fit: fit.result.merit)
         source = pool.source(best.result.name)
         curve = ridge.learning_curve(source, sizes) if sizes and ridge else ()
-        simpler = fit_baselines(pool, fits, fitter)
-        chosen = finish(best, source, fitter, task)
-        baselines = [finish(*one, task) for one in simpler]
+        fitted = [(best, source, fitter), *fit_baselines(pool, fits, fitter)]
+        chosen, *baselines = [finish(*one, task) for one in fitted]
     raw = baselines[0] if baselines else None
     ours = max([fit.result.valid_score for fit in fits if fit.result.columns != (RAW,)], default=math.inf)
     level = tuple(one.result.name for one in baselines if one.result.valid_score >= ours)
@@ -94,7 +90,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         saved=folder / CARD,
         seconds=round(time.monotonic() - started, 3),
     )
-    publish(done, pool, chosen.result, kept.held_out(), default, options)
+    publish(done, pool, chosen.result, kept.held_out(), tried.folder, options)
     return done
 
 

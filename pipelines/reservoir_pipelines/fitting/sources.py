@@ -36,6 +36,9 @@ InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
 PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
+RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
+SHARE, FEWEST, MOST = 1 / 10, 600, 5000  # share of the training rows in the race, and its limits in rows
+JUDGES = 2000  # validation rows in the race, if these choose the readout
 RAW_BYTES = 2**27  # largest raw input of a split that is kept in memory
 MEMORY_BYTES = 2**28  # size of features that cross-validation keeps in memory
 
@@ -303,12 +306,12 @@ class Pool:
         """The number of rows of each split."""
         return {split: self.store[split].rows for split in ("train", "valid", "test")}
 
-    def folder(self, tried: "Tried", options: FitOptions) -> Path:
+    def folder(self, columns: Sequence[str], most: int, options: FitOptions) -> Path:
         """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache.
 
         Its name differs between fits of other columns or options.
         """
-        settings = [tried.columns, tried.most, options.readout, options.alphas, options.select, options.class_weight]
+        settings = [columns, most, options.readout, options.alphas, options.select, options.class_weight]
         if options.one_standard_error:
             settings.append("one-standard-error")
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
@@ -352,13 +355,16 @@ class Tried(NamedTuple):
     """What a fit tries: the columns, and the cross-validation that chooses among their readouts.
 
     ``most`` is the largest number of columns that may be joined greedily, 0 if none may; ``folds`` is 0 for a choice on
-    validation rows.
+    validation rows. If ``raced`` names rows, all columns are fitted to these first, and the best third to all rows.
+    ``folder`` is the default folder of the results.
     """
 
     columns: tuple[str, ...]
     most: int
     folds: int
     repeats: int
+    raced: SomeRows | None
+    folder: Path
 
 
 def choose_columns(pool: Pool, options: FitOptions) -> Tried:
@@ -404,7 +410,29 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     if not wanted:
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
         raise InputError(f"no columns to fit; {have}")
-    return Tried(tuple(dict.fromkeys(wanted)), most, folds, repeats)
+    names = tuple(dict.fromkeys(wanted))
+    races = not named and not most and options.select == "auto" and len(names) >= RACED_COLUMNS
+    raced = _rows_of_race(pool, folds, groups) if races else None
+    return Tried(names, most, folds, repeats, raced, pool.folder(names, most, options))
+
+
+def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows | None:
+    """Return the rows of train and valid that a race reads, drawn by a fixed seed.
+
+    Return None if a race would save nothing, or if the rows drawn lack a class or a group that all rows have.
+    """
+    train, valid = pool.store["train"], pool.store["valid"]
+    if train.rows < RACED_ROWS:
+        return None
+    size = min(max(round(SHARE * train.rows), FEWEST), MOST)
+    judges = round(size * valid.rows / train.rows) if folds else min(valid.rows, JUDGES)
+    draw = np.random.default_rng(0)
+    sizes = {"train": (train.rows, size), "valid": (valid.rows, judges)}
+    some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
+    found = groups_of(pool.store, some)
+    same_groups = groups is None or found is None or len(np.unique(groups)) == len(np.unique(found))
+    same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
+    return some if same_groups and same_labels else None
 
 
 def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray | None:
