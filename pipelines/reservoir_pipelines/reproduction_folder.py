@@ -100,25 +100,14 @@ class ReproductionFolder:
         Each number is the mean over the seeds, with its standard error where there are at least two. Test scores have
         the number of test rows and the 95% interval over these rows; its ends are means over the seeds.
         """
-        filled = ([s and {**s, **self._numbers(s)} for s in row["spots"]] for row in table["rows"])
-        rows = [{**row, "spots": spots} for row, spots in zip(table["rows"], filled, strict=True)]
-        means: dict[tuple[str, str], float | None] = {
-            (row["name"], column): spot["mean"] if spot else None
+        rows = [{**row, "spots": [s and {**s, **self._numbers(s)} for s in row["spots"]]} for row in table["rows"]]
+        means = {
+            (row["name"], column): spot["mean"]
             for row in rows
             for column, spot in zip(table["columns"], row["spots"], strict=True)
+            if spot
         }
-        claims = []
-        for claim in table["claims"]:
-            holds, verdict = None, "Not measured yet"
-            if claim.get("unseen"):
-                verdict = f"Cannot be seen: {claim['unseen']}"
-            else:
-                first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
-                bounds = others or [claim["by"]]
-                if first is not None and None not in bounds:
-                    holds = all(first > bound for bound in bounds if bound is not None)
-                    verdict = "Holds" if holds else "Does not hold here"
-            claims.append({**claim, "holds": holds, "verdict": verdict})
+        claims = [{**claim, **_verdict(claim, means)} for claim in table["claims"]]
         return {**table, "rows": rows, "claims": claims}
 
     @contextmanager
@@ -173,6 +162,18 @@ class ReproductionFolder:
             return None
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: damaged ({error}); remove it, and run the same command again") from error
+
+
+def _verdict(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | None]) -> dict[str, Any]:
+    """Return whether a claim holds, None if it cannot be judged, and that in words."""
+    if "unseen" in claim:
+        return {"holds": None, "verdict": f"Cannot be seen: {claim['unseen']}"}
+    first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
+    bounds = [each for each in others or [claim["by"]] if each is not None]
+    if first is None or len(bounds) < len(others):
+        return {"holds": None, "verdict": "Not measured yet"}
+    holds = all(first > bound for bound in bounds)
+    return {"holds": holds, "verdict": "Holds" if holds else "Does not hold here"}
 
 
 def _measure(name: str, values: Mapping[str, Any]) -> float | None:

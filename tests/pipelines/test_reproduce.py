@@ -45,13 +45,12 @@ def recipe(folder, text, name="my"):
     return str(path)
 
 
-def planned(path):
-    options = ReproduceOptions()
-    return module.planned_cells(module.load_recipes([path], options), options, TaskOptions(), PlaceOptions())
-
-
 def spots(table):
     return {row["name"]: row["spots"][0] for row in table["rows"]}
+
+
+def all_spots(*arguments, **options):
+    return [spot for row in load_recipe(*arguments, **options).table["rows"] for spot in row["spots"] if spot]
 
 
 @pytest.fixture
@@ -270,7 +269,7 @@ def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
     with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
         done = reproduce([mine], scheduler=cluster.scheduler_address)
     assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
-    cells, kept, places = planned(mine)
+    _, cells, kept, places = module.planned([mine], ReproduceOptions(), TaskOptions(), PlaceOptions())
     messages = [module.run_on_worker(cell, kept, places) for cell in cells]  # finished cells only report their result
     assert sum("% in" in line for line in messages) == 2
     assert sum("failed, task 'mnist' needs its files" in line for line in messages) == 1
@@ -304,11 +303,11 @@ def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
     assert all(len(keys[key]) >= 9 for key in fpt if "table17" in keys[key])  # shared, so that it runs once
 
 
-def published(name, by_column=False):
-    recipe = load_recipe(name, "smoke")
-    outer, inner = (recipe.columns, recipe.rows) if by_column else (recipe.rows, recipe.columns)
-    found = {((s.column, s.row) if by_column else (s.row, s.column)): s.published for s in recipe.spots}
-    return {a: [found[a, b] for b in inner] for a in outer}
+def published(name):
+    found = {}
+    for spot in all_spots(name, "smoke"):
+        found.setdefault(spot["row"], []).append(spot["published"])
+    return found
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason="the paper's numbers are not at hand")
@@ -331,7 +330,7 @@ def test_every_number_is_the_papers():
     assert [row[0] for row in published("table14").values()] == list(paper["table14"].values())
     assert published("table17") == {task: paper["table17"][task] for task in ("listops", "cifar10")}
     for task, row in paper["table10"].items():
-        ours = {s.row: s.published for s in load_recipe("table10", "smoke").spots if s.column == task}
+        ours = {s["row"]: s["published"] for s in all_spots("table10", "smoke") if s["column"] == task}
         assert (ours["output only"], ours["FPT"], ours["Full"]) == (row["output_only"], row["FPT"], row["full"])
         assert ours["speedup per epoch after the first"] == "{} to {}".format(*row["speedup_per_epoch_after_the_first"])
 
@@ -369,11 +368,10 @@ def test_names_that_do_not_exist_are_refused():
 
 def test_an_override_replaces_settings_of_the_scale_only():
     given = {"backbone": "bert-base-uncased"}
-    cells = [s.cells[0][0] for s in load_recipe("table3", "paper", override=given).spots if s.column == "mnist"]
+    cells = load_recipe("table3", "paper", override=given, only=["mnist"], seeds=1).cells
     assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star"]
-    assert [
-        cell.settings["seed"] for cell in load_recipe("table9", "smoke", seeds=3).select(["Default"]).cells[:3]
-    ] == [0, 1, 2]
+    cells = load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells
+    assert [cell.settings["seed"] for cell in cells[:3]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -388,8 +386,8 @@ def test_an_override_replaces_settings_of_the_scale_only():
     ],
 )
 def test_only_crosses_tasks_with_rows_and_columns(name, only, rows, columns):
-    found = load_recipe(name, "smoke").select(only)
-    assert (list(found.rows), list(found.columns)) == (rows, columns)
+    found = load_recipe(name, "smoke", only=only).table
+    assert ([row["name"] for row in found["rows"]], found["columns"]) == (rows, columns)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -397,8 +395,8 @@ def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
     recipe = load_recipe("headline", scale)
     assert {cell.stage for cell in recipe.cells} == {"fit"}
     assert {cell.settings["init"] for cell in recipe.cells} == {"random"}
-    raw = {spot.combine for spot in recipe.spots if spot.row == "raw input, linear" and spot.task != "homology"}
-    assert raw == {"best"}
+    raw = [spot for spot in all_spots("headline", scale) if spot["row"] == "raw input, linear"]
+    assert {spot["combine"] for spot in raw if spot["task"] != "homology"} == {"best"}
     if scale in LARGE:
         assert not any("limit" in cell.settings for cell in recipe.cells)
         assert {cell.settings["seed"] for cell in recipe.cells} == {0, 1, 2}
@@ -407,9 +405,9 @@ def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
 def test_every_claim_is_about_numbers_of_its_table():
     count = 0
     for name in recipe_names():
-        recipe = load_recipe(name, "paper")
-        places = {(spot.row, spot.column) for spot in recipe.spots}
-        for claim in recipe.claims:
+        table = load_recipe(name, "paper").table
+        places = {(row["name"], column) for row in table["rows"] for column in table["columns"]}
+        for claim in table["claims"]:
             named = {tuple(place) for place in (claim["more"], *claim.get("than", ()))} if "more" in claim else set()
             assert named <= places, (name, claim)
             assert bool(named) != bool(claim.get("unseen")), (name, claim)

@@ -575,13 +575,11 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
 
 def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
     """Return the cells that would run, with their time and disk space if a trial measured them."""
-    from reservoir_pipelines.reproduction.reproduce import load_recipes, planned_cells
+    from reservoir_pipelines.reproduction.reproduce import planned
     from reservoir_pipelines.reproduction.stages import estimate
 
     options, source = as_group(given, opt.ReproduceOptions), as_group(given, opt.TaskOptions)
-    cells, folder, places = planned_cells(
-        load_recipes(tables, options), options, source, as_group(given, opt.PlaceOptions)
-    )
+    _, cells, folder, places = planned(tables, options, source, as_group(given, opt.PlaceOptions))
     todo = [cell for cell in cells if not folder.result(cell.key)]
     costs = estimate(todo, places)
     lines = []

@@ -6,8 +6,8 @@ task also sets the task, unless the row, the column or the recipe sets another.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -42,7 +42,7 @@ OPTIONS = {stage: {item.name for kind in kinds for item in fields(kind)} for sta
 
 KEYS = {
     "recipe": "title note measure columns rows settings cell drawn claims task",
-    "row": "name note task tasks cell best at measure settings published later reason absent",
+    "row": "name task tasks cell best at measure settings published later reason absent",
     "column": "name task cell measure settings",
     "claim": "says more than by scales unseen",
 }
@@ -93,122 +93,48 @@ def groups(stage: str, settings: Mapping[str, Any]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """The place of one number in a table."""
-
-    row: str
-    column: str
-    task: str | None
-    measure: str  # a key of `MEASURES`
-    cells: tuple[tuple[Cell, ...], ...] = ()  # for each seed, the cells that the number is made of
-    combine: str = ""  # "best": the cell with the best validation score; "ratio": the first divided by the second
-    published: float | str | None = None  # in the paper
-    later: float | None = None  # in later work
-    reason: str = ""  # why it has no cells
-
-
-@dataclass(frozen=True)
 class Recipe:
-    """A table or a figure at one scale."""
+    """A table or a figure at one scale.
 
-    name: str
-    title: str
-    scale: str
-    columns: tuple[str, ...]
-    rows: tuple[str, ...]
-    spots: tuple[Spot, ...]
-    note: str = ""
-    drawn: str = ""
-    notes: Mapping[str, str] = field(default_factory=dict)
-    claims: tuple[Mapping[str, Any], ...] = ()
+    ``table`` has JSON values without the table's numbers, as `ReproductionFolder.save_table` takes them. A cell comes
+    after those that it needs.
+    """
 
-    @property
-    def cells(self) -> list[Cell]:
-        """Every cell, once; a cell comes after those that it needs."""
-        found: dict[str, Cell] = {}
-        for spot in self.spots:
-            for cell in (cell for seed in spot.cells for cell in seed):
-                found |= {need.key: need for need in cell.needs} | {cell.key: cell}
-        return list(found.values())
+    table: dict[str, Any]
+    cells: list[Cell]
 
-    def select(self, only: Sequence[str]) -> "Recipe":
-        """Return the part with some tasks, rows and columns: ``["mnist", "FPT"]`` is the row FPT on the task mnist.
 
-        The part is empty if the recipe has none of the tasks, or none of the other names.
-        """
-        names, known = {name.strip() for name in only}, set(_read(_shipped() / "cells.toml", "cells")["tasks"])
-        rows, columns, tasks = names & {*self.rows}, names & {*self.columns}, names & {s.task or "" for s in self.spots}
-        missing = any(kind and not kind & (rows | columns | tasks) for kind in (names & known, names - known))
-        spots = tuple(
-            spot
-            for spot in (() if missing else self.spots)
-            if (not rows or spot.row in rows)
-            and (not columns or spot.column in columns)
-            and (not tasks or spot.task in tasks)
-        )
-        left_rows, left_columns = {spot.row for spot in spots}, {spot.column for spot in spots}
-        return replace(
-            self,
-            rows=tuple(name for name in self.rows if name in left_rows),
-            columns=tuple(name for name in self.columns if name in left_columns),
-            spots=spots,
-        )
-
-    def table(self) -> dict[str, Any]:
-        """Return the table as JSON values, without its numbers; a claim that needs another scale says so."""
-        kept = ("measure", "combine", "published", "later", "reason")
-        places = {
-            (spot.row, spot.column): {name: getattr(spot, name) for name in kept}
-            | {"cells": [[cell.key for cell in cells] for cells in spot.cells]}
-            for spot in self.spots
-        }
-        claims = []
-        for claim in self.claims:
-            about = (claim["more"], *claim.get("than", ())) if "more" in claim else ()
-            if {(row, column) for row, column in about} <= places.keys():
-                seen = self.scale in claim.get("scales", SCALES)
-                claims.append(dict(claim) if seen else {"says": claim["says"], "unseen": f"at {self.scale} scale"})
-        rows = [
-            {
-                "name": row,
-                "note": self.notes.get(row, ""),
-                "spots": [places.get((row, column)) for column in self.columns],
-            }
-            for row in self.rows
-        ]
-        units = dict.fromkeys(unit for spot in self.spots if (unit := MEASURES[spot.measure]))
-        texts = {name: getattr(self, name) for name in ("name", "title", "scale", "note", "drawn")}
-        texts |= {"unit": "; ".join(units), "keys": [cell.key for cell in self.cells]}
-        return texts | {"columns": list(self.columns), "rows": rows, "claims": claims}
+RECIPES = files("reservoir_pipelines") / "recipes"
 
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes of the package: tables first, then the others."""
-    names = [path.name.removesuffix(".toml") for path in _shipped().iterdir() if path.name.endswith(".toml")]
+    names = [path.name.removesuffix(".toml") for path in RECIPES.iterdir() if path.name.endswith(".toml")]
     return sorted((n for n in names if n != "cells"), key=lambda n: (n[0] != "t", len(n), n))
 
 
 def load_recipe(
-    name: str, scale: str, *, seeds: int | None = None, override: Mapping[str, Any] | None = None
+    name: str,
+    scale: str,
+    *,
+    seeds: int | None = None,
+    override: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
 ) -> Recipe:
     """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
 
     ``seeds`` is the number of seeds, from 0; the scale has a default. The settings of ``override`` replace those of the
-    scale; settings of a row or a column take precedence. `InputError` names what does not exist.
+    scale; settings of a row or a column take precedence. ``only`` selects tasks, rows and columns: ``["mnist", "FPT"]``
+    is the row FPT on the task mnist; a recipe without such a task, or without any of the other names, becomes empty.
+    `InputError` names what does not exist.
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
         choices = f"the recipes are {', '.join(known)}, or the path of a .toml file"
         raise InputError(f"no recipe {name!r}: {choices}{nearest(name, known)}")
-    if scale not in SCALES:
-        raise InputError(f"--scale {scale}: choose among {', '.join(SCALES)}")
-    table = _read(path or _shipped() / f"{name}.toml", name)
-    shared = _read(_shipped() / "cells.toml", "cells")
-    return _Builder(f"recipe {name}", scale, table, shared, override or {}).build(path.stem if path else name, seeds)
-
-
-def _shipped() -> Any:
-    return files("reservoir_pipelines") / "recipes"
+    table, shared = _read(path or RECIPES / f"{name}.toml", name), _read(RECIPES / "cells.toml", "cells")
+    builder = _Builder(f"recipe {name}", scale, table, shared, override or {})
+    return builder.build(path.stem if path else name, seeds, {each.strip() for each in only})
 
 
 def _read(path: Any, name: str) -> dict[str, Any]:
@@ -227,8 +153,9 @@ class _Builder:
     table: dict[str, Any]
     shared: dict[str, Any]
     override: Mapping[str, Any]
+    cells: dict[str, Cell] = field(default_factory=dict)
 
-    def build(self, name: str, seeds: int | None) -> Recipe:
+    def build(self, name: str, seeds: int | None, only: set[str]) -> Recipe:
         self._check_keys("recipe", self.table, "it has")
         for key in ("title", "rows", "columns"):
             if not self.table.get(key):
@@ -239,22 +166,48 @@ class _Builder:
         named = self.table["columns"]
         columns = [self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
-        claims = self.table.get("claims", [])
-        for claim in claims:
+        numbers = range(seeds or self._of_scale("seeds"))
+        spots = self._selected([spot for row in rows for spot in self._spots(row, columns, numbers)], only)
+        places = {(spot["row"], spot["column"]): spot for spot in spots}
+        shown = [c["name"] for c in columns if any(c["name"] == column for _, column in places)]
+        used = {key for spot in spots for keys in spot["cells"] for key in keys}
+        used |= {need.key for key in used for need in self.cells[key].needs}
+        table = {
+            "name": name,
+            "title": self.table["title"],
+            "scale": self.scale,
+            "note": self.table.get("note", ""),
+            "drawn": self.table.get("drawn", ""),
+            "unit": "; ".join(dict.fromkeys(unit for spot in spots if (unit := MEASURES[spot["measure"]]))),
+            "keys": [key for key in self.cells if key in used],
+            "columns": shown,
+            "rows": [
+                {"name": row, "spots": [places.get((row, column)) for column in shown]}
+                for row in dict.fromkeys(row for row, _ in places)
+            ],
+            "claims": self._claims(places),
+        }
+        return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
+
+    def _claims(self, places: Container[tuple[str, str]]) -> list[dict[str, Any]]:
+        """Return the claims about these places; one that needs another scale says so."""
+        claims = []
+        for claim in self.table.get("claims", []):
             self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
-        count = seeds or self._of_scale("seeds")
-        return Recipe(
-            name=name,
-            title=self.table["title"],
-            scale=self.scale,
-            columns=tuple(column["name"] for column in columns),
-            rows=tuple(row["name"] for row in rows),
-            spots=tuple(spot for row in rows for spot in self._spots(row, columns, range(count))),
-            note=self.table.get("note", ""),
-            drawn=self.table.get("drawn", ""),
-            notes={row["name"]: row["note"] for row in rows if row.get("note")},
-            claims=tuple(claims),
-        )
+            about = (claim["more"], *claim.get("than", ())) if "more" in claim else ()
+            if all((row, column) in places for row, column in about):
+                seen = self.scale in claim.get("scales", SCALES)
+                claims.append(claim if seen else {"says": claim["says"], "unseen": f"at {self.scale} scale"})
+        return claims
+
+    def _selected(self, spots: list[dict[str, Any]], only: set[str]) -> list[dict[str, Any]]:
+        """Return the places with the tasks, rows and columns that ``only`` names: all of a kind if it names none."""
+        tasks = {*self.shared["tasks"]}
+        chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
+        found = set[str]().union(*chosen.values())
+        if any(names and not names & found for names in (only & tasks, only - tasks)):
+            return []
+        return [spot for spot in spots if all(not named or spot[kind] in named for kind, named in chosen.items())]
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:
         """Return a row or a column as a table; a text is its name."""
@@ -270,7 +223,12 @@ class _Builder:
         for key in entry.keys() - known:
             raise InputError(f"{self.where}: {has} {key!r}; the keys are {', '.join(sorted(known))}")
 
-    def _spots(self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range) -> Iterator[Spot]:
+    def _spots(self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range) -> Iterator[dict[str, Any]]:
+        """Yield the places of the numbers of a row, as `ReproductionFolder.fill` takes them.
+
+        ``cells`` has the keys of the cells of each seed that the number is made of. ``combine`` is "best" for the cell
+        with the best validation score, "ratio" for the first divided by the second. Without cells, ``reason`` is why.
+        """
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
             raise InputError(f"{self.where}: row {row['name']!r} has {len(published)} published numbers")
@@ -289,19 +247,22 @@ class _Builder:
                 reason = reason or row.get("absent", {}).get(name, "")
             tasks = (each["name"] for each in (row, column) if each["name"] in self.shared["tasks"])
             task = row.get("task") or column.get("task") or next(tasks, None) or self.table.get("task")
-            yield Spot(
-                row=row["name"],
-                column=name,
-                task=task,
-                measure=measure,
-                cells=() if reason else tuple(tuple(self._cell(n, row, column, task, s) for n in names) for s in seeds),
-                combine=combine if names else "",
-                published=None if number == "" else number,
-                later=row.get("later", {}).get(name),
-                reason=reason,
-            )
+            yield {
+                "row": row["name"],
+                "column": name,
+                "task": task,
+                "measure": measure,
+                "cells": []
+                if reason
+                else [[self._cell(n, row, column, task, seed).key for n in names] for seed in seeds],
+                "combine": combine if names else "",
+                "published": None if number == "" else number,
+                "later": row.get("later", {}).get(name),
+                "reason": reason,
+            }
 
     def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], task: str | None, seed: int) -> Cell:
+        """Return a cell by its name in ``cells.toml``, after those that it needs; equal cells are one."""
         named = self.shared["cells"].get(name)
         if named is None:
             raise InputError(f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}")
@@ -319,7 +280,8 @@ class _Builder:
             if isinstance(value, str) and value.startswith(CELL):
                 settings[key] = self._cell(value.removeprefix(CELL), {}, {}, task, seed)
         run_on_rows = stage in ("fit", "train", "attention")
-        return Cell(stage, task if run_on_rows else None, {k: v for k, v in settings.items() if v != ""})
+        cell = Cell(stage, task if run_on_rows else None, {k: v for k, v in settings.items() if v != ""})
+        return self.cells.setdefault(cell.key, cell)
 
     def _of_scale(self, part: str) -> Any:
         """Return the part of ``cells.toml`` for this scale, or for the first scale in `SCALES` that it has."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from reservoir_cache import path_below
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import Record, notify, silenced
@@ -59,19 +59,18 @@ def reproduce(
 ) -> Reproduction:
     """Run the cells of recipes that have not finished yet, and fill their tables."""
     started = time.monotonic()
-    recipes = load_recipes(names, options)
-    cells, folder, places = planned_cells(recipes, options, source, place)
+    recipes, cells, folder, places = planned(names, options, source, place)
     todo = [cell for cell in cells if not folder.result(cell.key)]
     ran = 0
     if confirm is None or confirm(todo, places):
         folder.create()
         for recipe in recipes:  # before the cells run, so that `report` shows what has finished at any time
-            folder.save_table(recipe.table())
+            folder.save_table(recipe.table)
         _run(todo, folder, places, cluster)
         ran = sum(folder.result(cell.key) is not None for cell in todo)
     return Reproduction(
         folder=folder.path,
-        tables=tuple(folder.fill(recipe.table()) for recipe in recipes),
+        tables=tuple(folder.fill(recipe.table) for recipe in recipes),
         ran=ran,
         reused=len(cells) - len(todo),
         failed={cell.key: reason for cell in todo if (reason := folder.failure(cell.key))},
@@ -79,26 +78,21 @@ def reproduce(
     )
 
 
-def load_recipes(names: Sequence[str], options: ReproduceOptions) -> list[Recipe]:
-    """Return recipes by name. Without names, return all recipes that contain what ``only`` selects."""
-    only = options.only.split(",") if isinstance(options.only, str) else list(options.only or ())
-    given: dict[str, Any] = {"seeds": options.seeds, "override": options.override}
-    selected = [load_recipe(name, options.scale, **given).select(only) for name in names or recipe_names()]
-    for part in selected:
-        if names and not part.spots:
-            raise InputError(f"--only {','.join(only)}: {part.name} has no such task, row or column")
-    if not any(part.spots for part in selected):
-        raise InputError(f"--only {','.join(only)}: no recipe has such a task, row or column")
-    return [part for part in selected if part.spots]
+def planned(
+    names: Sequence[str], options: ReproduceOptions, source: TaskOptions, place: PlaceOptions
+) -> tuple[list[Recipe], list[Cell], ReproductionFolder, dict[str, Any]]:
+    """Return recipes, their cells, the folder of the results, and cache, data folder and device, if they are given.
 
-
-def planned_cells(
-    recipes: Sequence[Recipe], options: ReproduceOptions, source: TaskOptions, place: PlaceOptions
-) -> tuple[list[Cell], ReproductionFolder, dict[str, Any]]:
-    """Return the cells of recipes, the folder of their results, and cache, data folder and device, if they are given.
-
-    Paths are absolute, so that the commands of the cells work in any folder.
+    Without names, return all recipes that contain what ``only`` selects. Paths are absolute, so that the commands of
+    the cells work in any folder.
     """
+    only = options.only.split(",") if isinstance(options.only, str) else list(options.only or ())
+    given: dict[str, Any] = {"seeds": options.seeds, "override": options.override, "only": only}
+    loaded = [load_recipe(name, options.scale, **given) for name in names or recipe_names()]
+    recipes = [recipe for recipe in loaded if recipe.table["rows"]]
+    if len(recipes) < len(loaded) and (names or not recipes):
+        empty = next(recipe.table["name"] for recipe in loaded if recipe not in recipes)
+        raise InputError(f"--only {','.join(only)}: {empty if names else 'no recipe'} has no such task, row or column")
     cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
     changed = "-".join(f"{name}-{value}" for name, value in sorted((options.override or {}).items()))
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
@@ -108,11 +102,12 @@ def planned_cells(
     places: dict[str, Any] = {name: path for name, path in paths.items() if path}
     if place.device != "auto":
         places["device"] = place.device
-    return list(cells.values()), ReproductionFolder(Path(folder).absolute()), places
+    return recipes, list(cells.values()), ReproductionFolder(folder.absolute()), places
 
 
 def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any], cluster: ClusterOptions) -> None:
     """Run cells in this process, in local processes, or each as a task of a dask cluster."""
+    since = time.time()
     if cluster.scheduler:
         left = {cell.key: cell for cell in cells}
         while left:  # cells that others need are submitted first
@@ -120,18 +115,16 @@ def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any
             tasks = [(cell, folder, places) for cell in ready]
             map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, done=notify)
             left = {key: cell for key, cell in left.items() if cell not in ready}
-    elif cluster.workers > 1 and len(cells) > 1:
-        run_processes(run_cells, [(cells, folder, places, number) for number in range(cluster.workers)])
-        # Cells of a worker that was killed are still to be run; those that failed are not tried a second time.
-        run_cells(cells, folder, places, retry=False)
-    else:
-        run_cells(cells, folder, places)
+        return
+    if cluster.workers > 1 and len(cells) > 1:
+        run_processes(run_cells, [(cells, folder, places, since, number) for number in range(cluster.workers)])
+    run_cells(cells, folder, places, since)  # also those of a worker that was killed
 
 
 def run_on_worker(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any]) -> str:
     """Run a cell in a dask worker and return the message about it."""
     with _one_cell, silenced():
-        run_cells([cell], folder, places)
+        run_cells([cell], folder, places, time.time())
     return _message(cell, folder)
 
 
@@ -139,22 +132,21 @@ def run_cells(
     cells: Sequence[Cell],
     folder: ReproductionFolder,
     places: Mapping[str, Any],
+    since: float,
     process: int | None = None,
-    *,
-    retry: bool = True,
 ) -> None:
     """Run the cells that have not finished and that no other process is running.
 
     After that, wait for the cells of other processes, and run them here if such a process dies. A cell comes after
-    those that it needs. Local processes are numbered; with several GPUs, each ``process`` uses a different one.
-    With ``retry``, cells that failed before this call are tried again.
+    those that it needs. A cell that failed before the time ``since`` is tried again. Local processes are numbered; with
+    several GPUs, each ``process`` uses a different one.
     """
     if process is not None and "device" not in places:
         import torch
 
         if (gpus := torch.cuda.device_count()) > 1:
             places = {**places, "device": f"cuda:{process % gpus}"}
-    since, left = time.time() if retry else 0.0, dict(enumerate(cells, 1))
+    left = dict(enumerate(cells, 1))
 
     def has_ended(cell: Cell) -> bool:
         return folder.result(cell.key) is not None or folder.failed_since(cell.key, since)
@@ -189,11 +181,10 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
     try:
         with redirect_stderr(notes):
             result = run_cell(cell, folder.work, folders, places)
-    except (InputError, CacheError, DivergedError) as error:
-        folder.save_failure(cell.key, {**cell.to_dict(), "reason": str(error)})
-    except (OSError, RuntimeError, ValueError, MemoryError, ImportError) as error:
-        text = str(error).strip().partition("\n")[0]
-        folder.save_failure(cell.key, {**cell.to_dict(), "reason": f"{type(error).__name__}: {text}"})
+    except (OSError, RuntimeError, ValueError, MemoryError, ImportError, DivergedError) as error:
+        ours = isinstance(error, InputError | CacheError | DivergedError)
+        reason = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
+        folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
     else:
         seconds, cpu = round(time.monotonic() - started, 1), round(time.process_time() - processor, 1)
         times = {"seconds": seconds, "cpu_seconds": cpu, "notes": notes.getvalue().splitlines()}

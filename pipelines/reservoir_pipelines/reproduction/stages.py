@@ -37,16 +37,17 @@ def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mappi
     """Run a cell and return its result; ``folders`` are those of the cells that it needs, by their keys."""
     refuse_links(folder / cell.key)
     settings = {n: folders[v.key] if isinstance(v, Cell) else v for n, v in cell.settings.items()}
-    found = _RUNNERS[cell.stage](cell.task or "", {**settings, **places}, folder / cell.key)
+    run = _RUNNERS[cell.stage]
+    commands, made, size, values = run(cell.task or "", {**settings, **places}, folder / cell.key)
     made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
-    return found | {"made_with": made_with}
+    return {"commands": commands, "folder": str(made), "bytes": size, "values": values, "made_with": made_with}
 
 
-def _finished(commands: list[str], folder: object, size: int, values: dict[str, Any]) -> dict[str, Any]:
-    return {"commands": commands, "folder": str(folder), "bytes": size, "values": values}
+Ran = tuple[list[str], Path, int, dict[str, Any]]
+"""What a cell did: the commands that do it again, the folder or file of the result, its bytes, and its values."""
 
 
-def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
+def _fit(task: str, settings: dict[str, Any], _: Path) -> Ran:
     asked, of_fit = as_group(settings, opt.ExtractOptions), as_group(settings, opt.FitOptions)
     place = as_group(settings, opt.PlaceOptions)
     with untracked():
@@ -61,19 +62,19 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
         "passes": features.computed_rows,
         "cost": done.seconds + (0 if raw_alone else features.seconds),
     }
-    return _finished(commands, done.saved.parent, 0 if raw_alone else features.bytes, values)
+    return commands, done.saved.parent, 0 if raw_alone else features.bytes, values
 
 
-def _train(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
+def _train(task: str, settings: dict[str, Any], _: Path) -> Ran:
     given = groups("train", settings)
     done, recipe = train(task, *given), as_group(settings, opt.TrainOptions)
     cost = sum(run["seconds"] for run in done.swept) or done.seconds
     passes = done.steps * recipe.batch * recipe.accumulate * max(1, len(done.swept))
     values = train_values(done) | {"cost": cost, "passes": passes}
-    return _finished([typed("train", [task], *given)], done.run, folder_bytes(done.path), values)
+    return [typed("train", [task], *given)], done.path, folder_bytes(done.path), values
 
 
-def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
+def _attention(task: str, settings: dict[str, Any], place: Path) -> Ran:
     plot = place.with_suffix(".png")
     given = groups("attention", settings | {"out": plot})
     done = attention(task, *given)
@@ -91,10 +92,10 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, An
         "lines": {str(back): what for back, what in done.diagonals.items()},
     }
     size = sum(path.stat().st_size for path in (plot, done.arrays) if path.exists())
-    return _finished([typed("attention", [task], *given)], plot, size, values)
+    return [typed("attention", [task], *given)], plot, size, values
 
 
-def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
+def _pretrain(_: str, settings: dict[str, Any], out: Path) -> Ran:
     corpus = settings.get("corpus")
     if corpus is None:
         raise InputError("this package has no text; pass --override corpus=TEXT, a file or a folder")
@@ -103,10 +104,10 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
     values = {"test_score": done.test_accuracy, "test_bits": done.test_bits, "steps": done.steps}
     values |= {"train_seconds": done.seconds, "cost": done.seconds}
     command = typed("pretrain", [corpus], shape, recipe, place, opt.OutOptions(out=out))
-    return _finished([command], out, folder_bytes(out), values)
+    return [command], out, folder_bytes(out), values
 
 
-def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
+def _backbone(_: str, settings: dict[str, Any], place: Path) -> Ran:
     name, plot = settings.pop("backbone"), place.with_suffix(".png")
     settings.pop("device", None)  # `card` has no device
     model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
@@ -115,10 +116,10 @@ def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     values = {name: done[name] for name in ("width", "heads", "weight_deviation", "bias_deviation", "deviations")}
     values |= {"blocks": done["depth"], "parameters": done["whole"]}
     command = typed("backbone", [name], model, root, out)
-    return _finished([command], plot, plot.stat().st_size if plot.exists() else 0, values)
+    return [command], plot, plot.stat().st_size if plot.exists() else 0, values
 
 
-_RUNNERS: dict[str, Callable[[str, dict[str, Any], Path], dict[str, Any]]] = {
+_RUNNERS: dict[str, Callable[[str, dict[str, Any], Path], Ran]] = {
     "fit": _fit,
     "train": _train,
     "attention": _attention,
