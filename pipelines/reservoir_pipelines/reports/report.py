@@ -1,11 +1,10 @@
 """The stage ``report``: one self-contained HTML page of reproductions, fits and trainings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.views import fit_part, run_part
 from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
-
-HERE = files("reservoir_pipelines") / "reports"
 
 MOST = 12  # largest number of fits on the page; the latest are shown
 
@@ -39,7 +36,7 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     if not parts:
         raise InputError(f"{root}: nothing to report yet; run reservoir fit TASK or reservoir reproduce TABLE first")
     out = result.out or root / ("report.md" if markdown else "report.html")
-    text = _tables(parts) if markdown else _page(parts)
+    text = _render(parts, "tables.md.j2", _on_one_line) if markdown else _render(parts, "page.html", _visible)
     with writing(out):
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))
     return Report(page=out, parts=len(parts), bytes=len(text.encode()))
@@ -77,33 +74,22 @@ def _part(path: Path, number: int) -> dict[str, Any]:
     raise InputError(f"{path}: not a finished folder of reproduce, fit or train; name one")
 
 
-def _tables(parts: Sequence[dict[str, Any]]) -> str:
-    """Return the tables as Markdown, with the paper's numbers in brackets."""
-    from jinja2 import Environment
+def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[Any], Any]) -> str:
+    """Return the page by its template; jinja escapes markup if the template is HTML."""
+    from jinja2 import Environment, PackageLoader, select_autoescape
 
-    def plain(value: object) -> str:
-        """Return a text on one line of a table, with markup and control characters escaped."""
-        text = printable(" ".join(str(value).split()))
-        return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-
-    environment = Environment(trim_blocks=True, finalize=plain)
-    return environment.from_string((HERE / "tables.md.j2").read_text()).render(parts=parts)
-
-
-def _page(parts: Sequence[dict[str, Any]]) -> str:
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-    def visible(value: object) -> object:
-        """Escape control characters and marks that change the direction of writing; jinja escapes markup."""
-        return value if hasattr(value, "__html__") else printable(value)
-
-    environment = Environment(autoescape=True, trim_blocks=False, finalize=visible)
+    loader = PackageLoader("reservoir_pipelines", "reports")
+    environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True, finalize=finalize)
     made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
-    return environment.from_string((HERE / "page.html").read_text()).render(
-        title="reservoir: frozen models, read out",
-        lead="What was run here, with the command behind every number. The page needs no network.",
-        style=Markup((HERE / "style.css").read_text()),
-        parts=parts,
-        footer=f"Made {made} by reservoir-features {version('reservoir-features')}.",
-    )
+    return environment.get_template(template).render(parts=parts, made=made, version=version("reservoir-features"))
+
+
+def _on_one_line(value: object) -> str:
+    """Return a text on one line of a Markdown table, with markup and control characters escaped."""
+    text = printable(" ".join(str(value).split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def _visible(value: object) -> object:
+    """Escape control characters and marks that change the direction of writing."""
+    return value if hasattr(value, "__html__") else printable(value)

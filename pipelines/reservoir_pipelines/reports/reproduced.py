@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
 
 def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a table for the page; the reasons why numbers are missing are listed below it."""
-    spots = _spots(table)
+    spots = [spot for row in table["rows"] for spot in row["spots"] if spot]
     reasons = {why: n for n, why in enumerate(dict.fromkeys(s["reason"] for s in spots if s["reason"]), start=1)}
     rows = [
         {**row, "spots": [s and _spot(s, prefix, results) | {"number": reasons.get(s["reason"])} for s in row["spots"]]}
@@ -81,10 +82,6 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
         caption += " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
     shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "pictures": _pictures(table, results)}
     return {**table, "id": prefix + table["name"], "name": _name(table["name"]), **shown}
-
-
-def _spots(table: Values) -> list[Values]:
-    return [spot for row in table["rows"] for spot in row["spots"] if spot]
 
 
 def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +130,7 @@ def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
         return []
     pictures = []
     for whose, key in (("ours", "mean"), ("the paper's", "published")):
-        bars = {row["name"]: [_number(s[key]) if s else None for s in row["spots"]] for row in table["rows"]}
+        bars = {row["name"]: [_number(s and s[key]) for s in row["spots"]] for row in table["rows"]}
         description = f"{table['title']}, {whose}, in percent"
         pictures.append(picture_of(description, _draw_bars, table["columns"], bars, f"accuracy (%), {whose}"))
     return pictures
@@ -143,19 +140,16 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return accuracy over cost, a picture for each task."""
     pictures = []
     for number, task in enumerate(table["columns"]):
-        points: dict[str, tuple[float, float] | None] = {}
-        levels: dict[str, float | None] = {}
+        rows: dict[str, tuple[float, float, float]] = {}
         for row in table["rows"]:
-            spot = row["spots"][number]
-            keys = [key for cells in (spot["cells"] if spot else []) for key in cells if key in results]
-            costs = [results[key]["values"].get("cost") for key in keys]
-            known = spot and spot["mean"] is not None and costs and None not in costs
-            points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if known else None
-            levels[row["name"]] = _number(spot["published"]) if spot else None
-        if any(points.values()):
-            listed = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
-            text = f"{task}, accuracy over cost: {listed}; dashed lines: the paper's accuracies"
-            pictures.append(_named(task, picture_of(text, _draw_costs, points, levels)))
+            spot = row["spots"][number] or {"cells": [], "mean": None, "published": None}
+            costs = [results[key]["values"].get("cost") for cells in spot["cells"] for key in cells if key in results]
+            cost = fmean(costs) if costs and None not in costs and spot["mean"] is not None else np.nan
+            rows[row["name"]] = cost, _number(spot["mean"]), _number(spot["published"])
+        known = [f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in rows.items() if cost >= 0]
+        if known:
+            text = f"{task}, accuracy over cost: {'; '.join(known)}; dashed lines: the paper's accuracies"
+            pictures.append(_named(task, picture_of(text, _draw_costs, rows)))
     return pictures
 
 
@@ -163,40 +157,33 @@ def _named(name: str, picture: Markup) -> Markup:
     return Markup("<div><h4>{}</h4>{}</div>").format(name, picture)
 
 
-def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float | None]], y: str) -> None:
-    """Draw bars of several names side by side in each group; None leaves a gap."""
+def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float]], y: str) -> None:
+    """Draw bars of several names side by side in each group; NaN leaves a gap."""
     width = 0.8 / max(1, len(bars))
-    for number, (name, values) in enumerate(bars.items()):
+    for number, (name, heights) in enumerate(bars.items()):
         places = np.arange(len(groups)) + (number + 0.5) * width - 0.4
-        heights = [np.nan if value is None else value for value in values]
         axes.bar(places, heights, 0.92 * width, color=COLOURS[number % len(COLOURS)], label=name)
     axes.set_xticks(range(len(groups)), [shorten(name) for name in groups], fontsize=8)
     style(axes, "", y)
 
 
-def _draw_costs(
-    axes: Axes, points: Mapping[str, tuple[float, float] | None], levels: Mapping[str, float | None]
-) -> None:
-    """Draw test accuracy in percent over seconds, a dot for each name, and a dashed line at the paper's level, if any.
+def _draw_costs(axes: Axes, rows: Mapping[str, tuple[float, float, float]]) -> None:
+    """Draw the test accuracy in percent over the seconds of each row, and a dashed line at the paper's accuracy.
 
-    A name without a point keeps its colour.
+    A row whose cost or paper's accuracy is NaN keeps its colour.
     """
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
-    for number, (name, point) in enumerate(points.items()):
-        if point:
-            axes.plot(*point, "o", color=COLOURS[number % len(COLOURS)], label=name, markersize=7)
-        if (level := levels[name]) is not None:
-            axes.axhline(level, color=COLOURS[number % len(COLOURS)], linestyle="--", linewidth=1)
+    for number, (name, (cost, mean, published)) in enumerate(rows.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        if cost >= 0:
+            axes.plot(cost, mean, "o", color=colour, label=name, markersize=7)
+        if published >= 0:
+            axes.axhline(published, color=colour, linestyle="--", linewidth=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     style(axes, "seconds", "test accuracy (%)")
-
-
-def _needs(result: Values) -> list[str]:
-    """Return the keys of the cells whose folders a cell reads."""
-    return [str(v).removeprefix(CELL) for v in result["settings"].values() if str(v).startswith(CELL)]
 
 
 def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -211,9 +198,9 @@ def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         ("made with", _versions(result["made_with"])),
         *[("note", note) for note in result["notes"][:6] if not PROGRESS.search(note)],
     ]
-    corpora = [results[need]["settings"].get("corpus") for need in _needs(result) if need in results]
-    depth = f"depth {settings['depth']}" if settings.get("depth") else ""
-    backbone = f"backbone of {corpora[0]}" if corpora and corpora[0] else settings.get("backbone")
+    backbone, depth = str(settings.get("backbone", "")), f"depth {settings['depth']}" if settings.get("depth") else ""
+    if made := results.get(backbone.removeprefix(CELL)):
+        backbone = f"backbone of {made['settings'].get('corpus')}"
     shape = [backbone, depth, settings.get("init"), settings.get("train")]
     words = [result["stage"], result["task"], settings.get("corpus"), *shape, settings.get("columns")]
     return {
@@ -235,5 +222,5 @@ def _name(name: str) -> str:
     return f"{found[1].capitalize()} {found[2]}" if found else name
 
 
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) else None
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else np.nan
