@@ -98,12 +98,9 @@ def is_share(metric: str) -> bool:
 
 def size_text(size: int) -> str:
     """Return a number of bytes as text: ``72.4 MB``."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    from rich.filesize import decimal
+
+    return decimal(size)
 
 
 def time_text(seconds: float) -> str:

@@ -125,26 +125,11 @@ JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
 @dataclass(frozen=True, kw_only=True)
 class ReservoirTrial(Record):
-    """A candidate that was tried, with its best columns and how they predict held-out rows.
+    """A candidate that was tried on at most ``limit`` rows of each split, or on all, with its best columns.
 
-    Parameters
-    ----------
-    number : int
-        Number of the candidate; 0 is the default.
-    limit : int, optional
-        Rows of each split at most; None if all were used.
-    title, entry : str
-        What is special about the candidate, and its entry in the cache.
-    columns : tuple of str
-        Its best columns.
-    metric : str
-        What ``score`` is: accuracy or R².
-    score, loss, alpha : float
-        Held-out score, squared error, and the penalty that was best.
-    samples : int
-        Rows, or tokens, of train and valid that were used.
-    seconds, judging : float
-        Time in all, and the part after the columns were extracted.
+    ``number`` is 0 for the default; ``title`` says what is special about the others. ``score`` (in ``metric``), the
+    squared error ``loss`` and the best penalty ``alpha`` are those of the columns side by side on held-out ``samples``:
+    rows, or tokens, of train and valid. ``judging`` is the part of ``seconds`` after the columns were extracted.
     """
 
     number: int

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir import options as opt
-from reservoir.option_fields import as_group, seconds_of, typed
+from reservoir.option_fields import seconds_of, typed
 from reservoir.plan import RAW
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
@@ -22,25 +22,10 @@ FINALISTS = 8  # candidates that may be joined, besides the default and the raw 
 class Tuning(Record):
     """The result of `tune`.
 
-    Parameters
-    ----------
-    trials : tuple of ReservoirTrial
-        The candidates of the last round, the best first.
-    tried : int
-        Candidates that were tried, on any number of rows.
-    valid_score, default_valid_score, raw_valid_score : float
-        Scores of the winner, the default and the raw input on held-out rows of train and valid, by which the winner was
-        chosen; None if the raw input cannot be compared.
-    metric : {"accuracy", "R²"}
-        The metric of the scores.
-    fit : Fit
-        The winner, fitted to train and valid, with the one score on test.
-    commands : tuple of str
-        Commands that make the same entries and the same readout.
-    folder : Path
-        Folder of the trials, from which another call continues.
-    seconds : float
-        Wall time of this call.
+    ``trials`` are the candidates of the last round, the best first; ``tried`` counts all. By ``valid_score``, its score
+    on held-out rows of train and valid, the winner was chosen over the default and the raw input, whose score is None
+    if it cannot be compared. ``fit`` is the winner fitted to train and valid, with the one score on test. The
+    ``commands`` make the same entries and readout; another call continues from the trials in ``folder``.
     """
 
     trials: tuple[ReservoirTrial, ...]
@@ -100,7 +85,6 @@ def tune(
     prefixes = {number: f"{place}:" if len(numbers) > 1 else "" for place, number in enumerate(numbers, start=1)}
     names = [prefixes.get(number, "") + column for number in chosen for column in columns[number]]
     fitting = opt.FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1", out=result.out)
-    device, where = as_group(place, opt.DeviceOptions), as_group(place, opt.CacheOptions)
     keys = [entry.store.entry.key[:16] for entry in entries]
     extracting = [typed("extract", [task], data.options_of(number, limit)) for number in numbers]
     return Tuning(
@@ -110,8 +94,8 @@ def tune(
         default_valid_score=default.score,
         raw_valid_score=judge([kernels[RAW_NUMBER]]).score if RAW_NUMBER in kernels else None,
         metric=default.metric,
-        fit=fit([entry.entry for entry in entries], fitting, device),
-        commands=(*extracting, typed("fit", keys, fitting, device, where)),
+        fit=fit([entry.entry for entry in entries], fitting, place),
+        commands=(*extracting, typed("fit", keys, fitting, place)),
         folder=data.folder,
         seconds=round(clock() - started, 3),
     )
