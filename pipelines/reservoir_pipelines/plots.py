@@ -167,8 +167,8 @@ def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float 
     return np.array(found, float).reshape(-1, 2)
 
 
-def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:
-    """Draw (step, value) of every step, smoothed over a hundredth of them, and of every validation."""
+def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str, best: int | None = None) -> None:
+    """Draw (step, value) of every step, smoothed over a hundredth of them, and of every validation; mark a step."""
     if len(train):
         width = max(1, len(train) // 100)
         smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
@@ -176,6 +176,9 @@ def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:
         axes.plot(train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train")
     if len(valid):
         axes.plot(*valid.T, "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
+    if best is not None:
+        axes.axvline(best, color=INK, linestyle="--", linewidth=1, label="best")
+    style(axes, "step", y)
 
 
 @picture
@@ -186,33 +189,27 @@ def plot_training(
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     figure = figure_of(10, 4, title)
-    losses, scores = figure.subplots(1, 2)
+    panels = figure.subplots(1, 2)
     factor, unit = in_unit(metric)
-    draw_course(losses, curve_points(history, "loss"), curve_points(history, "valid_loss"))
-    draw_course(scores, curve_points(history, "accuracy", factor), curve_points(history, "valid_score", factor))
-    _scale_losses(losses)
-    for axes, name in ((losses, "loss"), (scores, unit)):
-        if best_step is not None:
-            axes.axvline(best_step, color=INK, linestyle="--", linewidth=1, label="best")
+    losses = [curve_points(history, name) for name in ("loss", "valid_loss")]
+    scores = [curve_points(history, name, factor) for name in ("accuracy", "valid_score")]
+    for axes, (train, valid), name in zip(panels, (losses, scores), ("loss", unit), strict=True):
+        draw_course(axes, train, valid, name, best_step)
         axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
         axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        style(axes, "step", name)
+    _scale_losses(panels[0], np.concatenate(losses)[:, 1])
     save(figure, path)
 
 
-def _scale_losses(axes: Axes) -> None:
-    """Make the loss axis logarithmic if all losses are positive, with at least three plain numbers as labels."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+def _scale_losses(axes: Axes, losses: np.ndarray) -> None:
+    """Make the loss axis logarithmic if all losses are positive, with plain numbers as labels."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    losses = np.concatenate([line.get_ydata() for line in axes.lines] or [[]])
     if not len(losses) or losses.min() <= 0:
         return
     axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    locator = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
-    labelled = [tick for tick in locator.tick_values(low, high) if low <= tick <= high]
-    axes.yaxis.set_major_locator(locator if len(labelled) >= 3 else MaxNLocator(5))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if losses.max() < 1000 * losses.min() else (1,)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
@@ -224,10 +221,9 @@ def plot_pretraining(
     """Draw training and validation loss over the steps, with the lowest possible loss."""
     figure = figure_of(7, 4, title)
     axes = figure.subplots()
-    draw_course(axes, curve_points(history, "bits"), curve_points(history, "valid_bits"))
     if entropy is not None:
         axes.axhline(entropy, color=INK, linestyle="--", linewidth=1, label="lowest possible")
-    style(axes, "step", f"bits per {unit}")
+    draw_course(axes, curve_points(history, "bits"), curve_points(history, "valid_bits"), f"bits per {unit}")
     save(figure, path)
 
 

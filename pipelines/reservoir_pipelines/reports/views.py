@@ -30,8 +30,8 @@ Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
 
 
-def fit_values(found: Values, title: str, sweep: Values) -> dict[str, Any]:
-    """Return the shown values of a fit, from its summary, the title of the chosen readout, and the sweep."""
+def fit_values(found: Values, results: Path) -> dict[str, Any]:
+    """Return the shown values of a fit, from its summary and the table of its readouts."""
     best, evaluation = found["best"], found["evaluation"]
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
@@ -40,13 +40,13 @@ def fit_values(found: Values, title: str, sweep: Values) -> dict[str, Any]:
         "layers": found.get("layers", {}),
         "curve": found["curve"],
         "raw_score": found["raw"]["test_score"] if found["raw"] else None,
-        "readout": f"{title}, {best['readout']} {best['alpha'] or 0:.3g}",
+        "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
         "tried": found["tried"],
-        "sweep": sweep,
+        "sweep": _read_sweep(results),
     }
 
 
-def read_sweep(results: Path) -> dict[str, Any]:
+def _read_sweep(results: Path) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the place of the best."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -81,22 +81,21 @@ def train_values(done: Training) -> dict[str, Any]:
     }
 
 
-def _thinned(history: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
     """Return at most `MOST_POINTS` points of a curve, each the mean over its stretch."""
-    points = [(line["step"], line[name]) for line in history if line.get(name) is not None]
-    if len(points) <= MOST_POINTS:
-        return points
-    parts = np.array_split(np.array(points, float), MOST_POINTS)
-    return [(int(part[-1, 0]), round(float(part[:, 1].mean()), 5)) for part in parts]
+    points = plots.curve_points(history, name)
+    parts = np.array_split(points, min(len(points), MOST_POINTS)) if len(points) else []
+    return [[float(part[-1, 0]), round(float(part[:, 1].mean()), 5)] for part in parts]
 
 
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit."""
     try:
-        found, sweep = read_checked(path / SUMMARY), read_sweep(path / "results.csv")
+        found = read_checked(path / SUMMARY)
+        values = fit_values(found, path / "results.csv")
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: damaged ({error}); run reservoir fit again") from error
-    values, entry, chosen_by = fit_values(found, found["title"], sweep), Path(found["entry"]), found["best"]["metric"]
+    entry, chosen_by = Path(found["entry"]), found["best"]["metric"]
     facts = [("entry", entry), *facts_of("fit", values)]
     for name, value in found["evaluation"].items():  # all metrics, first the one by which the readout was chosen
         if isinstance(value, int | float) and name != chosen_by:
@@ -182,8 +181,8 @@ def pictures_of(stage: str, values: Values) -> list[Markup]:
         none, steps = np.zeros((0, 2)), f"over {values['steps']:,} steps"
         validations = f"validation {values['metric']} {steps}"
         return [
-            picture_of(f"training loss {steps}", _draw_course, losses, none, "loss"),
-            picture_of(validations, _draw_course, none, scores * (1, factor), unit),
+            picture_of(f"training loss {steps}", plots.draw_course, losses, none, "loss"),
+            picture_of(validations, plots.draw_course, none, scores * (1, factor), unit),
         ]
     if stage == "attention":
         shown = np.array(values["map"], float)
@@ -228,11 +227,6 @@ def _fit_pictures(values: Values) -> list[Markup]:
         listed = "; ".join(f"{n} labels of {100 * p:.0f}%: {100 * right:.0f}% right" for n, p, right in bins)
         pictures.append(picture_of(f"calibration on the test rows: {listed}", _draw_calibration, bins))
     return pictures
-
-
-def _draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str) -> None:
-    plots.draw_course(axes, train, valid)
-    style(axes, "step", y)
 
 
 def _draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:

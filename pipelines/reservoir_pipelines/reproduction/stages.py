@@ -24,7 +24,7 @@ from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.pretraining.pretrain import pretrain
-from reservoir_pipelines.reports.views import fit_values, read_sweep, train_values
+from reservoir_pipelines.reports.views import fit_values, train_values
 from reservoir_pipelines.reproduction.recipe import Cell, groups
 from reservoir_pipelines.training.train import train
 
@@ -55,7 +55,7 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> Ran:
     done = fit(features, of_fit, place)
     raw_alone = done.best.columns == ("raw",)
     commands = [typed("extract", [task], asked), typed("fit", [features.store.entry.key[:16]], of_fit, place)]
-    values = fit_values(done.to_dict(), done.best.title, read_sweep(done.results)) | {
+    values = fit_values(done.to_dict() | {"title": done.best.title}, done.results) | {
         "fit_seconds": done.seconds,
         "extract_seconds": features.seconds,
         "reused": features.reused,
