@@ -57,6 +57,7 @@ def write_entry(root: Path, rows: int, width: int) -> Path:
             for block, (low, high) in enumerate(entry.blocks(split)):
                 values = draw.standard_normal((high - low, 1, width), dtype=np.float32)
                 values[:, 0, 0] += y[low:high, 0, 0]
+                writer.claim(split, block, ["block01/mean"])
                 writer.put(split, block, {"block01/mean": values})
     return entry.path
 

@@ -175,8 +175,7 @@ def add(entry: Entry, names: list[str], blocks: range) -> None:
         for block in blocks:
             low, high = entry.layout.block(entry.spec.rows["train"], block)
             values = np.random.default_rng(block).standard_normal((high - low, 1, 1)).astype(np.float32)
-            with entry.claim("train", block):
-                writer.put("train", block, dict.fromkeys(entry.lacking("train", block, names), values))
+            writer.put("train", block, dict.fromkeys(writer.claim("train", block, names), values))
 
 
 def main() -> None:

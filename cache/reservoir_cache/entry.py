@@ -6,8 +6,7 @@ adding a shard costs the same however many there are.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -319,22 +318,6 @@ class Entry:
             finished = sum(held.keys() == columns for held in manifest.held().values()) if manifest.targets else 0
             done[split] = finished, self.block_count(split)
         return done
-
-    @contextmanager
-    def claim(self, split: str, block: int) -> Iterator[bool]:
-        """Try to claim a block for this process; yield at once whether that succeeded.
-
-        The claim ends with the context, or, if the block was given to a ``ShardWriter`` meanwhile, when it is on disk;
-        it ends with the process in any case. Then call ``lacking``: another run may have just finished the block.
-        """
-        number, locks = self.block_number(split, block), entry_locks(self.path)
-        with locks.run():
-            taken = locks.claim(number)
-            try:
-                yield taken
-            finally:
-                if taken:
-                    locks.release(number)
 
     def running(self) -> list[dict[str, Any]]:
         """Return host, pid and start of the runs at work on this entry now."""

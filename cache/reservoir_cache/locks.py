@@ -37,7 +37,7 @@ class EntryLocks:
         self._descriptor = descriptor
         self.writing = threading.Lock()  # one thread at a time writes shards
         self._guard = threading.RLock()
-        self._claims: dict[int, int] = {}
+        self._claims = set[int]()
         self._runs = 0
         self._record = -1
 
@@ -65,24 +65,14 @@ class EntryLocks:
         with self._guard:
             if number in self._claims or not self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return False
-            self._claims[number] = 1
+            self._claims.add(number)
             return True
 
-    def share(self, number: int) -> bool:
-        """Join this process's claim on a block, or claim it; returns False if another process holds it."""
-        with self._guard:
-            if number in self._claims:
-                self._claims[number] += 1
-                return True
-            return self.claim(number)
-
     def release(self, number: int) -> None:
-        """Release a claim or a share in it; the block is unlocked with the last one."""
+        """Unlock a claimed block."""
         with self._guard:
-            self._claims[number] -= 1
-            if not self._claims[number]:
-                del self._claims[number]
-                self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_UN)
+            self._claims.remove(number)
+            self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_UN)
 
     @contextmanager
     def run(self, *, whole: bool = True) -> Iterator[None]:

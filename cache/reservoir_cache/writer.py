@@ -26,19 +26,13 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
     """Write those of the columns that a block lacks as one shard; return the bytes written."""
-    number = _share(entry, split, block)
+    locks, number = entry_locks(entry.path), entry.block_number(split, block)
+    if not locks.claim(number):
+        raise CacheError(f"{entry.path}: block {block} of {split} is being written by another run; wait for it")
     try:
         return _write_encoded(entry, split, block, _encode(entry, split, block, arrays))
     finally:
-        entry_locks(entry.path).release(number)
-
-
-def _share(entry: Entry, split: str, block: int) -> int:
-    """Join this process's claim on a block and return its number; raises CacheError if another run writes it."""
-    number = entry.block_number(split, block)
-    if not entry_locks(entry.path).share(number):
-        raise CacheError(f"{entry.path}: block {block} of {split} is being written by another run; wait for it")
-    return number
+        locks.release(number)
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
@@ -102,8 +96,8 @@ class ShardWriter:
         for number in self._claimed:
             self._locks.release(number)
         self._stack.close()
-        if kind is None:
-            self._raise()
+        if kind is None and self._error:
+            raise self._error
 
     def claim(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
         """Claim a block and return the columns that it lacks; none, and no claim, if another run has the block.
@@ -116,19 +110,16 @@ class ShardWriter:
         self._claimed.add(number)
         lacking = self._entry.lacking(split, block, columns)  # another run may have just published it
         if not lacking:
-            self._claimed.remove(number)
-            self._locks.release(number)
+            self._release(number)
         return lacking
 
     def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
-        """Queue a block with the arguments of ``write_block``; the arrays must not be changed afterwards.
+        """Queue a claimed block with the arguments of ``write_block``; the arrays must not be changed afterwards.
 
         A function is called in the thread that encodes, so that the caller need not wait for a device.
         """
-        self._raise()
-        number = self._entry.block_number(split, block)
-        if number not in self._claimed:
-            self._claimed.add(_share(self._entry, split, block))
+        if self._error:
+            raise self._error
         self._queue.put((split, block, arrays))  # if this is interrupted, the claim ends with the context
 
     def _encoded(self) -> Iterator[tuple[str, int, dict[str, Encoded]]]:
@@ -152,13 +143,11 @@ class ShardWriter:
             except BaseException as error:  # raised again in the thread that puts
                 self._error = error
             finally:
-                if (number := self._entry.block_number(split, block)) in self._claimed:  # not if it was put twice
-                    self._claimed.remove(number)
-                    self._locks.release(number)
+                self._release(self._entry.block_number(split, block))
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _release(self, number: int) -> None:
+        self._claimed.remove(number)
+        self._locks.release(number)
 
 
 def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, Encoded]:

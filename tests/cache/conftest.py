@@ -3,12 +3,13 @@
 import copy
 import hashlib
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reservoir_cache import Entry, Layout, Spec, write_block, write_targets
+from reservoir_cache import Entry, Layout, ShardWriter, Spec, write_block, write_targets
 
 FIELDS = {
     "task": {"name": "toy", "max_tokens": 5},
@@ -63,6 +64,13 @@ def fill(entry, columns=tuple(SHAPES)):
     return entry
 
 
+@contextmanager
+def claim(entry, split, block):
+    """Try to claim a block as an extraction does; yield whether that succeeded."""
+    with ShardWriter(entry) as writer:
+        yield bool(writer.claim(split, block, ["not/written"]))
+
+
 def expected(entry, split, column):
     """Return what a column was made from, all rows."""
     return np.concatenate([features(entry, split, b, [column])[column] for b in range(len(entry.blocks(split)))])
@@ -82,7 +90,7 @@ def digest(folder: Path):
 def toy():
     """Return this module's functions, which test files cannot import under importlib mode."""
     made = {"spec": make_spec, "entry": make_entry, "features": features, "targets": targets, "fill": fill}
-    return SimpleNamespace(shapes=SHAPES, expected=expected, digest=digest, **made)
+    return SimpleNamespace(shapes=SHAPES, expected=expected, digest=digest, claim=claim, **made)
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
     for wrong in (tmp_path, entry.path.parent, entry.path / "train", tmp_path / "nothing"):
         with pytest.raises(CacheError, match="not an entry"):
             remove(wrong)
-    with entry.claim("train", 0), pytest.raises(CacheError, match=rf"used by process {os.getpid()} "):
+    with toy.claim(entry, "train", 0), pytest.raises(CacheError, match=rf"used by process {os.getpid()} "):
         remove(entry.path)
     remove(entry.path)
     assert not entry.path.exists()
@@ -125,7 +125,7 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
     [
         lambda entry, toy: write_targets(entry, "train", toy.targets(10)),
         lambda entry, toy: write_block(entry, "train", 0, toy.features(entry, "train", 0)),
-        lambda entry, _: entry.claim("train", 0).__enter__(),
+        lambda entry, toy: toy.claim(entry, "train", 0).__enter__(),
         lambda entry, _: ShardWriter(entry).__enter__(),
     ],
     ids=["labels", "block", "claim", "writer"],
@@ -140,7 +140,7 @@ def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_s
         [sys.executable, "-c", f"from reservoir_cache import remove; remove({str(entry.path)!r})"], check=True
     )
     if again:
-        with toy.entry(tmp_path).claim("train", 0):
+        with toy.claim(toy.entry(tmp_path), "train", 0):
             pass
         step(entry, toy)  # the same entry: the step belongs to it
         assert list_entries(tmp_path) == [entry]
@@ -212,7 +212,7 @@ def test_prunable_chooses_entries_not_used_for_long_but_none_at_work(tmp_path, t
     entries = sized(tmp_path, toy, [10] * 4)
     for entry, days in zip(entries, (40, 1, 50, 31), strict=True):
         set_used(entry, days)
-    with entries[3].claim("train", 0):
+    with toy.claim(entries[3], "train", 0):
         assert chosen(tmp_path, older=timedelta(days=30)) == [2, 0]
     assert chosen(tmp_path) == []
     assert len(list_entries(tmp_path)) == 4
@@ -305,9 +305,9 @@ def test_repair_then_a_rerun_gives_the_same_bytes(full, toy, file, damage):
     assert toy.digest(full.path) == before
 
 
-def test_what_another_run_writes_is_left_alone(full):
+def test_what_another_run_writes_is_left_alone(full, toy):
     flip(full.path / SHARDS[1], 100)
-    with full.claim("train", 1):
+    with toy.claim(full, "train", 1):
         assert repair(full) == []
     assert (full.path / SHARDS[1]).exists()
     assert len(repair(full)) == 1
@@ -331,25 +331,24 @@ def test_a_manifest_is_rebuilt_without_damaged_or_foreign_shards(full, toy, tmp_
 HOLD = """
 import sys, time
 from pathlib import Path
-from reservoir_cache import Entry
-entry = Entry.open(Path(sys.argv[1]))
-with entry.claim("train", int(sys.argv[2])) as mine:
-    print(int(mine), flush=True)
+from reservoir_cache import Entry, ShardWriter
+with ShardWriter(Entry.open(Path(sys.argv[1]))) as writer:
+    print(len(writer.claim("train", int(sys.argv[2]), ["not/written"])), flush=True)
     sys.stdin.readline()
 """
 FORK = """
 import os, sys
 from pathlib import Path
-from reservoir_cache import Entry
+from reservoir_cache import Entry, ShardWriter
 entry = Entry.open(Path(sys.argv[1]))
-with entry.claim("train", 0) as mine:
+with ShardWriter(entry) as writer:
+    mine = len(writer.claim("train", 0, ["not/written"]))
     child = os.fork()
     if child == 0:
-        with entry.claim("train", 0) as theirs, entry.claim("train", 1) as other:
-            os._exit(10 * theirs + other)
+        with ShardWriter(entry) as theirs:
+            os._exit(sum(10**block * len(theirs.claim("train", 1 - block, ["not/written"])) for block in (0, 1)))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with entry.claim("train", 1) as freed:
-        print(int(mine), status, int(freed))
+    print(mine, status, len(writer.claim("train", 1, ["not/written"])))
 """
 
 
@@ -365,23 +364,23 @@ def end(process):
     assert process.returncode == 0
 
 
-def test_a_block_has_one_holder_in_a_process(entry):
-    with entry.claim("train", 1) as first:
-        with entry.claim("train", 1) as second, Entry.open(entry.path).claim("train", 1) as third:
+def test_a_block_has_one_holder_in_a_process(entry, toy):
+    with toy.claim(entry, "train", 1) as first:
+        with toy.claim(entry, "train", 1) as second, toy.claim(Entry.open(entry.path), "train", 1) as third:
             assert (first, second, third) == (True, False, False)
-        with entry.claim("train", 0) as other, entry.claim("test", 0) as another:
+        with toy.claim(entry, "train", 0) as other, toy.claim(entry, "test", 0) as another:
             assert (other, another) == (True, True)
-    with entry.claim("train", 1) as again:
+    with toy.claim(entry, "train", 1) as again:
         assert again
 
 
-def test_a_block_has_one_holder_among_threads(entry):
+def test_a_block_has_one_holder_among_threads(entry, toy):
     got, start = [], threading.Barrier(8)
     done = threading.Barrier(8)
 
     def work():
         start.wait()
-        with entry.claim("train", 0) as mine:
+        with toy.claim(entry, "train", 0) as mine:
             got.append(mine)
             done.wait()
 
@@ -394,7 +393,7 @@ def test_a_block_has_one_holder_among_threads(entry):
 
 
 def test_a_block_has_one_holder_among_processes(full, toy):
-    with full.claim("train", 1) as mine:
+    with toy.claim(full, "train", 1) as mine:
         assert mine
         # Nothing that reads may drop our lock, as closing a descriptor of the lock file would.
         full.running(), verify(full), folder_bytes(full.path), FeatureStore(full.path)["train"].read("final/last")
@@ -404,7 +403,7 @@ def test_a_block_has_one_holder_among_processes(full, toy):
         end(process)
         process, theirs = hold(full, 2)
         assert theirs
-        with full.claim("train", 2) as taken:
+        with toy.claim(full, "train", 2) as taken:
             assert not taken
         assert {run["pid"] for run in full.running()} == {os.getpid(), process.pid}
         end(process)
@@ -418,7 +417,7 @@ def test_a_killed_holder_leaves_nothing(entry, toy):
     left = entry.path / "train" / f".00000-0.h5.3.{record.stem}.tmp"
     left.parent.mkdir()
     left.write_bytes(b"half")
-    with entry.claim("train", 0) as mine:
+    with toy.claim(entry, "train", 0) as mine:
         assert not mine
     assert left.exists()  # its owner is alive
     with pytest.raises(CacheError, match="being written by another run"):
@@ -426,16 +425,16 @@ def test_a_killed_holder_leaves_nothing(entry, toy):
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert entry.running() == []
-    with entry.claim("train", 0) as mine:
+    with toy.claim(entry, "train", 0) as mine:
         assert mine
         assert not left.exists()
         assert not record.exists()
 
 
-def test_own_temporary_files_are_not_swept(entry):
+def test_own_temporary_files_are_not_swept(entry, toy):
     mine = entry.path / f".x.0.{run_identity()}.tmp"
     mine.write_bytes(b"")
-    with entry.claim("train", 0):
+    with toy.claim(entry, "train", 0):
         assert mine.exists()
 
 
@@ -447,10 +446,10 @@ def test_a_forked_child_has_none_of_its_parents_claims(entry):
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
-def test_a_file_system_without_locks_is_named(entry, monkeypatch, code):
+def test_a_file_system_without_locks_is_named(entry, monkeypatch, code, toy):
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.lockf", refuse)
-    with pytest.raises(CacheError, match=r"does not support file locks.*--cache"), entry.claim("train", 0):
+    with pytest.raises(CacheError, match=r"does not support file locks.*--cache"), toy.claim(entry, "train", 0):
         pass

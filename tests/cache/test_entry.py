@@ -162,9 +162,8 @@ def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
         for split, rows in threaded.spec.rows.items():
             write_targets(threaded, split, toy.targets(rows))
             for block in threaded.missing(split, toy.shapes):
-                with threaded.claim(split, block) as mine:
-                    assert mine
-                    writer.put(split, block, toy.features(threaded, split, block))
+                assert writer.claim(split, block, toy.shapes)
+                writer.put(split, block, toy.features(threaded, split, block))
     assert toy.digest(threaded.path) == toy.digest(direct.path)
     assert writer.bytes_written == sum(path.stat().st_size for path in threaded.path.glob("*/*-*.h5"))
     assert threaded.running() == []
@@ -175,13 +174,12 @@ def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
     write = writer_module._write_encoded
     monkeypatch.setattr(writer_module, "_write_encoded", lambda *args: gate.wait(10) and write(*args))
     with ShardWriter(entry) as writer:
-        with entry.claim("train", 0):
-            writer.put("train", 0, toy.features(entry, "train", 0))
-        with entry.claim("train", 0) as again:
-            assert not again
+        assert writer.claim("train", 0, toy.shapes)
+        writer.put("train", 0, toy.features(entry, "train", 0))
+        assert not writer.claim("train", 0, toy.shapes)
         assert len(entry.running()) == 1
         gate.set()
-    with entry.claim("train", 0) as free:
+    with toy.claim(entry, "train", 0) as free:
         assert free
     assert 0 not in entry.missing("train", toy.shapes)
 
@@ -191,18 +189,21 @@ def test_an_error_surfaces_at_a_later_put_which_never_hangs(entry, toy):
     bad["final/last"][0, 0, 0] = np.inf
     put = 0
     with pytest.raises(CacheError, match="not finite"), ShardWriter(entry, maxsize=1) as writer:
+        assert writer.claim("train", 0, toy.shapes)
         writer.put("train", 0, bad)
         for _ in range(1000):
-            writer.put("train", 1, toy.features(entry, "train", 1))
-            put += 1
+            if writer.claim("train", 1, toy.shapes):
+                writer.put("train", 1, toy.features(entry, "train", 1))
+                put += 1
     assert put < 1000
     for block in (0, 1):
-        with entry.claim("train", block) as free:
+        with toy.claim(entry, "train", block) as free:
             assert free
 
 
 def test_an_exception_in_the_body_is_the_one_seen_and_whole_blocks_are_kept(entry, toy):
     with pytest.raises(KeyError, match="body"), ShardWriter(entry) as writer:
+        assert writer.claim("train", 0, toy.shapes)
         writer.put("train", 0, toy.features(entry, "train", 0))
         raise KeyError("body")
     assert sorted(entry.missing("train", toy.shapes)) == [1, 2]
@@ -285,7 +286,7 @@ def test_a_claim_of_the_writer_ends_when_the_block_is_on_disk_or_with_the_contex
         assert writer.claim("train", 1, columns)
         writer.put("train", 0, lambda: toy.features(entry, "train", 0))
     for block in (0, 1):
-        with entry.claim("train", block) as free:
+        with toy.claim(entry, "train", block) as free:
             assert free
     assert sorted(entry.missing("train", columns)) == [1, 2]
     with ShardWriter(entry) as writer:

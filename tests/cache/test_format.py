@@ -51,7 +51,7 @@ def test_the_version_and_the_required_parts_of_a_specification():
     assert {name: parts for name, parts in required.items() if parts} == _REQUIRED
 
 
-def test_the_tables_name_what_is_in_the_json_files(full):
+def test_the_tables_name_what_is_in_the_json_files(full, toy):
     spec = json.loads((full.path / "spec.json").read_text())
     manifest = json.loads((full.path / "train" / "manifest.json").read_text())
     assert sorted(spec) == sorted(first_table_after("spec.json"))
@@ -61,7 +61,7 @@ def test_the_tables_name_what_is_in_the_json_files(full):
     assert sorted(manifest["columns"]["final/last"]) == sorted(names("field of a column"))
     assert sorted(manifest["shards"][0]) == sorted(names("field of a shard"))
     assert sorted(manifest["targets"]) == sorted(names("field of targets"))
-    with full.claim("train", 0):
+    with toy.claim(full, "train", 0):
         (record,) = (full.path / "runs").glob("*.json")
         content = json.loads(record.read_text())
     assert sorted(content) == sorted(names("field of a run"))
@@ -99,7 +99,7 @@ def test_the_tree_names_every_file(toy, tmp_path, monkeypatch):
     save_arrays(full, "ridge", {"n": np.arange(3)}, {})
     tree = re.findall(r"^        (\S+)", TEXT.partition("## Folders")[2].partition("\n##")[0], re.MULTILINE)
     patterns = [re.sub("<[a-z]+>", "[A-Za-z0-9._-]+", re.escape(name).replace(r"\.", ".")) for name in tree]
-    with full.claim("train", 0):
+    with toy.claim(full, "train", 0):
         paths = [str(path.relative_to(full.path)) for path in full.path.rglob("*") if path.is_file()]
     assert all(any(re.fullmatch(pattern, path) for pattern in patterns) for path in paths)
     assert all(any(re.fullmatch(pattern, path) for path in paths) for pattern in patterns)
