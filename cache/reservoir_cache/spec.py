@@ -83,14 +83,6 @@ class Spec:
         """Return the fields as a dictionary of JSON values."""
         return {field.name: _plain(getattr(self, field.name), field.name) for field in fields(self)}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
-        """Build a specification from ``to_dict``'s result; CacheError if a field is missing or unknown."""
-        names = {field.name for field in fields(cls)}
-        if wrong := sorted(names ^ set(values)):
-            raise CacheError(f"specification: fields missing or unknown: {', '.join(wrong)}")
-        return cls(**values)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -161,7 +153,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         raise CacheError(f"{start} of reservoir-features, or extract again with another --cache")
     try:
         content = read_json(path, indent=2)
-        spec, layout = Spec.from_dict(content["spec"]), Layout(**content["layout"])
+        spec, layout = Spec(**content["spec"]), Layout(**content["layout"])
         key, made_with = content["key"], content["made_with"]
         if not isinstance(key, str) or not isinstance(made_with, dict):
             raise TypeError("its key is not a text, or made_with is not an object")

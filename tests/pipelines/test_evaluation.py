@@ -10,7 +10,7 @@ from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.fitting.baselines import _summaries
 from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.sources import Pool
-from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.prediction.outputs import PredictionEvaluator
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -161,17 +161,17 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     done, file = own("classes")
     arrays = dict(np.load(file))
     np.savez(tmp_path / "other.npz", x=arrays["x"], y=np.where(np.arange(40) < 10, "sideways", arrays["y"]))
-    found = evaluate_predictions(list(predict(done.saved, tmp_path / "other.npz")))
+    found = PredictionEvaluator(list(predict(done.saved, tmp_path / "other.npz"))).result()
     assert found.classes == ("down", "up", "sideways") and found.recall["sideways"] == 0
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
     with pytest.raises(InputError, match=r"y has the shape \(40, 2\)"):
         list(predict(done.saved, tmp_path / "wide.npz"))
     with h5py.File(tmp_path / "new.h5", "w") as hdf:
         hdf["x"], hdf["y"] = arrays["x"], arrays["y"].astype("S4")
-    expected = evaluate_predictions(list(predict(done.saved, file)))
-    assert evaluate_predictions(list(predict(done.saved, tmp_path / "new.h5"))).to_dict() == expected.to_dict()
+    expected = PredictionEvaluator(list(predict(done.saved, file))).result()
+    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "new.h5"))).result().to_dict() == expected.to_dict()
     np.savez(tmp_path / "plain.npz", x=arrays["x"])
-    assert evaluate_predictions(list(predict(done.saved, tmp_path / "plain.npz"))) is None
+    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "plain.npz"))).result() is None
 
 
 def test_sequences_without_lengths_are_refused_if_the_fit_had_several(tiny_gpt2, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.prediction.outputs import PredictionEvaluator, evaluate_predictions, write_predictions
+from reservoir_pipelines.prediction.outputs import PredictionEvaluator, write_predictions
 from reservoir_pipelines.prediction.predict import Prediction
 from sklearn import metrics
 
@@ -77,9 +77,9 @@ def test_labels_in_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, 
     found = list(predict(fitted, write(tmp_path / f"new{suffix}", x, y)))
     labels = [one.label for one in found]
     expected = metrics.balanced_accuracy_score(y, labels)
-    assert evaluate_predictions(found).scores["balanced_accuracy"] == pytest.approx(expected) and expected > 0.5
+    assert PredictionEvaluator(found).result().scores["balanced_accuracy"] == pytest.approx(expected) and expected > 0.5
     plain = list(predict(fitted, write(tmp_path / f"plain{suffix}", x, None)))
-    assert [one.label for one in plain] == labels and evaluate_predictions(plain) is None
+    assert [one.label for one in plain] == labels and PredictionEvaluator(plain).result() is None
 
 
 def test_columns_are_matched_by_name(fitted, tmp_path, capsys):
@@ -189,9 +189,9 @@ def test_predictions_are_written_while_they_are_made_in_bounded_memory(tmp_path,
 
     peaks = []
     for count in (6_000, 30_000):
-        evaluator = PredictionEvaluator()
+        evaluator = PredictionEvaluator(many(count))
         tracemalloc.start()
-        write_predictions(tmp_path / f"found{suffix}", evaluator.watch(many(count)), labelled=True)
+        write_predictions(tmp_path / f"found{suffix}", evaluator, labelled=True)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert evaluator.result().samples == count - 5001

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.plots import GRID, INK, plot_training
-from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.prediction.outputs import PredictionEvaluator
 from reservoir_pipelines.training.run_folder import RunFolder, Training, load_run
 from safetensors.torch import load_file, save_file
 from sklearn import metrics
@@ -284,7 +284,7 @@ def write_series(path, kind, rows=120):
 @pytest.mark.parametrize("kind", ["classes", "values"])
 def test_train_evaluates_the_test_split(cache, tmp_path, kind, call):
     done = train(write_series(tmp_path / "own.npz", kind), **CLI_QUICK)
-    found = evaluate_predictions(list(predict(done.path, tmp_path / "test.npz")))
+    found = PredictionEvaluator(list(predict(done.path, tmp_path / "test.npz"))).result()
     assert done.evaluation.scores == pytest.approx(found.scores, rel=1e-3)
     assert done.evaluation.scores[done.metric] == pytest.approx(done.test_score)
     assert Training.from_dict(json.loads(json.dumps(done.to_dict()))).to_dict() == done.to_dict()

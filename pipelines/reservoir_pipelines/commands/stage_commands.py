@@ -281,13 +281,13 @@ def predict(
 
     if out:
         check_out(out)
-    predictions, evaluator = api.predict(readout, file, **given), PredictionEvaluator()
-    watched, columns = evaluator.watch(predictions), None
+    predictions, columns = api.predict(readout, file, **given), None
+    evaluator = PredictionEvaluator(predictions)
     if out:
-        write_predictions(out, watched, labelled=predictions.labelled)
+        write_predictions(out, evaluator, labelled=predictions.labelled)
     elif json:
-        columns = columns_of([*watched], labelled=predictions.labelled)
-    for prediction in watched:
+        columns = columns_of([*evaluator], labelled=predictions.labelled)
+    for prediction in evaluator:
         print_json(prediction.to_dict())
     evaluation = evaluator.result()
     for name, value in evaluation_lines(evaluation) if evaluation and not json else ():

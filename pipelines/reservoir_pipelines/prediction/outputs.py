@@ -18,31 +18,32 @@ from reservoir_pipelines.prediction.predict import Prediction
 BATCH = 4096  # predictions that are in memory at a time
 
 
-class PredictionEvaluator:
+class PredictionEvaluator(Iterator[Prediction]):
     """Compares predictions with the labels of their file while they are iterated.
 
     A label that is not one of the readout's classes counts as wrong.
     """
 
-    def __init__(self) -> None:
-        self.rows = 0
+    def __init__(self, predictions: Iterable[Prediction]) -> None:
+        self.rows, self._predictions = 0, iter(predictions)
         self._last: Prediction | None = None
         self._truths, self._labels, self._chances = list[Any](), list[Any](), list[float]()
 
-    def watch(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
-        """Yield predictions after noting each with its label."""
-        for prediction in predictions:
-            self.rows += 1
-            if prediction.truth is not None and prediction.label is not None:
-                self._last = prediction
-                self._truths += _flat(prediction.truth)
-                self._labels += _flat(prediction.label)
-                if len(prediction.classes) == 2:
-                    self._chances += _flat(prediction.probabilities)[1::2]
-            yield prediction
+    def __next__(self) -> Prediction:
+        prediction = next(self._predictions)
+        self.rows += 1
+        if prediction.truth is not None and prediction.label is not None:
+            self._last = prediction
+            self._truths += _flat(prediction.truth)
+            self._labels += _flat(prediction.label)
+            if len(prediction.classes) == 2:
+                self._chances += _flat(prediction.probabilities)[1::2]
+        return prediction
 
     def result(self) -> Evaluation | None:
-        """Return the evaluation; None where no row has a label."""
+        """Return the evaluation of all predictions, after iterating the rest; None where no row has a label."""
+        for _ in self:
+            pass
         if not self._last:
             return None
         classes, width = self._last.classes, 1 if self._last.each else len(_flat(self._last.label))
@@ -55,14 +56,6 @@ class PredictionEvaluator:
             return evaluate_values(truth, label)
         chances = np.array(self._chances).reshape(-1, width) if self._chances else None
         return evaluate_classes(truth, label, [*numbers], chances)
-
-
-def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:
-    """Compare predictions with the labels of their file; an unknown label counts as wrong; None if no row has one."""
-    evaluator = PredictionEvaluator()
-    for _ in evaluator.watch(predictions):
-        pass
-    return evaluator.result()
 
 
 def check_out(out: Path) -> None:
