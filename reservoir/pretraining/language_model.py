@@ -144,6 +144,8 @@ def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions,
 class LanguageSteps:
     """Training steps on windows of a corpus, drawn from the seed and the step number; compiled for each length."""
 
+    names: tuple[str, ...] = ("bits", "norm")
+
     def __init__(
         self, model: LanguageModel, corpus: Corpus, recipe: PretrainRecipe, compute: torch.dtype, *, compiled: bool
     ) -> None:
@@ -182,10 +184,6 @@ class LanguageSteps:
         norm = nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
         self.optimizer.step()
         return torch.stack([loss.detach() / math.log(2), norm.detach()])
-
-    def numbers(self, values: list[float]) -> dict[str, float]:
-        """Return the values of `take` by name."""
-        return {"bits": values[0], "norm": values[1]}
 
     def validate(self, step: int) -> dict[str, float]:
         """Return the loss on validation windows of the length of the last step."""

@@ -1,9 +1,8 @@
 """Batches of rows, the endless sequence of rows that training reads, and standardised targets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -73,18 +72,15 @@ def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
 
     def convert(rows: Split) -> Batch:
         x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
-        return _batch(np.ascontiguousarray(x[:, : int(lengths.max())]), rows.y, lengths, model.device)
+        x = np.ascontiguousarray(x[:, : int(lengths.max())])
+        return to_batch(replace(rows, x=x, lengths=lengths), model.device)
 
     return convert
 
 
-def hidden_rows(device: torch.device) -> Convert:
-    """Return the conversion of cached hidden states of the readout tokens (rows, tokens, width)."""
-    return lambda rows: _batch(rows.x, rows.y, rows.lengths, device)
-
-
-def _batch(x: np.ndarray, y: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
-    arrays = (x, y, lengths.astype(np.int64))
+def to_batch(rows: Split, device: torch.device) -> Batch:
+    """Return rows that are input of the first layer already, such as cached hidden states, on the device."""
+    arrays = (rows.x, rows.y, rows.lengths.astype(np.int64))
     return Batch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
 
 
@@ -106,23 +102,10 @@ class TargetScale:
         deviation = flat.std(axis=0)
         return cls(flat.mean(axis=0), np.where(deviation > 0, deviation, 1.0))
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "TargetScale":
-        """Build what `to_json` returned."""
-        return cls(np.array(values["mean"]), np.array(values["deviation"]))
-
-    def to_json(self) -> dict[str, list[float]]:
-        """Return mean and deviation as JSON values."""
-        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
-
     def apply(self, split: Split) -> Split:
         """Return a split whose targets are standardised."""
         return replace(split, y=((split.y - self.mean) / self.deviation).astype(np.float32))
 
     def restore(self, y: np.ndarray) -> np.ndarray:
-        """Return standardised targets (rows, readout_tokens, outputs) in the unit of the data."""
+        """Return standardised targets (..., outputs) in the unit of the data."""
         return y * self.deviation + self.mean
-
-    def undo(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return output weights (width, outputs) and intercept (outputs,) that predict in the unit of the data."""
-        return coef * self.deviation, intercept * self.deviation + self.mean

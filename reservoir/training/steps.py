@@ -62,6 +62,7 @@ class FPTSteps:
         rate = options.learning_rate or LEARNING_RATE
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=rate, fused=True)
         self._forward, self._classes = forward, model.task.classes
+        self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
         self._rows, self._options, self._seed, self._ranks = rows, options, seed, ranks
 
     def draw(self, step: int) -> list[Batch]:
@@ -71,9 +72,9 @@ class FPTSteps:
         return [self._rows.convert(self._rows.train(numbers)) for numbers in passes]
 
     def take(self, step: int, batch: list[Batch]) -> Tensor:
-        """Take a step; return float32 (3,): loss and accuracy before it, and the gradient norm before clipping."""
+        """Take a step; return loss and accuracy before it (of a regression the loss), and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(2, device=batch[0].x.device)
+        sums = torch.zeros(len(self.names) - 1, device=batch[0].x.device)
         for number, rows in zip(self._passes(step), batch, strict=True):
             if self._options.dropout:
                 torch.manual_seed(random_key(self._seed, "dropout", number, size=8))
@@ -81,21 +82,13 @@ class FPTSteps:
             loss = row_losses(logits, rows.y, self._classes).mean() / len(batch)
             loss.backward()
             with torch.no_grad():
-                right = (
-                    (logits.argmax(dim=-1) == rows.y).sum() / rows.y.numel()
-                    if self._classes
-                    else torch.zeros_like(loss)
-                )
-                sums += torch.stack([loss.detach(), right / len(batch)])
+                sums[0] += loss
+                if self._classes:
+                    sums[1] += (logits.argmax(dim=-1) == rows.y).sum() / rows.y.numel() / len(batch)
         self._ranks.average_gradients(self._parameters)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
         self.optimizer.step()
         return torch.cat([self._ranks.add(sums) / self._ranks.count, norm.detach().reshape(1)])
-
-    def numbers(self, values: list[float]) -> dict[str, float]:
-        """Return the values of `take` by name; regression has no accuracy."""
-        loss, accuracy, norm = values
-        return {"loss": loss, "accuracy": accuracy, "norm": norm} if self._classes else {"loss": loss, "norm": norm}
 
     def validate(self, step: int) -> dict[str, float]:
         """Return loss and score on the validation rows."""

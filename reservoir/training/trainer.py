@@ -40,6 +40,7 @@ class Steps(Protocol):
     """The steps of a training; each step depends only on the weights and on its number, from 0."""
 
     optimizer: torch.optim.Optimizer
+    names: tuple[str, ...]  # of the values that `take` returns
 
     def draw(self, step: int) -> Any:
         """Return the data of a step; called in another thread while the previous step runs."""
@@ -47,10 +48,6 @@ class Steps(Protocol):
 
     def take(self, step: int, batch: Any) -> Tensor:
         """Take a step; return its loss, other values, and the norm of the gradients, on the device."""
-        ...
-
-    def numbers(self, values: list[float]) -> dict[str, float]:
-        """Return the values of `take` by name, the loss first."""
         ...
 
     def validate(self, step: int) -> dict[str, float]:
@@ -111,7 +108,7 @@ class Trainer:
                 waiting.append(self._steps.take(step, batch))
                 if len(waiting) == flush or step + 1 == last:
                     for done, values in enumerate(torch.stack(waiting).tolist(), step + 2 - len(waiting)):
-                        self._report(done, self._steps.numbers(values))
+                        self._report(done, dict(zip(self._steps.names, values, strict=True)))
                         self._check("the loss", done, values[0], values[-1])
                     waiting.clear()
 

@@ -43,7 +43,8 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     if task.classes == 2:  # the readout's score s stands for the logits -s and +s
         coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
     if scale := config["settings"].get("targets"):  # to targets in the unit of the data
-        coef, intercept = TargetScale.from_json(scale).undo(coef, intercept)
+        targets = TargetScale(**{name: np.array(values) for name, values in scale.items()})
+        coef, intercept = coef * targets.deviation, targets.restore(intercept)
     targets = Targets(task.outputs, task.classes)
     return Bundle(
         task=task,

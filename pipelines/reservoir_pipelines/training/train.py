@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import FreshRows, Source
 from reservoir.tasks.task import Split
 from reservoir.training.groups import frozen_digest, parse_groups, set_dropout, trained_layer
-from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, hidden_rows, raw_rows
+from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
@@ -186,7 +187,7 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
     if job.source.published:  # the output layer and dropout of the authors' code
         settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
     if job.targets:
-        settings["targets"] = job.targets.to_json()
+        settings["targets"] = {name: values.tolist() for name, values in vars(job.targets).items()}
     lengths = prepared.split("train").lengths
     return make_config(
         settings,
@@ -224,7 +225,7 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
     model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
     forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
     if options.from_cache:
-        hidden, convert = _from_cache(job), hidden_rows(model.device)
+        hidden, convert = _from_cache(job), partial(to_batch, device=model.device)
 
         def forward(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
             return model.fpt.logits(x)
