@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from reservoir.errors import InputError
@@ -241,14 +242,6 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     )
 
 
-def resolve_model(options: ModelOptions, *, published: bool = False) -> Reservoir:
-    """Resolve the options of a model for training and attention maps, whose windows do not depend on the data.
-
-    With ``published`` an untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
-    """
-    return _fill_in(options, {}, published=published)
-
-
 def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
     """Return whether some files are sounds, and the backbone that is named was pretrained on samples of sounds."""
     native = model.input in {None, "native"} and model.init in {None, "pretrained"}
@@ -378,11 +371,7 @@ def single_columns(available: Sequence[str]) -> list[str]:
 
 
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind.
-
-    Series and symbols use the poolings without segments, all poolings with segments, which show where in the sequence a
-    value is, and the latter together with the raw input. Symbols also use all tokens of each layer.
-    """
+    """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind."""
     kind = kind_of(task)
     names, given = split_names(default_layers(kind)[0]), {c.partition("/")[0] for c in available if c != RAW}
     if kind != "series" and given < {*names}:  # many rows have columns of one layer alone
@@ -399,6 +388,7 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
         values = [f"{layer}/{name}" for layer in names for name in kept if not name.startswith("segments")]
         whole = [*values, *(f"{layer}/{name}" for layer in names for name in kept if name.startswith("segments"))]
         tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
+        # Segments show where in the sequence a value is.
         tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
         known = max(known, tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available}), key=len)
     return known if known != (RAW,) else ()
@@ -409,12 +399,12 @@ def _resolve_reservoir(
 ) -> tuple[Reservoir, dict[str, str]]:
     """Return the frozen model for a task and the reason for each option: native input if it reads such data."""
     published, why = options.published, PLAIN
-    reservoir = _fill_in(options, {}, published=published)
+    reservoir = resolve_model(options, published=published)
     if options.input is None and is_native(task, reservoir):
         reservoir, why = replace(reservoir, input="native"), "the model reads such data itself"
     else:
         windows = default_windows(task, rows, longest)
-        reservoir = _fill_in(options, windows, published=published)
+        reservoir = resolve_model(options, windows, published=published)
         if windows and all(getattr(options, name) is None for name in windows):
             why = f"found best for {kind_of(task)}"
     if reservoir.dilations == "auto":
@@ -428,11 +418,14 @@ def _resolve_reservoir(
     }
 
 
-def _fill_in(options: ModelOptions, defaults: Mapping[str, Any], *, published: bool) -> Reservoir:
+def resolve_model(
+    options: ModelOptions, defaults: Mapping[str, Any] = MappingProxyType({}), *, published: bool = False
+) -> Reservoir:
     """Return the options of a model, all resolved; ``defaults`` are those of the windows for the data.
 
     ``init`` defaults to ``pretrained``, or to ``random`` for families without published weights and for altered
-    settings; a folder given as ``init`` is the backbone with its weights; windows do not overlap.
+    settings; a folder given as ``init`` is the backbone with its weights; windows do not overlap. With ``published`` an
+    untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
     """
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
@@ -507,11 +500,7 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
 def _fewer_columns(
     kind: str, layers: tuple[str, ...], poolings: tuple[str, ...], *, thin: bool, tokens: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield layers and poolings: first the given ones, then fewer and fewer.
-
-    ``thin`` allows leaving out layers; ``tokens`` allows keeping the pooling of that name, if it is among the given
-    ones.
-    """
+    """Yield layers and poolings, then fewer and fewer; ``thin`` drops layers, ``tokens`` keeps that pooling."""
     yield layers, poolings
     tokens = tokens and "tokens" in poolings
     ladder = [poolings, *map(split_names, FEWER_POOLINGS.get(kind, ()))]
@@ -528,10 +517,7 @@ def _fewer_columns(
 def _first_that_fits(
     task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first of the layers and poolings that fit a default extraction, else the last; and the cost of all.
-
-    The text is empty if these fit. ``seen`` is the task as the model reads it.
-    """
+    """Return the first layers and poolings that fit a default extraction, else the last; and the cost of all if not."""
     from reservoir.features import column_shapes
 
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)

@@ -1,7 +1,7 @@
 """Find all damage of an entry, and remove it so that a rerun computes only the damaged parts again."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,23 +99,18 @@ def _repair(entry: Entry, split: str, files: set[str]) -> set[str]:
             continue
         manifest = entry.page(split, page)
         still = {file for file in listed & manifest.files.keys() if fault(folder / file, vars(manifest.files[file]))}
-        claimed = []
-        for file in sorted(still):
-            line = manifest.files[file]
-            if isinstance(line, Shard):
-                number = entry.block_number(split, line.block)
-                if locks.claim(number):
-                    claimed.append(number)
-                else:
-                    still.discard(file)
-        try:
+        with ExitStack() as claims:
+            for file in sorted(still):
+                if isinstance(line := manifest.files[file], Shard):
+                    number = entry.block_number(split, line.block)
+                    if locks.claim(number):
+                        claims.callback(locks.release, number)
+                    else:
+                        still.discard(file)
             manifest.without(still).write(folder, page)
             fault_point("unlisted")
             for file in still:
                 (folder / file).unlink(missing_ok=True)
-        finally:
-            for number in claimed:
-                locks.release(number)
         repaired |= still
     return repaired
 

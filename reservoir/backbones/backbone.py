@@ -242,10 +242,8 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
 
 def group_counts(backbone: Backbone) -> dict[str, int]:
     """Return the number of parameters of each of `GROUPS`; zero for groups that the family does not have."""
-    counts = dict.fromkeys(GROUPS, 0)
-    for name, parameter in backbone.named_parameters():
-        counts[backbone.group_of(name)] += parameter.numel()
-    return counts
+    names = backbone.groups
+    return {group: sum(backbone.get_parameter(name).numel() for name in names.get(group, ())) for group in GROUPS}
 
 
 def whole_count(backbone: Backbone) -> int:

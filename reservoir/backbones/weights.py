@@ -63,27 +63,22 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
 
 def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Module]:
     """Return a frozen backbone with its pretrained weights, and its native input module."""
-    with _LOADING:
-        family, config = _find(name, depth)
-        if not family.native_input:
-            raise InputError(f"--input native: {family.name} has no embeddings of its own; leave --input out")
-        model = _load(name, family, config, native=True)
-        embeddings = model.get_submodule(family.native_input)
-        return Backbone(model, family, getattr(model, "config", config), depth), embeddings
+    family, config, model = load_all_tensors(name, depth)
+    if not family.native_input:
+        raise InputError(f"--input native: {family.name} has no embeddings of its own; leave --input out")
+    embeddings = model.get_submodule(family.native_input)
+    return Backbone(model, family, getattr(model, "config", config), depth), embeddings
 
 
-def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
+def load_all_tensors(name: str, depth: int | None = None) -> tuple[Family, Any, nn.Module]:
     """Return the family, the configuration and the whole pretrained model of a name, token embeddings included."""
     with _LOADING:
-        family, config = _find(name, None)
+        family, config = _find(name, depth)
         return family, config, _load(name, family, config, native=True)
 
 
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
-    """Return family and configuration, unless the model is larger than the machine's memory.
-
-    The operating system would kill a process that loads such a model.
-    """
+    """Return family and configuration, unless the model is larger than memory: the system would kill the process."""
     family, config = find(name)
     with _usable_configuration(name):
         size = 4 * family.loader.count(config)

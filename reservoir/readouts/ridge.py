@@ -380,62 +380,19 @@ def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
     return tally
 
 
-class Tridiagonal:
-    """A symmetric positive semidefinite matrix (n, n) as A = Q T Q', with Q orthogonal and T tridiagonal.
+def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t).
 
-    Then
+    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. A single penalty above the
+    rounding of A takes one Cholesky factorisation, a tenth of the time of a reduction. With several penalties,
+    A = Q T Q' with Q orthogonal and T tridiagonal, so that
 
-        (A + alpha I)^-1 B = Q (T + alpha I)^-1 Q' B
+        (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
-    takes linear time for each further penalty alpha, between two products with Q: the reduction is the first half of a
-    symmetric eigendecomposition, and took a quarter of its time for 768 columns. The matrix, of float64, is overwritten
-    where its memory allows it.
+    takes linear time for each further penalty, between two products with Q: the reduction is the first half of a
+    symmetric eigendecomposition, and took a quarter of its time for 768 columns.
 
     References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
-    """
-
-    def __init__(self, matrix: np.ndarray) -> None:
-        n = len(matrix)
-        work = int(_reduce_work(n, lower=1)[0])
-        # The transpose of a symmetric C array is itself in Fortran order: no copy.
-        reduced, self._diagonal, off_diagonal, self._factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
-        # Householder vectors of Q, as LAPACK's dsytrd leaves them below the diagonal.
-        self._off_diagonal, self._reflectors = off_diagonal, np.asfortranarray(reduced[1:, :-1])
-        # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
-        # of the top is used as it is; a smaller one is raised to that, so that T + alpha I stays definite.
-        lowest, *_ = eigvalsh_tridiagonal(self._diagonal, off_diagonal, select="i", select_range=(0, 0))
-        top = np.abs(self._diagonal).max() + 2 * np.abs(off_diagonal).max(initial=0)
-        self._least = n * np.finfo(np.float64).eps * top - lowest
-
-    def solve(self, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t)."""
-        rotated = np.asfortranarray(self._rotate(b, transpose=True))
-        solutions = np.empty((len(self._diagonal), len(alphas), b.shape[1]))
-        for i, alpha in enumerate(np.maximum(alphas, self._least)):
-            if len(b) == 1:
-                solutions[:, i] = rotated / (self._diagonal + alpha)
-            else:
-                *_, solutions[:, i], info = _solve(self._diagonal + alpha, self._off_diagonal, rotated)
-                assert info == 0, "a definite matrix has a factorisation"
-        back = self._rotate(solutions.reshape(len(solutions), -1), transpose=False)
-        return back.reshape(solutions.shape).transpose(1, 0, 2)
-
-    def _rotate(self, b: np.ndarray, *, transpose: bool) -> np.ndarray:
-        """Return Q b, or Q' b; the first coordinate is left alone by every reflector."""
-        if not len(self._factors):
-            return b
-        rest = np.asfortranarray(b[1:])
-        trans = b"T" if transpose else b"N"
-        work = int(_apply(b"L", trans, self._reflectors, self._factors, rest, -1)[1][0])
-        rest, _, info = _apply(b"L", trans, self._reflectors, self._factors, rest, work)
-        assert info == 0
-        return np.concatenate([b[:1], rest])
-
-
-def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return (A + alpha I)^-1 b for every penalty, (a, n, t); the matrix A is overwritten.
-
-    A single penalty above the rounding of A takes one Cholesky factorisation, a tenth of the time of a reduction.
     """
     n = len(matrix)
     with blas_threads(many=n >= LARGE_MATRIX):
@@ -443,7 +400,42 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
             matrix[np.diag_indices(n)] += alphas[0]
             factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
             return cho_solve(factor, b, check_finite=False)[None]
-        return Tridiagonal(matrix).solve(alphas, b)
+        return _solve_tridiagonal(matrix, alphas, b)
+
+
+def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return what `solve_penalties` does for several penalties."""
+    n = len(matrix)
+    # The transpose of a symmetric C array is itself in Fortran order: no copy.
+    work = int(_reduce_work(n, lower=1)[0])
+    reduced, diagonal, off_diagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
+    reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q, as dsytrd leaves them
+    # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding of
+    # the top is used as it is; a smaller one is raised to that, so that T + alpha I stays definite.
+    lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
+    top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max(initial=0)
+    least = n * np.finfo(np.float64).eps * top - lowest
+    rotated = np.asfortranarray(_rotate(reflectors, factors, b, b"T"))
+    solutions = np.empty((n, len(alphas), b.shape[1]))
+    for i, alpha in enumerate(np.maximum(alphas, least)):
+        if n == 1:
+            solutions[:, i] = rotated / (diagonal + alpha)
+        else:
+            *_, solutions[:, i], info = _solve(diagonal + alpha, off_diagonal, rotated)
+            assert info == 0, "a definite matrix has a factorisation"
+    back = _rotate(reflectors, factors, solutions.reshape(n, -1), b"N")
+    return back.reshape(solutions.shape).transpose(1, 0, 2)
+
+
+def _rotate(reflectors: np.ndarray, factors: np.ndarray, b: np.ndarray, trans: bytes) -> np.ndarray:
+    """Return Q b, or Q' b with ``trans`` b"T"; the first coordinate is left alone by every reflector."""
+    if not len(factors):
+        return b
+    rest = np.asfortranarray(b[1:])
+    work = int(_apply(b"L", trans, reflectors, factors, rest, -1)[1][0])
+    rest, _, info = _apply(b"L", trans, reflectors, factors, rest, work)
+    assert info == 0
+    return np.concatenate([b[:1], rest])
 
 
 def ridge_path(

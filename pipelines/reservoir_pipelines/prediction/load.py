@@ -11,7 +11,15 @@ from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.training.run_folder import CONFIG, RunFolder, check_digest, is_run, load_run, trained_output
+from reservoir_pipelines.training.run_folder import (
+    CONFIG,
+    TRAINED,
+    RunFolder,
+    check_digest,
+    is_run,
+    load_run,
+    read_tensors,
+)
 
 
 def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
@@ -38,8 +46,10 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
         columns=("final/last",),
         run=str(folder),
     )
-    output = trained_output(RunFolder(folder).best) or load_run(folder, "cpu").fpt.output
-    coef, intercept = (p.detach().cpu().double().numpy() for p in (output.weight.T, output.bias))
+    tensors = read_tensors(RunFolder(folder).best, TRAINED)
+    if "output.weight" not in tensors:  # it was not trained
+        tensors = load_run(folder, "cpu").fpt.state_dict()
+    coef, intercept = tensors["output.weight"].double().numpy().T, tensors["output.bias"].double().numpy()
     if task.classes == 2:  # the readout's score s stands for the logits -s and +s
         coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
     if scale := config["settings"].get("targets"):  # to targets in the unit of the data

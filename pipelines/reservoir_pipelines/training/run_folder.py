@@ -105,17 +105,6 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
             parameter.copy_(tensors[name])
 
 
-def trained_output(checkpoint: Path) -> nn.Linear | None:
-    """Return the output layer of a checkpoint, or None if it was not trained."""
-    tensors = read_tensors(checkpoint, TRAINED)
-    if "output.weight" not in tensors:
-        return None
-    outputs, width = tensors["output.weight"].shape
-    output = nn.Linear(width, outputs)
-    output.load_state_dict({name: tensors[f"output.{name}"] for name in ("weight", "bias")})
-    return output
-
-
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the moments of Adam from a checkpoint."""
     tensors = read_tensors(checkpoint, OPTIMIZER)
