@@ -1,7 +1,6 @@
 """A torch module that maps stored sequences to the logits of ``predict``, and the contribution of each position."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -88,16 +87,6 @@ class SequenceModel(nn.Module):
             x = (x - self.offset) * self.scale
         features = torch.cat([values for branch in self.branches for values in branch(x, lengths)], dim=1)
         return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.shape)
-
-    @contextmanager
-    def cut(self) -> Iterator[None]:
-        """Remove the blocks that no column needs inside the context."""
-        with ExitStack() as stack:
-            for branch in self.branches:
-                if isinstance(branch, Branch):
-                    wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
-                    stack.enter_context(branch.fpt.backbone.recording(wanted))
-            yield
 
 
 class TokensModel(nn.Module):

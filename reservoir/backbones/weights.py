@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -143,9 +144,16 @@ def weights_digest(backbone: Backbone) -> str:
     kept = {k: v for k, v in backbone.config.to_dict().items() if k not in ignored and not k.endswith("_token_id")}
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
     digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())
-    for name, tensor in sorted(backbone.model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.contiguous().numpy())
+    return content_digest(backbone.model, digest=digest)
+
+
+def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any = None) -> str:
+    """Return the SHA-256 of names, types, shapes and bytes of all parameters and buffers, after that of ``digest``."""
+    digest = digest or hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        if name not in but:
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

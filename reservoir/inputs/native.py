@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 from reservoir.backbones import Backbone, find, load_native
 from reservoir.backbones.family import local_files_only, silence_transformers
 from reservoir.backbones.names import SHIPPED, gguf_argument
+from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks import pictures, shows_pictures
 from reservoir.tasks.images.patches import patches
@@ -373,13 +374,3 @@ def open_native(
     seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
     return seen, backbone, NativeInput(embedding), reader, digests
-
-
-def content_digest(module: nn.Module, but: Set[str] = frozenset()) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes of all parameters and buffers, except some names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        if name not in but:
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

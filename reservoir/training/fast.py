@@ -39,28 +39,20 @@ def speed_up(model: FPT) -> None:
 
 
 def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **more: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
     """Return attention in the form of transformers' functions: (batch, tokens, heads, width of a head)."""
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    is_fast = dropout > 0 and causal and attention_mask is None and query.device.type == "cpu"
+    dropout, scale, causal = more.get("dropout", 0.0), more.get("scaling"), more.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    is_fast = dropout > 0 and causal and mask is None and query.device.type == "cpu"
     if is_fast and query.shape[:3] == key.shape[:3]:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
         out = CausalAttention.apply(query, key, value, scale, dropout, _seed())
         return out.transpose(1, 2).contiguous(), None
     plain: Any = ATTENTION["sdpa"]
     if not isinstance(module, Attention):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward as plain
-    more |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
-    return plain(module, query, key, value, attention_mask, **more)
+    return plain(module, query, key, value, mask, **more)
 
 
 class CausalAttention(torch.autograd.Function):

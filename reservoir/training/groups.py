@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from reservoir.backbones import GROUPS, Backbone
+from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.inputs.native import content_digest
 
 FPT_GROUPS = ("input", "layernorm", "positions", "output")  # groups that a Frozen Pretrained Transformer trains
 NAMES = ("input", "output", *GROUPS, "last-attention", "all")

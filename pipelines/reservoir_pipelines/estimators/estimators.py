@@ -14,7 +14,6 @@ from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
 from reservoir import options as opt
-from reservoir.errors import InputError
 from reservoir.features import check_lengths, column_shapes
 from reservoir.option_fields import keyword
 from reservoir.plan import RAW, Plan, resolve
@@ -40,6 +39,7 @@ from reservoir_pipelines.estimators.rowcache import (
 from reservoir_pipelines.files import ROWS, cache_root
 from reservoir_pipelines.fitting.fitters import fit_penalties
 from reservoir_pipelines.fitting.sources import draw_folds
+from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)
 
@@ -173,11 +173,7 @@ class _ReservoirEstimator(BaseEstimator):
         @cache
         def columns() -> Callable[[str], np.ndarray]:  # called when first needed: the raw input needs no model
             model = self._model()
-            if model.digest != self._digest:
-                raise InputError(
-                    f"the weights of {self._plan.reservoir.backbone!r} have changed since this was fitted; "
-                    "restore them, or fit again"
-                )
+            check_digest(model, self._digest, type(self).__name__)
             check_lengths(model, rows.lengths, "X, row")
             root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
             # All columns are computed, because other folds may choose other columns for the same rows.

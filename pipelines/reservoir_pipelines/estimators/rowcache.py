@@ -26,7 +26,7 @@ from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import read_integers
-from reservoir.tasks.own.values import Rounding, as_values
+from reservoir.tasks.own.values import Rounding, as_values, clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
 from reservoir_pipelines.files import ROWS, stamp
@@ -125,27 +125,14 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
 
 
 def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing: str) -> Rows:
-    """Return checked X as rows; raise ValueError for a wrong shape or the first value that is not a symbol.
-
-    ``missing`` says what happens to NaN, see `as_values`.
-    """
+    """Return checked X as rows; ``missing`` decides what happens to NaN, see `as_values`."""
     if x.ndim > 3 or (vocabulary is not None and x.ndim > 2):
         want = "(rows, values) or (rows, values, channels)" if vocabulary is None else "(rows, tokens)"
         raise ValueError(f"X has the shape {x.shape}; give {want}")
     if vocabulary is not None:
-        wrong = (x < 0) | (x >= vocabulary) | (x != np.floor(x))
-        if wrong.any():
-            row, token = np.argwhere(wrong)[0]
-            what = f"X[{row}, {token}] is {x[row, token]}, not a symbol from 0 to {vocabulary - 1}"
-            raise ValueError(f"{what}; give a larger vocabulary")
-        return Rows(np.array(x, np.int64), lengths)
-    if missing != "refuse":
-        return Rows(as_values("X", x.reshape(*x.shape[:2], -1).astype(float), lengths, missing), lengths)
-    with np.errstate(over="ignore"):
-        values = np.array(x, np.float32).reshape(*x.shape[:2], -1)
-    if not np.isfinite(values).all():
-        raise ValueError("X holds values beyond the range of float32; scale it")
-    return Rows(values, lengths)
+        return Rows(clean_symbols("X", x, lengths, vocabulary).astype(np.int64), lengths)
+    values = x.reshape(*x.shape[:2], -1).astype(np.result_type(x.dtype, np.float32), copy=False)
+    return Rows(as_values("X", values, lengths, missing), lengths)
 
 
 def scaling_of(

@@ -4,7 +4,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 from reservoir import InputError
 from reservoir.inputs.native import PixelReader, SoundReader, TextReader
 from reservoir.options import OutOptions
-from reservoir.pooling import RawInput
+from reservoir.pooling import RawInput, parse_column
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, PixelsModel, SequenceModel, TokensModel
 from reservoir.tasks.task import Task, Vectors
@@ -140,7 +140,10 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     failure: Exception | None = None
     for shape in shapes:
         try:
-            with _quiet(), module.cut():
+            with _quiet(), ExitStack() as cut:
+                for branch in branches:  # blocks that no column needs are left out
+                    wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
+                    cut.enter_context(branch.fpt.backbone.recording(wanted))
                 program = torch.export.export(whole, (*example.values(),), dynamic_shapes=shape, strict=False)
         except Exception as error:  # the tracer raises many types of errors, some of them private
             failure = error

@@ -1,6 +1,5 @@
 """The stage ``pretrain``: a backbone trained as a language model, or on the task bit-memory, from a random start."""
 
-import json
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -191,13 +190,7 @@ def pretrain(
 def _pretrain_bit_memory(
     backbone: str, seed: int, options: PretrainOptions, place: PlaceOptions, out: Path
 ) -> Pretraining:
-    """Train a whole model on the task bit-memory, and write its backbone to a folder as a language model.
-
-    This is the stage ``train`` with every group, from a random start, on fresh rows, without dropout; its run lies
-    inside the folder. The backbone has the weights of the best validation, without the input and output layers of the
-    task. Token embeddings, which vectors do not use, and positions beyond the task's 120 tokens keep their random
-    values.
-    """
+    """Train a whole model on the task bit-memory by the stage ``train``, and write its backbone as a language model."""
     for item in fields(PretrainOptions):
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
             raise InputError(f"{flag_of(item)} {value}: it does not apply to {BIT_MEMORY}; remove it")
@@ -208,16 +201,6 @@ def _pretrain_bit_memory(
         raise InputError(f"--batch-tokens {options.batch_tokens}: give at least {ROW_TOKENS}, the tokens of one row")
     model = LanguageModel(backbone, vocabulary, seed)
     check_folder(out)
-    try:
-        tokens = int(json.loads((out / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # there is no model, or a damaged one, which is written again
-    else:
-        # The run does not record the vocabulary.
-        if more := tokens - model.model.config.vocab_size:
-            raise InputError(
-                f"{out}: it has a model with vocabulary = {vocabulary + more}, not {vocabulary}; name another folder"
-            )
     recipe: dict[str, Any] = {"train": "all", "rows": "fresh", "batch": rows, "dropout": 0.0, "run": out / RUN}
     rate = options.learning_rate or LEARNING_RATE
     done = train(
@@ -228,6 +211,7 @@ def _pretrain_bit_memory(
         place,
     )
     with RunFolder(out / RUN).lock():
+        # Token embeddings, which vectors do not use, and positions beyond the task's tokens keep their random values.
         take_weights(model, load_run(out / RUN, "cpu", "float32").fpt.backbone)
         save_model(out, model)
     return Pretraining(
