@@ -1,9 +1,9 @@
 """Compute items in a thread before they are asked for."""
 
+from collections import deque
 from collections.abc import Generator, Iterable
-from queue import SimpleQueue
-from threading import Semaphore, Thread
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -14,31 +14,13 @@ def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
     An error of the thread is raised where its item would be. Close the iterator if it is left early: the thread then
     ends with the item that it is making.
     """
-    made: SimpleQueue[tuple[Item] | BaseException | None] = SimpleQueue()
-    room, left = Semaphore(depth - 1), False
-
-    def make() -> None:
-        try:
-            for item in items:
-                made.put((item,))
-                del item  # it may be large
-                room.acquire()
-                if left:
-                    return
-            made.put(None)
-        except BaseException as error:  # raised in the thread that asks
-            made.put(error)
-
-    thread = Thread(target=make, daemon=True)
-    thread.start()
+    iterator, end = iter(items), object()
+    thread = ThreadPoolExecutor(1)
+    made = deque[Future[Any]](thread.submit(next, iterator, end) for _ in range(depth))
     try:
-        while found := made.get():
-            if isinstance(found, BaseException):
-                raise found
-            room.release()
-            yield found[0]
-            del found
+        while (item := made.popleft().result()) is not end:
+            made.append(thread.submit(next, iterator, end))
+            yield item
+            del item  # it may be large
     finally:
-        left = True
-        room.release()
-        thread.join()
+        thread.shutdown(cancel_futures=True)

@@ -65,19 +65,9 @@ class GPT2Config:
         return asdict(self)
 
 
-# Other names of settings, as some programs write them into a `config.json`.
-OTHER_NAMES = {
-    "num_hidden_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-}
-
-
 def read_config(**values: Any) -> GPT2Config:
     """Return the configuration in a ``config.json``; its other settings belong to task heads."""
-    named = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
-    return GPT2Config(**{field.name: named[field.name] for field in fields(GPT2Config) if field.name in named})
+    return GPT2Config(**{field.name: values[field.name] for field in fields(GPT2Config) if field.name in values})
 
 
 class Projection(nn.Module):

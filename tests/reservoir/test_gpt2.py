@@ -50,7 +50,7 @@ def test_gpt2_config_has_the_defaults_and_other_names_of_transformers():
     theirs = GPT2Config().to_dict()
     for name, value in gpt2.GPT2Config().to_dict().items():
         assert theirs[name] == value, name
-    other = gpt2.read_config(hidden_size=32, n_layer=3, summary_type="mean")
+    other = gpt2.read_config(n_embd=32, n_layer=3, summary_type="mean")
     assert other == gpt2.GPT2Config(n_layer=3, n_embd=32)
 
 

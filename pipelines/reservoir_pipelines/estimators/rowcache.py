@@ -226,16 +226,13 @@ class RowCache:
                 numbers = list(new.values())
                 self._compute(model, x[numbers], lengths[numbers], list(new))
             places = [self._place[digest] for digest in digests]
-        blocks = list(dict.fromkeys(block for block, _ in places))
-        number = {block: i for i, block in enumerate(blocks)}
-        block_of, row_of = np.array([(number[block], row) for block, row in places]).T
 
         def column(name: str) -> np.ndarray:
-            parts = []
-            for number, block in enumerate(blocks):
+            values = {}
+            for block in dict.fromkeys(block for block, _ in places):
                 room = sum(block.bytes for block in self._blocks) < HELD_BYTES
-                parts.append(block.column(name, hold=room)[row_of[block_of == number]])
-            return np.concatenate(parts)[np.argsort(np.argsort(block_of, kind="stable"))]
+                values[block] = block.column(name, hold=room)
+            return np.stack([values[block][row] for block, row in places])
 
         return column
 
