@@ -89,7 +89,7 @@ PICTURE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabyt
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
-MANY_ROWS, FEWER_FOLDS = 2000, 3  # from this number of training rows on, fewer folds tell readouts apart
+MANY_ROWS, FEWER_FOLDS = 2000, 3  # from this number of rows of train and valid on, fewer folds tell readouts apart
 ENOUGH_VALID = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
 REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
 
@@ -294,7 +294,7 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
     """
     if valid >= ENOUGH_VALID:
         return 0, 1
-    return (FEWER_FOLDS if train >= MANY_ROWS else AUTO_FOLDS), repeats_of(train)
+    return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), repeats_of(train)
 
 
 def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | None = None) -> tuple[int, int]:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import DTypeLike, NDArray
 
 from reservoir_cache.entry import NAME, Entry, Shard, Targets, is_sound
 from reservoir_cache.locks import mark_used
@@ -87,10 +89,9 @@ class SplitFeatures:
     def __contains__(self, column: str) -> bool:
         return column in self.columns
 
-    def __getitem__(self, column: str) -> NDArray[np.float32]:
-        """Return all rows of a column: (rows, width), or (rows, tokens, width) if it has more than one token."""
-        values = self.read(column)
-        return values[:, 0] if values.shape[1] == 1 else values
+    def __getitem__(self, column: str) -> "FeatureColumn":
+        """Return a column: (rows, width), or (rows, tokens, width) if it has more than one token; float32."""
+        return FeatureColumn(self, column)
 
     def read(self, column: str) -> NDArray[np.float32]:
         """Return all rows of a column, (rows, tokens, width)."""
@@ -221,6 +222,48 @@ class SplitFeatures:
     def _damaged(self, line: Shard | Targets, column: str = "") -> CacheError:
         where = f" (column {column})" if column else ""
         return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self.entry.key)}")
+
+
+class FeatureColumn(NDArrayOperatorsMixin):
+    """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
+
+    It can take the place of an array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the
+    methods of arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
+    """
+
+    def __init__(self, split: SplitFeatures, name: str) -> None:
+        tokens, width = split.shape(name)
+        self._split, self._name = split, name
+        self.shape = (split.rows, width) if tokens == 1 else (split.rows, tokens, width)
+        self.dtype, self.ndim = np.dtype(np.float32), len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        return iter(np.asarray(self))
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
+        found = self._split.read(self._name).reshape(self.shape)
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [np.asarray(each) if isinstance(each, FeatureColumn) else each for each in inputs]
+        return getattr(function, method)(*plain, **kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows, *others = index if isinstance(index, tuple) else (index,)
+        if rows is Ellipsis or rows is None or (np.ndim(rows) > 1 and np.asarray(rows).dtype == bool):
+            return np.asarray(self)[index]
+        numbers = np.arange(len(self))[rows]
+        found = self._split.gather(self._name, numbers.ravel()).reshape(-1, *self.shape[1:])
+        found = found[0] if numbers.ndim == 0 else found.reshape(*numbers.shape, *self.shape[1:])
+        return found[(*([slice(None)] * numbers.ndim), *others)] if others else found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
 
 
 def _stamp(status: os.stat_result) -> Stamp:

@@ -142,17 +142,38 @@ def test_rows_that_share_an_offset_read_as_if_they_were_a_block(grouped, tmp_pat
     assert verify(entry) == [problem for problem in verify(entry) if problem.path.name == "train"]  # it has no labels
 
 
+@pytest.mark.parametrize(
+    "index",
+    [3, -1, slice(5, 70, 9), [], [99, 0, 99, 31], np.arange(100) % 7 == 0, np.array([[1, 50], [2, 3]]), (5, 1), ...],
+    ids=str,
+)
+def test_a_column_is_indexed_like_an_array(grouped, index):
+    column = FeatureStore(grouped[0])["train"]["final/all"]
+    whole = np.asarray(column)
+    for _ in range(2):  # blocks are checked as a whole the first time, then rows are read alone
+        found = column[index]
+        np.testing.assert_array_equal(found, whole[index])
+        assert np.shape(found) == whole[index].shape
+    assert (column.shape, column.dtype, column.ndim, len(column)) == (whole.shape, whole.dtype, 3, 100)
+    np.testing.assert_array_equal(column + 1, whole + 1)
+    np.testing.assert_array_equal(column.reshape(100, -1).mean(axis=0), whole.reshape(100, -1).mean(axis=0))
+
+
+@pytest.mark.parametrize("index", [100, -101, [5, 100]])
+def test_a_row_that_is_not_there_is_an_index_error(grouped, index):
+    with pytest.raises(IndexError):
+        FeatureStore(grouped[0])["train"]["final/all"][index]
+
+
 def test_rows_are_gathered_without_reading_the_others(grouped, monkeypatch):
-    train, read = FeatureStore(grouped[0])["train"], Place.read
-    whole, reads = train["final/all"], []
-    assert (whole.shape, whole.dtype) == ((100, 3, 5), np.float32)
+    column, read = FeatureStore(grouped[0])["train"]["final/all"], Place.read
+    whole, reads = np.asarray(column), []
     monkeypatch.setattr(Place, "read", lambda *args: reads.append(args[2] is None) or read(*args))
-    for rows in ([3, 40, 70], [90, 0, 90, 31], []):
-        np.testing.assert_array_equal(train.gather("final/all", np.array(rows, int)), whole[rows])
-    assert reads == [False] * 5
+    np.testing.assert_array_equal(column[[3, 40, 70]], whole[[3, 40, 70]])
+    assert reads == [False] * 3
     reads.clear()
     reader._checked.clear()
-    np.testing.assert_array_equal(train.gather("final/all", np.array([3, 40])), whole[[3, 40]])
+    np.testing.assert_array_equal(column[[3, 40]], whole[[3, 40]])
     assert reads == [True] * 2  # as in a new process: both blocks are compared with their checksums
 
 
