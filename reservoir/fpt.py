@@ -107,10 +107,7 @@ class FPT(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits (batch, readout_tokens, outputs, max(classes, 1)) of right-padded sequences, float32."""
-        return self.read(self.backbone(self.inputs(x), lengths, self.task.readout_tokens), lengths)
-
-    def read(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits that `forward` returns, from the hidden states (batch, tokens, width) of ``final``."""
+        hidden = self.backbone(self.inputs(x), lengths, self.task.readout_tokens)
         return self.logits(pool(hidden, lengths, "last", self.task.readout_tokens))
 
     def logits(self, pooled: Tensor) -> Tensor:

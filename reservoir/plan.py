@@ -268,7 +268,7 @@ def kind_of(task: Task) -> Kind:
 def is_native(task: Task, reservoir: Reservoir) -> bool:
     """Return whether the data is of the kind that a model was pretrained on: words, pictures, sounds, or letters."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
-    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
+    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.windows(task).plain:
         return False
     from reservoir.backbones import find
     from reservoir.inputs.native import has_tokenizer
@@ -425,7 +425,7 @@ def resolve_model(
 
     ``init`` defaults to ``pretrained``, or to ``random`` for families without published weights and for altered
     settings; a folder given as ``init`` is the backbone with its weights; windows do not overlap. With ``published`` an
-    untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
+    untrained backbone is drawn as the paper's was, see `reservoir.backbones.choose_init`.
     """
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
@@ -434,9 +434,9 @@ def resolve_model(
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
-        from reservoir.backbones import default_init, random_init
+        from reservoir.backbones import choose_init
 
-        init = random_init(name, init or default_init(name), published=published)
+        init = choose_init(name, init, published=published)
     options = as_group(options, ReservoirOptions)
     values: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
     # If one option of the windows is given, the others get plain defaults that do not depend on the data.

@@ -41,12 +41,6 @@ class Reservoir(ReservoirOptions):
     pad: str = "valid"
     normalise: str = "channel"
 
-    @property
-    def plain(self) -> bool:
-        """Whether each value is a token as it is, without windows."""
-        cut = (self.patch, self.stride, self.pad, self.normalise)
-        return cut == (1, 1, "valid", "channel") and self.dilations in ("1", "auto")
-
     def windows(self, task: Task) -> Windows:
         """Return how the sequences of a task become tokens."""
         if self.dilations == "auto":

@@ -28,9 +28,6 @@ class Branch(nn.Module):
         self.columns = list(columns)
         self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
         self.windows = model.windows
-        # One window around every value gives as many tokens as values.
-        kept = self.windows.pad == "same" and self.windows.stride == 1
-        self.windowed = not (self.windows.plain or kept)
         self.reader = model.reader
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:

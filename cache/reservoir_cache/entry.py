@@ -330,6 +330,11 @@ class Entry:
             raise CacheError(f"{self.path}: split {split} has blocks 0 to {count - 1}, not {block}")
         return block + sum(self.block_count(name) for name in self.splits if name < split)
 
+    def header(self, split: str, block: int) -> dict[str, int | str]:
+        """Return the attributes of a shard's root group: which rows it holds."""
+        low, high = self.layout.block(self._rows(split), block)
+        return {"format": FORMAT, "key": self.key, "split": split, "block": block, "low": low, "high": high}
+
     def _rows(self, split: str) -> int:
         if split not in self.spec.rows:
             raise CacheError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")

@@ -173,10 +173,7 @@ class SplitFeatures:
         return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Read one block of a column as it is stored, or some of its rows, with the offset of each row.
-
-        The first time in this process all of the block is read and compared with its checksum.
-        """
+        """Return a block of a column as stored, or some of its rows; check all of it once in a process."""
         shard, (low, high) = self._shards[block][column], self._ranges[block]
         step, shape = self.entry.layout.offset_rows, self._manifest.columns[column]
         try:

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
@@ -125,18 +125,6 @@ class Encoded:
     def of_values(self) -> int:
         """CRC-32 of the stored values."""
         return zlib.crc32(self.values.data)
-
-
-@dataclass(frozen=True)
-class ShardHeader:
-    """Which rows a shard holds: the attributes of its root group."""
-
-    format: int
-    key: str
-    split: str
-    block: int
-    low: int
-    high: int
 
 
 @dataclass(frozen=True)
@@ -258,11 +246,13 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
         out[...] = x
 
 
-def shard_pieces(header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> tuple[list[memoryview], int]:
+def shard_pieces(
+    header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str
+) -> tuple[list[memoryview], int]:
     """Return the content of a shard's file in pieces, and its CRC-32."""
     image = Image()
     with h5py.File(image, "w") as file:
-        for name, value in vars(header).items():
+        for name, value in header.items():
             file.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
         for column in sorted(columns):
             encoded = columns[column]
@@ -276,12 +266,11 @@ def shard_pieces(header: ShardHeader, columns: Mapping[str, Encoded], store: str
     return image.pieces()
 
 
-def inspect_shard(path: Path, store: str) -> tuple[ShardHeader, dict[str, Column], dict[str, str]]:
+def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
     """Read a shard by itself: its header, and each column's shape and CRC-32, checked against its own record."""
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
-        found = [file.attrs[field.name] for field in fields(ShardHeader)]
-        header = ShardHeader(*(value.decode() if isinstance(value, bytes) else int(value) for value in found))  # pyright: ignore[reportArgumentType]
+        header = {name: v.decode() if isinstance(v, bytes) else int(v) for name, v in file.attrs.items()}
         for name in [name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")]:
             check_column_name(name)
             encoded = Place.of(file, name, store).read(raw)

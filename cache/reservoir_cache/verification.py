@@ -10,7 +10,7 @@ from reservoir_cache.derived import fault
 from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, Problem, fault_point, file_crc32, is_regular, repair_command
-from reservoir_cache.shard import UNREADABLE, ShardHeader, inspect_shard
+from reservoir_cache.shard import UNREADABLE, inspect_shard
 from reservoir_cache.spec import FORMAT
 
 
@@ -117,19 +117,18 @@ def _repair(entry: Entry, split: str, files: set[str]) -> set[str]:
 
 def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
     """Make a page from the shards that match their own checksums; extract writes the labels again."""
-    folder, ranges = entry.path / split, entry.blocks(split)
+    folder = entry.path / split
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
         try:
             block = block_of(path.name)
-            if not is_regular(path) or block >= len(ranges) or page_of(path.name) != page:
+            if not is_regular(path) or block >= entry.block_count(split) or page_of(path.name) != page:
                 continue
             header, shapes, crcs = inspect_shard(path, entry.spec.store)
         except UNREADABLE:
             continue
         known = {name for shard in manifest.of_block(block) for name in shard.columns}
-        right = header == ShardHeader(FORMAT, entry.key, split, block, *ranges[block])
-        if right and crcs and not known & crcs.keys():
+        if header == entry.header(split, block) and crcs and not known & crcs.keys():
             line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
             manifest = manifest.with_shard(line, shapes)
     return manifest

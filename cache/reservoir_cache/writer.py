@@ -17,8 +17,7 @@ from reservoir_cache.entry import TARGETS_FILE, Column, Entry, Shard, Targets, c
 from reservoir_cache.image import Image
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
-from reservoir_cache.shard import Encoded, ShardHeader, encode, shard_pieces, target_ranks
-from reservoir_cache.spec import FORMAT
+from reservoir_cache.shard import Encoded, encode, shard_pieces, target_ranks
 
 Arrays = Mapping[str, NDArray[np.float32]]
 """Features by column, (rows of the block, tokens, width) each."""
@@ -166,13 +165,8 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
 
 
 def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, Encoded]) -> int:
-    """Write those columns of a claimed block that it lacks as one shard; return the bytes written.
-
-    The shard is ``<block>-<part>.h5``, with the lowest part that no undamaged shard of the block has. So a rerun after
-    any interruption or repair makes the same names, and an unlisted file that a killed run left is replaced.
-    """
+    """Write those columns of a claimed block that it lacks as one shard; return the bytes written."""
     locks, folder, number = entry_locks(entry.path), entry.path / split, page_of(block)
-    low, high = entry.layout.block(entry.spec.rows[split], block)
     with locks.run(), locks.writing:
         page = entry.page(split, number)
         of_block = page.of_block(block)
@@ -187,10 +181,11 @@ def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, En
             if shape != (other := known.get(name, shape)):
                 each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
                 raise CacheError(f"column {name}: shape {each}")
-        header = ShardHeader(FORMAT, entry.key, split, block, low, high)
+        # The lowest part that no undamaged shard has, so that a rerun after any interruption or repair makes the same
+        # names, and an unlisted file that a killed run left is replaced.
         taken = {shard.file for shard in sound}
         file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-        pieces, crc32 = shard_pieces(header, new, entry.spec.store)
+        pieces, crc32 = shard_pieces(entry.header(split, block), new, entry.spec.store)
         size, crc = publish(folder / file, *pieces, crc32=crc32)
         line = Shard(file, block, size, crc, {name: encoded.crc32 for name, encoded in new.items()})
         unsound = {shard.file for shard in of_block} - taken

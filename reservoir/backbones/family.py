@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -31,6 +31,15 @@ class Shape:
     max_tokens: int | None  # longest sequence; None if unlimited
     causal: bool  # whether a token sees only itself and those before it
     multiple: int = 1  # sequences are padded to a multiple of this number of tokens
+
+
+@dataclass
+class Config:
+    """A configuration of settings that are plain JSON values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings."""
+        return asdict(self)
 
 
 class SkipInitialisation(TorchFunctionMode):
@@ -128,11 +137,7 @@ class HubLoader:
         return getattr(transformers, self.model) if self.model else transformers.MODEL_MAPPING[type(config)]
 
     def _adapted(self, model: nn.Module, config: Any) -> nn.Module:
-        """Adapt a model, and compute its tanh approximation of GELU by torch's single kernel.
-
-        transformers computes this GELU in eight steps, which took more than half of the forward pass of a small GPT-2
-        and rounded eight times in bfloat16.
-        """
+        """Adapt a model, and compute its tanh approximation of GELU by torch's single kernel, not in eight steps."""
         from transformers.activations import NewGELUActivation
 
         for module in list(model.modules()):

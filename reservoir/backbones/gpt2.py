@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.family import Family, FolderLoader, HubLoader, Shape, draw_normal, run_unmasked
+from reservoir.backbones.family import Config, Family, FolderLoader, HubLoader, Shape, draw_normal, run_unmasked
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # names of the tanh approximation of GELU in transformers
 
 
 @dataclass
-class GPT2Config:
+class GPT2Config(Config):
     """The configuration of a GPT-2, with the names and defaults of its published ``config.json``."""
 
     n_layer: int = 12
@@ -59,10 +59,6 @@ class GPT2Config:
     def num_attention_heads(self) -> int:
         """Attention heads of a block, under the name of other families."""
         return self.n_head
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain JSON values."""
-        return asdict(self)
 
 
 def read_config(**values: Any) -> GPT2Config:

@@ -68,21 +68,18 @@ def check_depth(name: str, blocks: int, depth: int | None) -> None:
         raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
 
 
-def default_init(name: str) -> str:
-    """Return the default init: random for families without published weights, else pretrained."""
-    known, colon, _ = name.partition(":")
-    is_unpublished = known in KNOWN and KNOWN[known][0] in UNPUBLISHED
-    return "random" if colon or is_unpublished else "pretrained"
-
-
-def random_init(name: str, init: str, *, published: bool = False) -> str:
+def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
     """Return the init with ``random`` and ``random-scaled`` resolved.
 
+    The default is ``random`` for families without published weights and for altered settings, else ``pretrained``.
     ``random`` is the initialisation of the family; for GPT-2 the one of its authors, also called ``random-scaled``.
     With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1: ``random-flat``. For
     other families that library did what it does today, and the LSTM's initialisation is that of the released code.
     With another family than GPT-2, ``random-scaled`` raises `InputError`.
     """
+    if init is None:
+        known, colon, _ = name.partition(":")
+        init = "random" if colon or (known in KNOWN and KNOWN[known][0] in UNPUBLISHED) else "pretrained"
     if init == "random-scaled":
         if find(name)[0] is not gpt2.GPT2:
             raise InputError(f"init 'random-scaled': it is only for GPT-2, not for {name!r}; use --init random")

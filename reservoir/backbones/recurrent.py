@@ -28,22 +28,13 @@ times that of the input layer, whose entries have a root mean square of ``gain /
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.family import Family, FolderLoader, Shape, run_unmasked
+from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
 from reservoir.errors import InputError
-
-
-class Config:
-    """A configuration of settings that are plain JSON values."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings."""
-        return dict(vars(self))
 
 
 @dataclass

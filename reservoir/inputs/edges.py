@@ -16,11 +16,7 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
 
     Each row is a window of an image of opaque random discs ("dead leaves", Lee, Mumford and Huang 2001), which has
     edges as photographs have, contrast-normalised and whitened as the task's own windows are. No data are used.
-
-    Raises
-    ------
-    InputError
-        If the tokens of the task are not windows of images.
+    `InputError` says that the tokens of the task are not windows of images.
     """
     window = task.parameters.get("window")
     if not window or not isinstance(task.form, Vectors):

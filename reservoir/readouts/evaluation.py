@@ -98,7 +98,6 @@ def evaluate_classes(
     names = dict.fromkeys(name for one in each for name in one)
     scores = {name: float(np.mean([one[name] for one in each if name in one])) for name in names}
     scores |= {f"accuracy_of_label_{n}": one["accuracy"] for n, one in enumerate(each)} if apart else {}
-    interval = accuracy_interval(merits)
     y, predicted = y.ravel(), predicted.ravel()
     number = len(classes)
     known = (y >= 0) & (y < number)
@@ -110,7 +109,7 @@ def evaluate_classes(
     return Evaluation(
         samples=len(y),
         scores=scores,
-        interval=interval,
+        interval=accuracy_interval(merits),
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
@@ -147,7 +146,6 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
         for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
             found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
             found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
-    none = np.zeros((0, 0), int)
     merits = -((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
     merits = merits if counts is None else _by_row(merits, counts)
     return Evaluation(
@@ -156,7 +154,7 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
         interval=r2_interval(y, predicted, counts),
         recall={},
         classes=(),
-        confusion=none,
+        confusion=np.zeros((0, 0), int),
         merits=merits,
         rows=len(merits),
         values=np.stack([y.ravel()[:MOST_VALUES], predicted.ravel()[:MOST_VALUES]]).astype(np.float64),

@@ -12,6 +12,7 @@ from reservoir.backbones import GROUPS, Backbone
 from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
+from reservoir.plan import split_names
 
 FPT_GROUPS = ("input", "layernorm", "positions", "output")  # groups that a Frozen Pretrained Transformer trains
 NAMES = ("input", "output", *GROUPS, "last-attention", "all")
@@ -20,8 +21,7 @@ NAMES = ("input", "output", *GROUPS, "last-attention", "all")
 
 def parse_groups(text: str | Sequence[str]) -> tuple[str, ...]:
     """Return the groups of a comma-separated list, each once; raise `InputError` for an unknown group."""
-    parts = text.split(",") if isinstance(text, str) else text
-    groups = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    groups = split_names(text)
     for group in groups:
         if group not in NAMES:
             raise InputError(f"--train {group}: no such group; choose among {', '.join(NAMES)}")

@@ -232,7 +232,7 @@ def test_a_file_of_any_size_is_compared_with_what_was_written(tmp_path, size):
 def test_a_shard_that_refers_to_its_arrays_has_the_bytes_of_one_that_copies_them(store, rows, monkeypatch):
     arrays = np.random.default_rng(0).normal(size=(3, rows, 1, 5)).astype(np.float32)
     columns = {f"block{n}/mean": shard.encode(x, store, column="c") for n, x in enumerate(arrays)}
-    header = shard.ShardHeader(1, "k" * 64, "train", 0, 0, rows)
+    header = {"format": 1, "key": "k" * 64, "split": "train", "block": 0, "low": 0, "high": rows}
     pieces, crc = shard.shard_pieces(header, columns, store)
     monkeypatch.setattr(shard, "Image", type("Plain", (io.BytesIO,), {"pieces": lambda self: ([self.getvalue()], 0)}))
     (plain,), _ = shard.shard_pieces(header, columns, store)

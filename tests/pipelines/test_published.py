@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from reservoir.backbones import default_init, find, load_backbone, weights_digest
+from reservoir.backbones import choose_init, find, load_backbone, weights_digest
 from reservoir.backbones.names import SHIPPED
 from reservoir.backbones.recurrent import LSTMCell, redraw_first_states
 from reservoir.errors import InputError
@@ -164,7 +164,7 @@ def test_its_inits_are_three_models_and_other_shapes_only_random():
     pretrained, drawn = (inits[init].model.get_parameter("wpe.weight") for init in ("pretrained", "statistics"))
     assert abs(drawn.std() / pretrained.std() - 1) < 0.02
     altered = "mini:n_layer=2"
-    assert default_init(altered) == "random"
+    assert choose_init(altered, None) == "random"
     assert load_backbone(altered).depth == 2
     with pytest.raises(InputError, match="no pretrained weights fit changed settings; use --init random"):
         load_backbone(altered, "pretrained")

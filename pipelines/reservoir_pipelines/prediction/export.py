@@ -134,7 +134,9 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     whole, example = _inputs(module, task, longest)
     batch, tokens = Dim("batch"), Dim("tokens", min=fewest, max=max(fewest, longest))
     shapes: list[dict[str, dict[int, Any]]] = [{name: {0: batch} for name in example}]
-    if fewest < longest and not isinstance(whole, PixelsModel) and not any(branch.windowed for branch in branches):
+    # One window around every value gives as many tokens as values.
+    kept = all(b.windows.plain or (b.windows.pad == "same" and b.windows.stride == 1) for b in branches)
+    if fewest < longest and not isinstance(whole, PixelsModel) and kept:
         lengths = {name: {1: tokens} for name, values in example.items() if values.ndim > 1}
         shapes.insert(0, {name: {0: batch, **lengths.get(name, {})} for name in example})
     failure: Exception | None = None

@@ -254,7 +254,7 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
 
 def _from_cache(job: _Job) -> Callable[[str], Split]:
     """Return a function that reads the cached hidden states of a split, those that the output layer reads."""
-    model, options, task = job.model, job.options, job.model.fpt.task
+    model, options = job.model, job.options
     if trained_layer(model.fpt) != "final":
         raise InputError(
             f"--from-cache --train {','.join(options.train or ())}: only the output layer can be trained on cached "
@@ -273,8 +273,7 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
 
     def hidden(name: str) -> Split:
         split = store[name]
-        y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
-        y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache drops axes of length 1
+        y = split.labels if split.labels.dtype.kind == "f" else split.labels.astype(np.int64)
         return Split(x=split.read("final/last"), y=y, lengths=split.lengths)
 
     return hidden
