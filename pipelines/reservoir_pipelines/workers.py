@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -54,25 +53,29 @@ def _in_processes(
     done: Callable[[Any], None],
 ) -> None:
     """Add results to ``found`` by number as long as local processes can compute them."""
+    import dask
+    from dask.callbacks import Callback
+    from dask.delayed import delayed
+
+    def keep(key: str, result: Any, *_: Any) -> None:
+        found[int(key.rpartition("-")[2])] = result
+        done(result)
+
     started = time.perf_counter()
-    found[0] = work(*tasks[0])
-    done(found[0])
+    keep("piece-0", work(*tasks[0]))
     if (time.perf_counter() - started) * (len(tasks) - 1) < PAYS_OFF:
         return
-    context = multiprocessing.get_context("spawn")
+    settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent, "chunksize": 1}
     while workers > 1 and len(found) < len(tasks):
-        with child_environment(), ProcessPoolExecutor(workers, context, end_with_parent) as pool:
-            numbers = {pool.submit(work, *task): n for n, task in enumerate(tasks) if n not in found}
-            try:
-                for future in as_completed(numbers):
-                    found[numbers[future]] = result = future.result()
-                    done(result)
-            except BrokenProcessPool:
-                workers //= 2  # memory may have run out; fewer workers need less
-                rest = f"{workers} processes continue" if workers > 1 else "this process computes the rest"
-                notify(f"a worker process was killed; {rest}")
-            finally:
-                pool.shutdown(cancel_futures=True)
+        left = [number for number in range(len(tasks)) if number not in found]
+        graph = [delayed(work)(*tasks[number], dask_key_name=f"piece-{number}") for number in left]
+        try:
+            with child_environment(), Callback(posttask=keep):
+                dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
+        except BrokenProcessPool:
+            workers //= 2  # memory may have run out; fewer workers need less
+            rest = f"{workers} processes continue" if workers > 1 else "this process computes the rest"
+            notify(f"a worker process was killed; {rest}")
 
 
 @contextmanager
@@ -155,8 +158,7 @@ def _on_cluster(
 ) -> None:
     """Add all results to ``found`` by number."""
     try:
-        from distributed import CancelledError, Client, KilledWorker
-        from distributed import as_completed as in_order_of_completion
+        from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
     except ImportError:
         raise InputError("--scheduler needs a package; pip install distributed, or pass --workers N") from None
@@ -174,7 +176,7 @@ def _on_cluster(
             left = [number for number in range(len(tasks)) if number not in found]
             numbers = {client.submit(work, *tasks[number], pure=False): number for number in left}
             try:
-                for future in in_order_of_completion(numbers, loop=client.loop):
+                for future in as_completed(numbers, loop=client.loop):
                     found[numbers[future]] = result = future.result()
                     done(result)
             except KilledWorker as error:

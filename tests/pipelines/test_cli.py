@@ -257,7 +257,7 @@ def test_mistakes_end_in_one_line_before_anything_heavy_is_imported(cache):
 
 
 def test_version_and_help_import_nothing_heavy():
-    heavy = (*HEAVY, "h5py", "numpy")
+    heavy = (*HEAVY, "h5py", "numpy", "dask")
     assert ask("--version", heavy=heavy)[0] == ask("extract", "--help", heavy=heavy)[0] == 0
 
 
@@ -285,7 +285,7 @@ def test_predict_imports_what_it_computes_with(cache, tmp_path):
     np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0] > 0).astype(int))
     np.savez(tmp_path / "new.npz", x=x)
     done = fit(extract(tmp_path / "d.npz", backbone="mini", layers="final").entry)
-    slow = ("transformers", "sklearn", "pandas", "matplotlib", "torch._dynamo")
+    slow = ("transformers", "sklearn", "pandas", "matplotlib", "dask", "torch._dynamo")
     code, out, _ = ask("predict", done.saved, tmp_path / "new.npz", heavy=slow)
     assert (code, len(out.splitlines())) == (0, 40)
 
