@@ -101,7 +101,6 @@ def attention(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     out: StrPath | None = None,
     run: StrPath | None = None,
@@ -189,8 +188,6 @@ def attention(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     out : path-like, optional
@@ -333,7 +330,6 @@ def extract(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     compute: str = 'auto',
@@ -427,8 +423,6 @@ def extract(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
@@ -561,7 +555,6 @@ def import_features(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     cache: StrPath | None = None,
 ) -> Extraction:
@@ -616,8 +609,6 @@ def import_features(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     cache : path-like, optional
@@ -679,7 +670,6 @@ def plan(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     compute: str = 'auto',
@@ -771,8 +761,6 @@ def plan(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
@@ -871,7 +859,6 @@ def prepare(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     workers: int = 0,
     scheduler: str | None = None,
@@ -924,8 +911,6 @@ def prepare(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     workers : int, default=0
@@ -1100,7 +1085,6 @@ def reproduce(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     device: str = 'auto',
     cache: StrPath | None = None,
@@ -1165,8 +1149,6 @@ def reproduce(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     device : str, default='auto'
@@ -1223,7 +1205,6 @@ def train(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     run: StrPath | None = None,
@@ -1329,8 +1310,6 @@ def train(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
@@ -1417,7 +1396,6 @@ def tune(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     device: str = 'auto',
@@ -1488,8 +1466,6 @@ def tune(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional

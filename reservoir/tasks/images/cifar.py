@@ -105,13 +105,11 @@ def grey(images: np.ndarray) -> np.ndarray:
 class Cifar10(Source):
     """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
 
-    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``views``,
-    this number of augmented copies of each training row is added after the training rows, view by view. With ``window``
-    the tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
+    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``window`` the
+    tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
     """
 
     data: Path | None = None  # the folder with the unpacked files
-    views: int = 0
     window: int = 0
     stride: int = 2
     augments = True
@@ -119,13 +117,11 @@ class Cifar10(Source):
     def __post_init__(self) -> None:
         if self.window and type(self) is not Cifar10:
             raise InputError("window works only with cifar10 and mnist")
-        if not isinstance(self.views, int) or self.views < 0:
-            raise InputError(f"views is {self.views}; give 0 or the number of augmented copies of each training row")
 
     @property
     def task(self) -> Task:
         """The description of the task."""
-        plain = self._task("cifar10", Vectors(48), 64)
+        plain = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10, labels=CLASSES)
         return self._windows.task(plain, SIDE, 3) if self.window else plain
 
     @property
@@ -137,22 +133,16 @@ class Cifar10(Source):
         return self._batches
 
     def pieces(self) -> list[Piece]:
-        """Return one piece per batch and view."""
-        train = [Piece("train", i, i + 1) for i in range(5)]
-        views = [piece._replace(view=view) for view in range(1, self.views + 1) for piece in train]
-        return [*train, Piece("test", 5, 6), *views]
+        """Return one piece per batch."""
+        return [*(Piece("train", i, i + 1) for i in range(5)), Piece("test", 5, 6)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return train and valid, or test, or a view of train."""
+        """Return train and valid, or test."""
         images, labels = read_batch(self._batches[piece.lo])
-        if piece.part == "test":
-            return {"test": image_split(self._tokens(images), labels)}
-        rows = BATCH_ROWS * piece.lo + np.arange(len(labels))
-        valid = held_out(rows)
-        if piece.view:
-            viewed = augmented(images[~valid], rows[~valid], piece.view)
-            return {"train": image_split(self._tokens(viewed), labels[~valid])}
         found = image_split(self._tokens(images), labels)
+        if piece.part == "test":
+            return {"test": found}
+        valid = held_out(BATCH_ROWS * piece.lo + np.arange(len(labels)))
         return {"train": found.take(~valid), "valid": found.take(valid)}
 
     def scaling(self) -> Scaling:
@@ -183,10 +173,6 @@ class Cifar10(Source):
             raise InputError("whitened windows cannot be augmented in training; choose a task without window")
         return patches(augmented(joined(x, SIDE, 4), rows, view), 4)
 
-    def _task(self, name: str, form: Vectors, tokens: int) -> Task:
-        parameters = {"views": self.views} if self.views else {}
-        return Task(name=name, form=form, max_tokens=tokens, classes=10, parameters=parameters, labels=CLASSES)
-
     @cached_property
     def _batches(self) -> list[Path]:
         return find_batches(self.task.name, self.data)
@@ -202,7 +188,7 @@ class Cifar10Lra(Cifar10):
     @property
     def task(self) -> Task:
         """The description of the task."""
-        return self._task("cifar10-lra", Vectors(1), SIDE * SIDE)
+        return Task(name="cifar10-lra", form=Vectors(1), max_tokens=SIDE * SIDE, classes=10, labels=CLASSES)
 
     def scaling(self) -> Scaling:
         """Return the standardisation by mean 0.5 and deviation 0.5, for bytes."""
