@@ -52,6 +52,7 @@ FILES = {
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
 
+MOST_SHOWN = 8
 PEEKED = 5  # a column holds paths if this number of first rows names files of one kind
 
 
@@ -231,6 +232,11 @@ def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
     words = [name for name in frame if name != sequence and is_text(frame[name]) and not frame[name].is_unique]
     name = words[0] if len(words) == 1 else "NAME"
     raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass --label {name}")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of several, for a message."""
+    return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
 
 
 # ---- columns of paths

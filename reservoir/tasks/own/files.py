@@ -25,7 +25,7 @@ from reservoir.tasks.own.hub import hub_arrays, is_hub
 from reservoir.tasks.own.series import is_bare, read_series, split_files
 from reservoir.tasks.own.table_reader import TableReader, columns_as_arrays
 from reservoir.tasks.own.tables import lines_of
-from reservoir.tasks.own.texts import Texts
+from reservoir.tasks.own.texts import Texts, with_letters
 from reservoir.tasks.task import Task
 
 
@@ -126,7 +126,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         return media_arrays(files, arrays, notes, bad, asked, known)
     check_file(path)
     if suffix in ARRAYS:
-        return _with_letters(str(path), ARRAYS[suffix](path), asked, labelled=task is None)
+        return with_letters(str(path), ARRAYS[suffix](path))
     if suffix in FASTA:
         return fasta_arrays(path, asked, labelled=task is None)
     if suffix in tables.SUFFIXES:
@@ -205,19 +205,3 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     found = media_arrays(files, others, arrays.notes, bad, asked, known)
     found.chosen = arrays.chosen | found.chosen
     return found
-
-
-def _with_letters(origin: str, arrays: Arrays, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
-    """Return the arrays, with texts (rows,) in ``x`` replaced by their letters."""
-    rows = arrays.shapes.get("x", ())
-    if "x" not in arrays.shapes or arrays.dtypes["x"].kind not in "US" or len(rows) != 1:
-        return arrays
-    if (labelled and "y" not in arrays.shapes) or any(shape[:1] != rows for shape in arrays.shapes.values()):
-        return arrays  # which is refused
-    read = {name: arrays.read(name, 0, rows[0]) for name in arrays.shapes if name != "lengths"}
-    columns = {"sequence": list(read.pop("x"))}
-    columns |= {role: list(read.pop(name)) for name, role in {"y": "label", "ids": "id"}.items() if name in read}
-    roles = {"text": "sequence", "label": "label" if "y" in arrays.shapes else None}
-    roles |= {"id": "id"} if "ids" in arrays.shapes else {}
-    places = [f"row {row}" for row in range(rows[0])]
-    return columns_as_arrays(origin, columns, places, read, skip=asked.skip_bad_rows, labelled=labelled, **roles)

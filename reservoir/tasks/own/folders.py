@@ -20,6 +20,7 @@ from reservoir.tasks.own.columns import (
     counts_rows,
     files_kind,
     labels_of,
+    listed,
     values_of,
 )
 from reservoir.tasks.own.labels import SPLIT_NAMES
@@ -175,31 +176,30 @@ def _recordings(
     names: list[str],
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default the columns of values of the first one."""
-    read: dict[int, np.ndarray] = {}
-    for row, file in enumerate(files):
-        try:
-            table = read_table(file)
-            frame = table.frame
-            columns = names
-            if not columns:
-                dropped = {*filter(None, map(str.strip, str(asked.drop or "").split(","))), asked.time}
-                dropped |= {name for name in frame if name.lower() in TIMES}  # rows are in the order of time
-                dropped |= {name for name in frame if NO_NAME.fullmatch(name) and counts_rows(frame[name])}
-                columns = [name for name in frame if name not in dropped]
-            if missing := [name for name in columns if name not in frame]:
-                raise InputError(f"{file}: no column {missing[0]!r}, as the first recording has, among {list(frame)}")
-            if not columns or not len(frame):
-                raise InputError(f"{file}: no values; give a column per channel and a row per step")
-            read[row] = values_of(table, columns, fill=asked.missing != "refuse")
-            table.bad.kept()
-            names = columns
-        except InputError as error:
-            bad.add_file(row, file, error)
+
+    def read(file: Path) -> np.ndarray:
+        nonlocal names
+        table = read_table(file)
+        frame, columns = table.frame, names
+        if not columns:
+            dropped = {*filter(None, map(str.strip, str(asked.drop or "").split(","))), asked.time}
+            dropped |= {name for name in frame if name.lower() in TIMES}  # rows are in the order of time
+            dropped |= {name for name in frame if NO_NAME.fullmatch(name) and counts_rows(frame[name])}
+            columns = [name for name in frame if name not in dropped]
+        if missing := [name for name in columns if name not in frame]:
+            raise InputError(f"{file}: no column {missing[0]!r}, as the first recording has, among {list(frame)}")
+        if not columns or not len(frame):
+            raise InputError(f"{file}: no values; give a column per channel and a row per step")
+        values = values_of(table, columns, fill=asked.missing != "refuse")
+        table.bad.kept()
+        names = columns
+        return values
+
+    sequences = bad.read_files(files, read)
     kept = bad.kept()
-    x, lengths = padded(str(files[0].parent), [read[row] for row in np.flatnonzero(kept).tolist()])
+    x, lengths = padded(str(files[0].parent), sequences)
     found = Arrays({"x": x, "lengths": lengths} | {name: array[kept] for name, array in arrays.items()})
     found.files = list(files)
     found.chosen = {"columns": names, "recordings": True}
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    found.notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {shown}"]
+    found.notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {listed(names)}"]
     return found

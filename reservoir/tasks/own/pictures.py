@@ -39,7 +39,7 @@ class Pictures(Arrays):
         check_pillow()
         self._all_files, self._bad = list(files), bad
         if bad.skip:
-            self._check()
+            bad.read_files(files, _check)
         kept = bad.kept()
         arrays = {name: array[kept] for name, array in arrays.items()}
         super().__init__(arrays, x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
@@ -51,16 +51,9 @@ class Pictures(Arrays):
         try:
             return objects([_stored_bytes(file) for file in self.files[lo:hi]])
         except InputError:
-            self._check()  # counts all files that cannot be read, not only the first
+            self._bad.read_files(self._all_files, _check)  # counts all that cannot be read, not only the first
             self._bad.kept()
             raise
-
-    def _check(self) -> None:
-        for row, file in enumerate(self._all_files):
-            try:
-                _stored_bytes(file)
-            except InputError as error:
-                self._bad.add_file(row, file, error)
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:
@@ -86,6 +79,11 @@ def _stored_bytes(path: Path) -> np.ndarray:
     found = np.frombuffer(path.read_bytes(), np.uint8)
     decoded(found, str(path), rough=True)
     return found
+
+
+def _check(path: Path) -> None:
+    """Refuse a file that is not a picture."""
+    _stored_bytes(path)
 
 
 def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> "Image":

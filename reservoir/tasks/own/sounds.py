@@ -87,16 +87,15 @@ class Sounds(Arrays):
         except (ImportError, OSError):  # OSError: the package without its library
             raise InputError("sounds need soundfile: pip install 'reservoir-features[audio]'") from None
         self._rate, self._waveform = rate or RATE, waveform
-        opened: dict[int, Sound] = {}
-        for row, file in enumerate(files):
-            try:
-                opened[row] = open_sound(file)
-                if bad.skip:  # damage after the header must be known before the rows are counted
-                    read_samples(opened[row], self._rate)
-            except InputError as error:
-                bad.add_file(row, file, error)
+
+        def opened(file: Path) -> Sound:
+            sound = open_sound(file)
+            if bad.skip:  # damage after the header must be known before the rows are counted
+                read_samples(sound, self._rate)
+            return sound
+
+        self._sounds = bad.read_files(files, opened)
         kept = bad.kept()
-        self._sounds = [opened[row] for row in np.flatnonzero(kept).tolist()]
         samples = np.array([sound.count(self._rate) for sound in self._sounds], np.int64)
         lengths = samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)
         dim = 1 if waveform else BANDS

@@ -1,9 +1,7 @@
 """A table as arrays: rows of values, whole sequences in cells, or several lines per sequence (long form)."""
 
-import re
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from reservoir.tasks.own.columns import (
     is_sequences,
     is_text,
     labels_of,
+    listed,
     time_of_rows,
     typed,
     values_of,
@@ -35,7 +34,6 @@ from reservoir.tasks.own.texts import Texts
 MOST_NAMES = 256
 """Columns of values are known by name up to this number; beyond it they are steps of a series, known by order."""
 
-MOST_SHOWN = 8
 LONGEST_NUMBER = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
 
@@ -157,7 +155,7 @@ class TableReader:
         """Take a column of texts, or of lists or texts of numbers."""
         bad, cells = self.table.bad, self.table.pop(whole)
         if others := list(self.table.frame):
-            self.notes.append(f"only {whole!r} is read, not the columns {', '.join(others[:MOST_SHOWN])}")
+            self.notes.append(f"only {whole!r} is read, not the columns {listed(others)}")
         numbers = self.known.get("numbers", False) or (self.labelled and is_sequences(cells))
         if numbers and whole not in SEQUENCES:
             self.chosen |= {"text": whole, "numbers": True}
@@ -199,8 +197,8 @@ class TableReader:
         if short := int((lengths < len(names)).sum()):
             self.notes.append(f"{short:,} rows have no value in the last columns, and end at their last value")
             self.chosen["early"] = True
-        if self.labelled and (shown := runs_of(names)):
-            self.notes.append(f"{len(names)} values per row: {shown}")
+        if self.labelled and not all(name[-1:].isdigit() for name in names):
+            self.notes.append(f"{len(names)} values per row: {listed(names)}")
         self.arrays["x"] = values_of(self.table, names, fill=self.fill, lengths=lengths)
         self.arrays["lengths"] = lengths
 
@@ -265,7 +263,7 @@ class TableReader:
         by = f"by {time!r}" if time else "as the file has them"
         self.notes.append(
             f"long form: {len(ids):,} rows make {len(series):,} sequences, one per {name!r}, in order {by}, "
-            f"with the values {', '.join(names[:MOST_SHOWN])}"
+            f"with the values {listed(names)}"
         )
 
     def _ordered(self, name: str) -> np.ndarray:
@@ -305,16 +303,6 @@ def columns_as_arrays(
     found = reader.arrays_of_table()
     found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
     return found
-
-
-def runs_of(names: Sequence[str]) -> str:
-    """Return names for a message, with numbered ones as ``t0 ... t29``; "" if all names are numbered."""
-    stem = re.compile(r"\d+$")
-    runs = [list(run) for _, run in groupby(names, lambda name: stem.sub("", name))]
-    if len(runs) == 1 and (len(names) == 1 or stem.search(names[0])):
-        return ""
-    shown = [f"{run[0]} ... {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
-    return ", ".join(shown[:MOST_SHOWN]) + (", ..." if len(shown) > MOST_SHOWN else "")
 
 
 def _parts(label: Any) -> list[Any]:

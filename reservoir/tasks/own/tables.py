@@ -1,11 +1,10 @@
 """Tables from files: ``.csv``, ``.tsv``, ``.jsonl`` and ``.parquet`` as data frames that know where their rows are."""
 
-import codecs
 import csv
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +18,6 @@ from reservoir.tasks.own.arrays import check_expansion
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
 MOST_NAMED = 5
-BLOCK = 2**20
 BATCH = 256  # rows of a Parquet file that are unpacked at a time
 
 
@@ -38,10 +36,16 @@ class BadRows:
         """Note why a row cannot be read, and what to do about it."""
         self._reasons.setdefault(int(row), (reason, remedy))
 
-    def add_file(self, row: int, path: Path, error: InputError) -> None:
-        """Note why the file of a row cannot be read."""
-        reason, _, remedy = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ").partition("; fix ")
-        self.add(row, reason, f"fix {remedy or 'the row'}")
+    def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
+        """Return what ``read`` makes of the file of each row that is not bad; rows whose file it refuses become bad."""
+        found = []
+        for row, path in ((row, path) for row, path in enumerate(files) if row not in self._reasons):
+            try:
+                found.append(read(path))
+            except InputError as error:
+                reason, _, remedy = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ").partition("; fix ")
+                self.add(row, reason, f"fix {remedy or 'the row'}")
+        return found
 
     def kept(self) -> np.ndarray:
         """Return which rows can be read, (rows,) of bool; refuse bad rows unless skipped and others are left."""
@@ -106,22 +110,16 @@ def read_table(
 
 
 def check_text(path: Path) -> None:
-    """Refuse a file that is not UTF-8 text, or has a NUL; memory does not grow with its lines."""
-    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    """Refuse a file that is not UTF-8 text, or has a NUL."""
     with path.open("rb") as file:
-        while True:
-            block = file.read(BLOCK)
-            if b"\0" in block:
-                line += block[: block.index(b"\0")].count(b"\n")
-                raise InputError(f"{path}, line {line}: a NUL byte; write the file as UTF-8 text")
+        for number, line in enumerate(file, 1):
+            if b"\0" in line:
+                raise InputError(f"{path}, line {number}: a NUL byte; write the file as UTF-8 text")
             try:
-                decoder.decode(block, final=not block)
+                line.decode()
             except UnicodeDecodeError as error:
-                line += error.object[: error.start].count(b"\n")
-                raise InputError(f"{path}, line {line}: not UTF-8 ({error.reason}); write the file as UTF-8") from None
-            if not block:
-                return
-            line += block.count(b"\n")
+                problem = f"{path}, line {number}: not UTF-8 ({error.reason})"
+                raise InputError(f"{problem}; write the file as UTF-8") from None
 
 
 def lines_of(path: Path) -> Iterator[str]:

@@ -34,6 +34,15 @@ class Texts(Arrays):
         return x
 
 
+def with_letters(where: str, arrays: Arrays) -> Arrays:
+    """Return the arrays of a file; if ``x`` holds texts (rows,), their letters become the sequences."""
+    shape = arrays.shapes.get("x", ())
+    if len(shape) != 1 or not shape[0] or arrays.dtypes["x"].kind != "U" or () in arrays.shapes.values():
+        return arrays
+    read = {name: arrays.read(name, 0, shape[0]) for name in arrays.shapes if name != "lengths"}
+    return Texts(where, read.pop("x").tolist(), read)
+
+
 def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths."""
     texts = [text.strip() for text in texts]
