@@ -231,7 +231,7 @@ def _to_input(
     if task.pictures:
         x = as_patches(x)
     if task.alphabet:
-        x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet)
+        x = to_symbols(x, lengths, task.alphabet)
     if scaling and not isinstance(task.form, Tokens):
         return scaling(x), lengths
     return x.astype(np.int64 if isinstance(task.form, Tokens) or model.windows.symbols else np.float32), lengths

@@ -260,7 +260,7 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     """Return the `RawInput` of stored sequences, (rows, width), or of every token if each token has a label."""
     raw = RawInput(task)
     x = as_patches(x) if task.pictures else x
-    x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet) if task.alphabet else x
+    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
     scaled = scaling(x) if scaling else x
     inputs = (torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))
     if task.each:

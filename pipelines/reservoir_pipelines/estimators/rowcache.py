@@ -26,7 +26,7 @@ from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import read_integers
-from reservoir.tasks.own.values import Rounding, as_values, clean_symbols
+from reservoir.tasks.own.values import as_values, check_rounding, clean_symbols, rounding
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
 from reservoir_pipelines.files import ROWS, stamp
@@ -149,9 +149,7 @@ def scaling_of(
         return Scaling.constant(1.0, task.form.dim)
     given = x.reshape(*rows.x.shape[:2], -1)[rows.real]
     tokens = rows.x[rows.real][:, : given.shape[1]].astype(np.float64)
-    rounding = Rounding()
-    rounding.add(given, tokens)
-    rounding.check("X")
+    check_rounding("X", [rounding(given, tokens)])
     known = ~np.isnan(tokens)
     counted = np.repeat(np.ones(len(rows.x)) if weights is None else weights, rows.lengths)[:, None] * known
     tokens, total = np.where(known, tokens, 0), np.maximum(counted.sum(axis=0), 1e-300)

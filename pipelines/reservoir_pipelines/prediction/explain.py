@@ -60,7 +60,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     if bundle.task.pictures:
         x = as_patches(x)
     if bundle.task.alphabet:
-        x = to_symbols(str(file), x, lengths, bundle.task.alphabet)
+        x = to_symbols(x, lengths, bundle.task.alphabet)
     model = build(bundle, readout)
     if model.reader:
         raise InputError(

@@ -17,7 +17,6 @@ from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.texts import are_words, to_symbols
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
@@ -85,11 +84,6 @@ def predict(
             "of real tokens of each row"
         )
     x, lengths = encode(task, raw, given)
-    letters = [
-        part.reservoir.input != "native" if part.reservoir else not are_words(task.alphabet) for part in bundle.parts
-    ]
-    if task.alphabet and any(letters):  # a text is read letter by letter
-        to_symbols(str(file), x, lengths, task.alphabet)
     counts = lengths if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(counts.max()))

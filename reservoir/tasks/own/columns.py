@@ -1,20 +1,6 @@
 """Which column of a table is the label, the id, the time, the group, the sequence, and which are values.
 
-A flag gives a role to a column. Without flags these rules apply, in this order:
-
-=========  ============================================================================================
-role       column
-=========  ============================================================================================
-left out   a first column, or one called ``index``, that counts the rows; a column without a name
-label      ``label`` or ``y`` (``y0``, ``y1`` ... are several outputs), or the only one of `USUAL_LABELS`; else the
-           only column besides a sequence, if its values repeat or are numbers
-id         ``id``, ``series_id`` or ``case``, or a column such as ``patient_id`` without repetitions
-group      ``groups``
-sequence   ``x`` or ``sequence``; a single column of lists; a column of paths of existing files; or, if
-           all others are texts, the longest one; or a text, if labels are the only other column
-time       ``time``, ``t``, ``step``, ``timestamp``, ``date`` or ``datetime`` with dates or rising numbers
-values     all others, in their order
-=========  ============================================================================================
+A flag gives a role to a column. Without flags the rules of ``docs/guides/data.md`` apply.
 """
 
 import json
@@ -94,7 +80,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     roles = Roles()
     for name in filter(None, map(str.strip, str(asked.drop or "").split(","))):
         if name in table.frame:
-            table.pop(name)
+            table.frame.pop(name)
         elif known is None:
             refuse_column(table, name, "drop")
     roles.labels = [named("label")] if named("label") else usual_labels(table, values, alone=known is None)
@@ -106,7 +92,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         reason = "counts the rows" if counts and counts_rows(table.frame[name]) else "has no name"
         if name not in kept and (reason != "has no name" or NO_NAME.fullmatch(name)):
             roles.notes.append(f"the column {name!r} is left out because it {reason}")
-            table.pop(name)
+            table.frame.pop(name)
     roles.group = named("group") or ("groups" if "groups" in table.frame else "")
     roles.id = named("id")
     if not roles.id:
@@ -216,11 +202,6 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
 def refuse_column(table: Table, name: str, role: str) -> NoReturn:
     """Refuse a flag that names a column which is not in the table."""
     names = list(table.frame)
-    if role == "text" and "," in name:
-        raise InputError(
-            f"{table.path}: --text {name}: give one column; write both texts into one column, with the model's "
-            "separator between them, such as ' [SEP] '"
-        )
     raise InputError(f"{table.path}: no column {name!r} (--{role}) among {names}{nearest(name, names)}")
 
 

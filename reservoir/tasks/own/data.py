@@ -27,7 +27,14 @@ from reservoir.tasks.own.labels import (
 )
 from reservoir.tasks.own.pictures import SIDE, Pictures, objects
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
-from reservoir.tasks.own.values import Rounding, as_values, clean_lengths, clean_symbols, standardisation
+from reservoir.tasks.own.values import (
+    as_values,
+    check_rounding,
+    clean_lengths,
+    clean_symbols,
+    rounding,
+    standardisation,
+)
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
@@ -51,7 +58,7 @@ class OwnData(Source):
     - ``groups`` (rows,): rows of one group are in one split.
 
     They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of recordings,
-    sounds or pictures. `reservoir.tasks.own.columns` has the rule for the columns of a table.
+    sounds or pictures. ``docs/guides/data.md`` has the rule for the columns of a table.
     """
 
     origin: str  # a path, or the name of a dataset of the hub
@@ -109,7 +116,7 @@ class OwnData(Source):
 
     def scaling(self) -> Scaling | None:
         """Return the standardisation of the training split, for pictures a scaling to -2 ... 2, or None for symbols."""
-        form, rounding = self.task.form, Rounding()
+        form = self.task.form
         if isinstance(form, Tokens):
             return None
         if self.task.pictures:
@@ -117,17 +124,19 @@ class OwnData(Source):
         if not self.asked.standardise or self.asked.waveform:
             return Scaling.constant(1.0, form.dim)
 
+        moved: list[np.ndarray] = []
+
         def training_values() -> Iterator[np.ndarray]:
             for piece in self.pieces():
                 given, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[piece.lo : piece.hi]
                 x, train = self._as_values(given, lengths, piece), self._split[piece.lo : piece.hi] == "train"
                 if train.any():
                     real = np.arange(x.shape[1]) < lengths[train, None]
-                    rounding.add(given.reshape(*x.shape[:2], -1)[train][real], x[train][real])
+                    moved.append(rounding(given.reshape(*x.shape[:2], -1)[train][real], x[train][real]))
                     yield x[train][real]
 
         found = standardisation(self.origin, training_values())
-        rounding.check(self.origin)
+        check_rounding(self.origin, moved)
         if self.asked.missing == "mask":  # the channels that mark missing values stay 0 and 1
             half = form.dim // 2
             found.offset[half:], found.scale[half:] = 0, 1

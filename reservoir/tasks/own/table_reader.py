@@ -55,7 +55,7 @@ class TableReader:
     def arrays_of_table(self) -> Arrays:
         """Return the arrays of a table in any of its forms."""
         table, name = self.table, self.roles.id
-        ids = [str(cell) for cell in table.pop(name)] if name else []
+        ids = [str(cell) for cell in table.frame.pop(name)] if name else []
         repeats = len(set(ids)) < len(ids)
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
@@ -75,12 +75,12 @@ class TableReader:
         names = [name for name in self.roles.labels if name in self.table.frame]
         y = [labels_of(self.table, name, required=self.labelled) for name in names]
         for name in names:
-            self.table.pop(name)
+            self.table.frame.pop(name)
         if y:
             self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
         for array, name in {"split": "split", "groups": self.roles.group}.items():
             if name in self.table.frame:
-                self.arrays[array] = np.array([str(cell).strip() for cell in self.table.pop(name)])
+                self.arrays[array] = np.array([str(cell).strip() for cell in self.table.frame.pop(name)])
 
     # ---- one line per sequence
 
@@ -100,7 +100,7 @@ class TableReader:
             self.roles.labels = []
         self._labels_and_groups()
         if time in table.frame:
-            table.pop(time)
+            table.frame.pop(time)
             self.notes.append(f"the column {time!r} is left out, because each row is a sequence of its own")
         if whole:
             self._sequences(whole)
@@ -148,12 +148,12 @@ class TableReader:
             self.arrays["y"][np.arange(counts.max()) < counts[:, None]] = flat
             self.chosen["each"] = "token"
             self.notes.append(f"the column {label!r} labels every token of {whole!r}")
-        self.table.pop(label)
+        self.table.frame.pop(label)
         return True
 
     def _sequences(self, whole: str) -> None:
         """Take a column of texts, or of lists or texts of numbers."""
-        bad, cells = self.table.bad, self.table.pop(whole)
+        bad, cells = self.table.bad, self.table.frame.pop(whole)
         if others := list(self.table.frame):
             self.notes.append(f"only {whole!r} is read, not the columns {listed(others)}")
         numbers = self.known.get("numbers", False) or (self.labelled and is_sequences(cells))
@@ -268,7 +268,7 @@ class TableReader:
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or dates as ISO 8601 writes them, to sort by."""
-        column = self.table.pop(name)
+        column = self.table.frame.pop(name)
         found = column.to_numpy() if column.dtype.kind in "iuf" else dates_of(column)
         if found is None:
             first = next(iter(filled(column)), "")

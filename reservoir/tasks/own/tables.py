@@ -81,12 +81,6 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
 
-    def pop(self, name: str) -> Any:
-        """Take a column out of the table."""
-        column = self.frame[name]
-        self.frame = self.frame.drop(columns=name)
-        return column
-
 
 def read_table(
     path: Path, text: Sequence[str] | None = (), rows: int | None = None, *, skip: bool | None = None

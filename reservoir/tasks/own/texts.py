@@ -88,21 +88,13 @@ def are_words(alphabet: str) -> bool:
     return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MOST_LETTERS
 
 
-def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
-    """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end and for unknown letters.
-
-    Alphabets of earlier versions may lack `UNKNOWN`; other letters are then refused.
-    """
-    place = np.full(max(map(ord, alphabet)) + 2, -1, np.int32)
+def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
+    """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end and for unknown letters."""
+    assert alphabet[0] == UNKNOWN
+    place = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]
-    real = np.arange(codes.shape[1]) < lengths[:, None]
-    wrong = real & (symbols < 0)
-    if wrong.any() and alphabet[0] != UNKNOWN:
-        row, token = (int(i) for i in np.argwhere(wrong)[0])
-        problem = f"{where}, row {row}, letter {token}: {chr(codes[row, token])!r} does not occur in the training rows"
-        raise InputError(f"{problem}; their letters are {shown(alphabet)}")
-    return np.where(real & ~wrong, symbols, 0).astype(np.min_scalar_type(len(alphabet) - 1))
+    return np.where(np.arange(codes.shape[1]) < lengths[:, None], symbols, 0)
 
 
 def shown(letters: str) -> str:

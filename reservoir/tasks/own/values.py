@@ -1,6 +1,6 @@
 """Values and symbols of your own data and of new inputs: checked, padded after their rows, and standardised."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -56,32 +56,24 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
     return np.concatenate([values, gaps.astype(np.float32)], axis=2)
 
 
-class Rounding:
-    """Measures how much float32 changes the channels of values that come in stretches."""
+def rounding(given: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    """Return how far float32 moves the values of each channel, and their range, (3, dim), of tokens (tokens, dim)."""
+    given = given.astype(np.float64)
+    moved = np.abs(given - stored[:, : given.shape[1]])
+    return np.stack([np.fmax.reduce(moved), np.fmin.reduce(given), np.fmax.reduce(given)])
 
-    def __init__(self) -> None:
-        self._found: list[np.ndarray] = []
 
-    def add(self, x: np.ndarray, stored: np.ndarray) -> None:
-        """Add tokens (tokens, dim) as they were given, and as they are stored."""
-        if len(x) and x.dtype.itemsize > 2 and x.dtype != np.float32:
-            x, stored = x.astype(np.float64), stored[:, : x.shape[1]].astype(np.float64)
-            self._found.append(np.stack([np.fmax.reduce(np.abs(x - stored)), np.fmin.reduce(x), np.fmax.reduce(x)]))
-
-    def check(self, where: str) -> None:
-        """Refuse channels that lose most of their variation."""
-        if not self._found:
-            return
-        moved, least, most = np.stack(self._found, axis=1)
-        moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
-        coarse = np.flatnonzero(moved > MOST_ROUNDING * (most - least))
-        coarse = coarse[most[coarse] > least[coarse]]
-        if len(coarse):
-            c = int(coarse[0])
-            raise InputError(
-                f"{where}: x varies too little for float32 in column {c} (from {least[c]:.15g} to {most[c]:.15g}, "
-                f"rounded by up to {moved[c]:.3g}); subtract an offset from it, such as {least[c]:.6g}"
-            )
+def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
+    """Refuse channels that lose most of their variation, from what `rounding` returned for stretches of tokens."""
+    moved, least, most = np.stack(stretches, axis=1)
+    moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
+    coarse = np.flatnonzero((moved > MOST_ROUNDING * (most - least)) & (most > least))
+    if len(coarse):
+        c = int(coarse[0])
+        raise InputError(
+            f"{where}: x varies too little for float32 in column {c} (from {least[c]:.15g} to {most[c]:.15g}, "
+            f"rounded by up to {moved[c]:.3g}); subtract an offset from it, such as {least[c]:.6g}"
+        )
 
 
 def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
