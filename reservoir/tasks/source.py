@@ -98,12 +98,20 @@ def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: 
     if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
         problem = f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}"
         raise InputError(f"{problem}; give {texts}, or symbols of shape (rows, at most {task.max_tokens})")
-    wrong = (x < 0) | (x >= task.form.vocabulary)
+    clean_symbols(f"task {task.name!r}", x, full_lengths(x), task.form.vocabulary)
+    return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
+
+
+def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
+    """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
+    real = np.arange(x.shape[1]) < lengths[:, None]
+    wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
-        start = f"task {task.name!r}, row {row}, token {token}: {x[row, token]} is not a symbol"
-        raise InputError(f"{start} from 0 to {task.form.vocabulary - 1}")
-    return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
+        raise InputError(
+            f"{where}: row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}"
+        )
+    return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
 
 def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:

@@ -65,10 +65,7 @@ def text_columns(asked: OwnDataOptions) -> list[str]:
 
 
 def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
-    """Return the columns by role, and drop those that are left out from the table.
-
-    For new sequences ``known`` has the parameters of their task; columns that only training needs may then be missing.
-    """
+    """Return the columns by role, and drop those that are left out; ``known`` is explained in `TableReader`."""
     values = (known or {}).get("columns", ())
 
     def named(role: str) -> str:
@@ -389,12 +386,8 @@ def labels_of(table: Table, name: str, *, required: bool) -> np.ndarray:
 
     Rows without a label are bad if labels are ``required``; else (new sequences need none) their label is None.
     """
-
-    def lacks(cell: Any) -> bool:
-        return cell is None or (isinstance(cell, float) and np.isnan(cell)) or str(cell).strip() == ""
-
     column = table.frame[name].astype(object)
-    given = ~column.map(lacks).to_numpy(bool)
+    given = (column.notna() & (column.astype(str).str.strip() != "")).to_numpy()
     for row in np.flatnonzero(~given) if required else ():
         table.bad.add(row, f"no label in column {name!r}")
     labels = typed(f"{table.path}, column {name!r}", column[given].tolist())

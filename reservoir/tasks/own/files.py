@@ -12,13 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
 from reservoir.tasks.own.arrays import Arrays, read_npz
-from reservoir.tasks.own.columns import (
-    FILES,
-    PEEKED,
-    files_kind,
-    named_kind,
-    text_columns,
-)
+from reservoir.tasks.own.columns import FILES, PEEKED, files_kind, named_kind, text_columns
 from reservoir.tasks.own.folders import check_inside, folder_arrays, labels_from_table, media_arrays, media_files
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import hub_arrays, is_hub
@@ -77,7 +71,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
     return found
 
 
-def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str) -> list[str]:
+def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str) -> list[Any]:
     """Return the match of a pattern's group in each header; headers come with their place."""
     try:
         compiled = re.compile(pattern)
@@ -85,12 +79,10 @@ def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: st
         raise InputError(f"--{flag} {pattern}: not a pattern ({error}); give one with a group in parentheses") from None
     if compiled.groups != 1:
         raise InputError(f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
-    found = []
-    for where, header in headers:
-        match = compiled.search(header)
-        if match is None or match.group(1) is None:
-            raise InputError(f"{where}: the header {header[:60]!r} does not match --{flag} {pattern}")
-        found.append(match.group(1))
+    found = [match and match.group(1) for match in (compiled.search(header) for _, header in headers)]
+    if None in found:
+        where, header = headers[found.index(None)]
+        raise InputError(f"{where}: the header {header[:60]!r} does not match --{flag} {pattern}")
     return found
 
 
@@ -100,10 +92,7 @@ SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
 
 
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
-    """Return the arrays of a file by its suffix, of a folder, or of a dataset of the hub.
-
-    New sequences of a ``task`` are read like its rows, and need no labels.
-    """
+    """Return the arrays of a file, a folder or a dataset of the hub; new sequences of a ``task`` need no labels."""
     path, known = Path(origin), task.parameters if task else None
     published = split_files(path) if task is None else {}
     if task is None:

@@ -61,11 +61,7 @@ def check_inside(path: Path, root: Path) -> None:
 def folder_arrays(
     root: Path, files: Sequence[Path], known: Collection[str | int] | None, asked: OwnDataOptions
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return names, labels and splits of the files of a folder, and notes.
-
-    Labels come from the table that ``asked.labels`` names, or else a file's label is the folder it is in, below
-    ``root`` or below folders of splits. New files (``known`` has the task's labels) may be in any folder.
-    """
+    """Return names, labels and splits of the files of a folder, and notes; ``known`` has the labels, for new files."""
     parts = [file.relative_to(root).parts or (file.name,) for file in files]
     names = ["/".join(part) for part in parts]
     arrays = {"ids": np.array(names)}
@@ -93,10 +89,7 @@ def folder_arrays(
 
 
 def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
-
-    Rows are joined by the column ``asked.id``, or the one that names most of the files (below their folder) or records.
-    """
+    """Return the labels, groups and splits of files or records from the table that ``--labels`` names, and notes."""
     assert asked.labels
     table = read_table(Path(asked.labels), None)  # all as text: run 007 is not run 7
     table.bad.kept()
@@ -116,10 +109,7 @@ def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict
 
 
 def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, dict[str, int]]:
-    """Return the column of a table that names files or records, and the row of each name.
-
-    A name is found whole, without its suffix, without its folder, or without both.
-    """
+    """Return the column that names most files (whole, or without folder or suffix), and the row of each name."""
     frame, found = table.frame, {}
     if named and named not in frame:
         raise InputError(f"{table.path}: no column {named!r} (--id) among {list(frame)}")
@@ -153,10 +143,7 @@ def media_arrays(
     asked: OwnDataOptions,
     known: Mapping[str, Any] | None,
 ) -> Arrays:
-    """Return files of one kind as sequences, together with arrays already known of them and notes on these arrays.
-
-    For new sequences ``known`` has the parameters of their task, whose columns are then read.
-    """
+    """Return files of one kind as sequences, together with arrays already known of them and notes on these arrays."""
     kind = files_kind([files[0].name])
     if kind == "pictures":
         found = Pictures(files, arrays, bad)

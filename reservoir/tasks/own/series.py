@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,11 +13,8 @@ PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files o
 SUFFIXES = (".ts", ".tsv")
 
 
-class Series(NamedTuple):
-    """Sequences (tokens, channels) of one file, and their labels: texts for classes, floats, or None."""
-
-    x: list[np.ndarray]
-    y: list[str] | list[float] | None
+Series = tuple[list[np.ndarray], list[str] | list[float] | None]
+"""Sequences (tokens, channels) of one file, and their labels: texts for classes, floats, or None."""
 
 
 def split_files(path: Path) -> dict[str, Path]:
@@ -52,16 +48,17 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
     """Return the arrays of files by their splits, or of one file whose split is ""."""
     read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
     first = next(iter(files.values()))
-    for file, series in zip(files.values(), read, strict=True):
-        if (channels := series.x[0].shape[1]) != read[0].x[0].shape[1]:
-            raise InputError(f"{file}: {channels} channels, and {first} has {read[0].x[0].shape[1]}")
-    x, lengths = padded(str(first if len(files) == 1 else first.parent), [row for series in read for row in series.x])
+    for file, (x, _) in zip(files.values(), read, strict=True):
+        if (channels := x[0].shape[1]) != read[0][0][0].shape[1]:
+            raise InputError(f"{file}: {channels} channels, and {first} has {read[0][0][0].shape[1]}")
+    x, lengths = padded(str(first if len(files) == 1 else first.parent), [row for x, _ in read for row in x])
     arrays = {"x": x, "lengths": lengths}
-    if all(series.y is not None for series in read):
-        y = np.array([label for series in read for label in series.y or ()])
+    labels = [label for _, y in read for label in y or ()]
+    if len(labels) == len(x):
+        y = np.array(labels)
         arrays["y"] = y.astype(np.float64) if regression and y.dtype.kind == "U" and all(map(_is_number, y)) else y
     if len(files) > 1:
-        arrays["split"] = np.repeat(list(files), [len(series.x) for series in read])
+        arrays["split"] = np.repeat(list(files), [len(x) for x, _ in read])
     found = Arrays(arrays)
     found.notes += [f"split as published: {' and '.join(f.name for f in files.values())}"] if len(files) > 1 else []
     return found
@@ -103,7 +100,7 @@ def _read_ts(path: Path) -> Series:
     wrong = next((label for label in labels if target and not _is_number(label)), None)
     if wrong is not None:
         raise InputError(f"{path}: the target {wrong[:40]!r} is not a number; as a class it needs @classLabel")
-    return Series(x, [float(label) for label in labels] if target else labels if classes else None)
+    return x, [float(label) for label in labels] if target else labels if classes else None
 
 
 def _read_bare(path: Path) -> Series:
@@ -124,7 +121,7 @@ def _read_bare(path: Path) -> Series:
         x.append(np.array(values[: known[-1] + 1])[:, None])
         y.append(float(label))
     whole = all(label == round(label) for label in y)
-    return Series(x, [str(int(label)) for label in y] if whole else y)
+    return x, [str(int(label)) for label in y] if whole else y
 
 
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:

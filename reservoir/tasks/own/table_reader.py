@@ -226,6 +226,8 @@ class TableReader:
     # ---- several lines per sequence
 
     def _long(self, ids: Sequence[str]) -> None:
+        import pandas as pd
+
         table, name = self.table, self.roles.id or "id"
         self._labels_and_groups()
         time = self.roles.time or next((name for name in table.frame if name.lower() in TIMES), "")
@@ -236,15 +238,12 @@ class TableReader:
         self._choose_values()
         names = list(table.frame)
         tokens = values_of(table, names, fill=self.fill)
-        series = {key: place for place, key in enumerate(dict.fromkeys(ids))}
-        member = np.array([series[key] for key in ids])
-        order = np.lexsort((times, member))
-        same = (np.diff(member[order]) == 0) & (times[order][1:] == times[order][:-1])
-        for row in order[1:][same]:
+        member, series = pd.factorize(np.array(ids))
+        for row in np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated()).tolist():
             table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
-        starts, lengths = np.searchsorted(member[order], np.arange(len(series))), np.bincount(member)
+        first = np.unique(member, return_index=True)[1]
         for array, values in self.arrays.items():
-            unlike = (values != values[order[starts[member]]]).reshape(len(values), -1).any(axis=1)
+            unlike = (values != values[first[member]]).reshape(len(values), -1).any(axis=1)
             if unlike.any():
                 row, what = int(np.argmax(unlike)), "label" if array == "y" else array
                 raise InputError(
@@ -256,10 +255,10 @@ class TableReader:
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
             raise InputError(f"{table.path}: every sequence has a line that cannot be read")
-        x = [tokens[order[starts[one] : starts[one] + lengths[one]]] for one in good]
-        self.arrays = {array: values[order[starts[good]]] for array, values in self.arrays.items()}
-        self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), x)
-        self.arrays["ids"] = np.array(list(series))[good]
+        rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
+        self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
+        self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
+        self.arrays["ids"] = series[good]
         by = f"by {time!r}" if time else "as the file has them"
         self.notes.append(
             f"long form: {len(ids):,} rows make {len(series):,} sequences, one per {name!r}, in order {by}, "
@@ -289,10 +288,7 @@ def columns_as_arrays(
     labelled: bool,
     **roles: str | None,
 ) -> Arrays:
-    """Return texts, and what is known of each, as `TableReader` reads a table; ``roles`` are its flags.
-
-    Further ``arrays`` stay as they are.
-    """
+    """Return texts, and what is known of each, as `TableReader` reads a table; ``roles`` are its flags."""
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})

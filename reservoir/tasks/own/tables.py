@@ -124,10 +124,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple[Any, np.ndarray, dict[int, str]]:
-    """Return the columns of a text, separated by commas, semicolons (also with decimal commas) or tabs.
-
-    Also return the line number of each row, and the reasons why rows cannot be read.
-    """
+    """Return the columns of a text, the line number of each row, and the reasons why rows cannot be read."""
     import pandas as pd
 
     csv.field_size_limit(2**31 - 1)

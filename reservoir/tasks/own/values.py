@@ -7,22 +7,10 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.texts import codes_of
-from reservoir.tasks.source import full_lengths
+from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 MOST_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of the range of its channel
-
-
-def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
-    """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
-    real = np.arange(x.shape[1]) < lengths[:, None]
-    wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
-    if wrong.any():
-        row, token = (int(i) for i in np.argwhere(wrong)[0])
-        raise InputError(
-            f"{where}: row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}"
-        )
-    return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
 
 def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
