@@ -38,7 +38,6 @@ def card(
     plot_deviations(plot, spread, title=f"{name}, {settings.init}: standard deviation of the parameters")
     means = {kind: float(np.nanmean(values)) for kind, values in spread.items()}
     weights, biases = ([m for kind, m in means.items() if ("bias" in kind) == bias] for bias in (False, True))
-    heads = getattr(backbone.config, "num_attention_heads", None)
     whole = whole_count(backbone)
     found = {
         "name": name,
@@ -47,16 +46,14 @@ def card(
         "weights": describe_weights(backbone, settings.init),
         "depth": backbone.depth,
         "width": backbone.width,
-        "heads": heads,
+        "heads": getattr(backbone.config, "num_attention_heads", None),
         "max_tokens": backbone.max_tokens,
         "causal": backbone.causal,
         "groups": group_counts(backbone),  # frozen parameters that a sequence of vectors passes through
         "whole": whole,  # parameters of the whole model, its token embeddings included
         "task": described.name if described else None,
-        "trained": trained_counts(backbone, described) if described else None,  # by an FPT on the task, by group
-        "paper": paper_counts(backbone, described)
-        if described
-        else None,  # for GPT-2: the trained parameters as the paper counts them
+        "trained": described and trained_counts(backbone, described),  # by an FPT on the task, by group
+        "paper": described and paper_counts(backbone, described),  # the same as the paper counts them, for GPT-2
         "deviations": {kind: [None if np.isnan(v) else float(v) for v in values] for kind, values in spread.items()},
         "weight_deviation": fmean(weights) if weights else None,  # mean over blocks, then over kinds of weights
         "bias_deviation": fmean(biases) if biases else None,

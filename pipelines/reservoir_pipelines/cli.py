@@ -1,8 +1,10 @@
 """The command line. Each command is a thin function that calls a stage; heavy imports stay inside functions."""
 
+import errno
 import os
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +14,6 @@ from reservoir_pipelines import api
 from reservoir_pipelines.command import HELP, command
 from reservoir_pipelines.commands import cache_commands, doctor
 from reservoir_pipelines.commands import stage_commands as stages
-from reservoir_pipelines.faults import Interruptible, system_fault
 from reservoir_pipelines.output import heartbeat, printable
 
 # Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose errors typer raises.
@@ -20,7 +21,6 @@ UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="reservoir",
-    cls=Interruptible,
     help="Run a frozen transformer once, cache its hidden states, fit linear readouts in seconds.",
     context_settings=HELP,
     pretty_exceptions_enable=False,
@@ -96,11 +96,14 @@ def run(arguments: list[str]) -> int:
         return _fault("interrupted", 130)
     except BrokenPipeError:  # the reader of our output, such as head, has ended
         sys.stderr.close()
-        return 0
+        code = 0
     except OSError as error:
-        if (fault := system_fault(error)) is None:
+        if (fault := _system_fault(error)) is None:
             raise
         return _fault(*fault)
+    if code == 130:  # Ctrl-C; typer itself prints nothing
+        how = " with --resume" if arguments[0] in ("train", "pretrain") else ""
+        return _fault(f"interrupted; run the same command again{how} to continue", code)
     return code if isinstance(code, int) else 0
 
 
@@ -113,3 +116,35 @@ def _tree() -> Any:
 def _fault(message: str, code: int = 2) -> int:
     sys.stderr.write(f"reservoir: {printable(message)}\n")
     return code
+
+
+# Exit code 2: the path that the user named is at fault.
+_REMEDIES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another place"),
+    errno.EROFS: "name a place that can be written",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path: one part of it is a file, not a folder",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EEXIST: "name another place",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.ELOOP: "check the links on the path",
+}
+# Exit code 1: the machine is at fault. The error of a failed write names no path.
+_TROUBLES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, then run the same command again to continue"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to continue",
+    errno.EIO: "check the disk, then run the same command again to continue",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to continue",
+}
+
+
+def _system_fault(error: OSError) -> tuple[str, int] | None:
+    """Return one line and the exit code for an error that no command handled; None means a bug: show its traceback."""
+    if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
+        return None
+    code = 2 if error.errno in _REMEDIES else 1
+    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix it, then run the same command again to continue")
+    path = Path(str(error.filename or ""))
+    # The name of a temporary file of `replace_file` means nothing to the user.
+    shown = path.parent if path.name.startswith(".") and path.suffix == ".part" else error.filename
+    return f"{'' if shown is None else f'{shown}: '}{error.strerror}; {remedy}", code

@@ -159,17 +159,13 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     top: dict[str, Any] = getattr(context.find_root().command, "commands", {})
     known = {name, *(key for n, member in top.items() for key in getattr(member, "commands", [n]))}
     for key, value in tables.items():
-        if key not in known:
-            table = isinstance(value, dict)
-            what = f"the table [{key}] is not named after a command" if table else f"{key!r} is not in a table"
+        if key not in known or not isinstance(value, dict):
+            what = f"{key!r} is not a table named after a command"
             raise InputError(f"--config {file}: {what}; write the settings of {name} below a line [{name}]")
-    values = tables.get(name, {})
-    if not isinstance(values, dict):
-        raise InputError(f"--config {file}: write the settings of {name} below a line [{name}]")
     flags = [p for p in context.command.params if p.param_type_name == "option" and p.name != "config"]
     options: dict[str, Any] = {p.opts[0].removeprefix("--").replace("-", "_"): p for p in flags}
     found: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, value in tables.get(name, {}).items():
         option = options.get(str(key).replace("-", "_"))
         if option is None:
             raise InputError(f"--config {file}: {name} has no setting {key!r}; it has {', '.join(sorted(options))}")

@@ -111,15 +111,19 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
         return left_out, []
     dino = config["model_type"] == "dinov2"
     side = SIDE if dino else config["image_size"]
-    scale = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}  # ImageNet's
-    scale = scale if dino else {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": side, "width": side}, **scale}
-    deviation = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
-    processor["resample"] = 3 if dino else 2
+    mean, deviation = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if dino else ([0.5] * 3, [0.5] * 3)
+    processor = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": side, "width": side},
+        "image_mean": mean,
+        "image_std": deviation,
+        "resample": 3 if dino else 2,
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
+    numbers = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
     return left_out, [
         f"the file does not say how pictures are prepared: {side}x{side} pixels, "
-        f"{deviation}; if the model was trained otherwise, change preprocessor_config.json"
+        f"{numbers}; if the model was trained otherwise, change preprocessor_config.json"
     ]
 
 

@@ -54,9 +54,9 @@ def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[fit]\ncolumns = 'all'\n[extarct]\nlimit = 40\n", "the table [extarct]"),
-        ("layers = 'final'\n[extract]\nlimit = 40\n", "'layers' is not in a table"),
-        ("[cache]\nlimit = 40\n", "the table [cache]"),
+        ("[fit]\ncolumns = 'all'\n[extarct]\nlimit = 40\n", "'extarct' is not a table"),
+        ("layers = 'final'\n[extract]\nlimit = 40\n", "'layers' is not a table named after a command"),
+        ("[cache]\nlimit = 40\n", "'cache' is not a table"),
         ("extract = 40\n", "below a line [extract]"),
     ],
 )

@@ -424,20 +424,15 @@ def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
 
 @contextmanager
 def training_ends(remedy: str = "") -> Iterator[None]:
-    """Report divergence in one line with exit code 1, and an interruption with exit code 130 and how to continue."""
+    """Report divergence in one line with exit code 1."""
     from reservoir.training.trainer import DivergedError
 
     try:
         yield
     except DivergedError as error:
-        message, code = f"{error}{remedy}", 1
-    except KeyboardInterrupt:
-        message, code = "interrupted; run the same command with --resume to go on from the last checkpoint", 130
-    else:
-        return
-    if _prints():
-        notify(f"reservoir: {message}")
-    raise typer.Exit(code) from None
+        if _prints():
+            notify(f"reservoir: {error}{remedy}")
+        raise typer.Exit(1) from None
 
 
 def _prints() -> bool:

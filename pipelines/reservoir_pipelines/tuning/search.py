@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
@@ -294,14 +294,14 @@ class Search:
         ``most`` is the greatest number of candidates.
         """
         first, *later = self._affordable()
-        found = self._round(count(), first, most=most, last=not later)
+        found = self._round(first, most=most, last=not later)
         for limit in later:
             kept = found[: max(2, round(SURVIVORS * len(found)))]
             default = next(trial for trial in found if trial.number == 0)
             columns = {trial.number: trial.columns for trial in (default, *kept)}
             if sum(self._seconds(number, limit) for number in [*columns][:3]) > self._trial_seconds():
                 break  # a round with only the default compares nothing
-            found = self._round(columns, limit, columns, last=limit == later[-1])
+            found = self._round(limit, columns, last=limit == later[-1])
         return found
 
     def add(self, trial: ReservoirTrial) -> None:
@@ -399,7 +399,6 @@ class Search:
 
     def _round(
         self,
-        numbers: Iterable[int],
         limit: int | None,
         columns: Mapping[int, tuple[str, ...]] | None = None,
         *,
@@ -408,11 +407,11 @@ class Search:
     ) -> list[ReservoirTrial]:
         """Try candidates on at most ``limit`` rows of each split; return their trials, the best first.
 
-        ``columns`` are the best columns of candidates that were tried before.
+        ``columns`` are the best columns of candidates that were tried before; without them, new ones are tried.
         """
         found: list[ReservoirTrial] = []
         reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
-        for number in islice(numbers, most):
+        for number in islice(columns or count(), most):
             known = number == 0 or self.trials.get((number, limit))
             # The first candidates may use all time except that for fitting the rows of this round.
             few = len(found) < AT_LEAST
