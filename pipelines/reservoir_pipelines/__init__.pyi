@@ -456,7 +456,9 @@ def extract(
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
 
-    Notes ----- ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size
+    Notes
+    -----
+    ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size
     changes the last bits. A larger ``limit`` contains the rows of a smaller one. Workers share the blocks and need
     access to the cache.
 

@@ -105,11 +105,11 @@ def attention(
         arrays=plot.with_suffix(".h5"),
         plot=plot,
     )
-    shown = {"rows": done.rows, "title": f"{name}, {done.backbone}: attention of block {layer}", "top": done.top}
+    title = f"{name}, {done.backbone}: attention of block {layer}"
     with writing(plot):
         plot.parent.mkdir(parents=True, exist_ok=True)
         replace_file(done.arrays, partial(_write_arrays, done))
-        plot_attention(plot, one, mean, done.labels, done.diagonals, **shown)
+        plot_attention(plot, one, mean, done.labels, done.diagonals, rows=done.rows, title=title, top=done.top)
     return done
 
 

@@ -82,9 +82,7 @@ def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[
     return draw_or_warn
 
 
-def page_picture(
-    size: tuple[float, float], draw: Callable[Concatenate[Axes, P], None], *arguments: P.args, **options: P.kwargs
-) -> str:
+def page_picture(size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> str:
     """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails.
 
     Inside an image, no text of the SVG can run code or load anything.
@@ -93,7 +91,7 @@ def page_picture(
     try:
         with own_style():
             figure = figure_of(*size)
-            draw(figure.subplots(), *arguments, **options)
+            draw(figure.subplots(), *arguments)
             _escape_texts(figure)
             figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
     except Exception as error:

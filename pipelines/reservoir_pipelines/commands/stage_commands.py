@@ -23,7 +23,7 @@ from reservoir_pipelines.output import is_share, notify, percent, print_json, sc
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
     from reservoir_pipelines.extraction.extract import Extraction
-    from reservoir_pipelines.fitting.results import CurvePoint, Fit, Result
+    from reservoir_pipelines.fitting.results import Fit, Result
 
 
 def tasks(given: dict[str, Any]) -> Answer:
@@ -193,7 +193,11 @@ def fit_tables(done: Fit) -> list[Table]:
     tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
         metric = done.best.metric
-        points = [(f"{p.rows:,}", score_text(p.valid_score, metric), *_of_draws(p, metric)) for p in done.curve]
+        points = []
+        for point in done.curve:
+            scores = (point.valid_score, point.test_score, *point.test_range)
+            valid, test, low, high = (score_text(score, metric) for score in scores)
+            points.append((f"{point.rows:,}", valid, test, f"{low} to {high}"))
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
     names = [f"{one.title} ({score_text(one.valid_score, one.metric)})" for one in done.left_out]
@@ -227,11 +231,6 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
         title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
         tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
     return tables
-
-
-def _of_draws(point: CurvePoint, metric: str) -> tuple[str, str]:
-    low, high = (score_text(end, metric) for end in point.test_range)
-    return score_text(point.test_score, metric), f"{low} to {high}"
 
 
 def _line(name: str, result: Result) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.plots import COLOURS, shorten, style
-from reservoir_pipelines.reports.views import cost_facts, curve_picture, facts_of, picture_of, pictures_of
+from reservoir_pipelines.reports.views import curve_picture, facts_of, picture_of, pictures_of
 from reservoir_pipelines.reproduction_folder import CELL, ReproductionFolder
 
 if TYPE_CHECKING:
@@ -188,12 +188,14 @@ def _draw_costs(axes: Axes, rows: Mapping[str, tuple[float, float, float]]) -> N
 
 def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     result = results[key]
-    settings = result["settings"]
+    settings, passes = result["settings"], result["values"].get("passes")
     facts = [
         ("folder", result["folder"]),
         ("seed", settings.get("seed", 0)),
         ("processor time", f"{result['cpu_seconds']:.1f} s"),
-        *cost_facts(result["seconds"], result["bytes"], result["values"].get("passes")),
+        ("time", f"{result['seconds']:.1f} s"),
+        *([] if passes is None else [("forward passes", f"{passes:,} rows")]),
+        ("disk", size_text(result["bytes"])),
         *facts_of(result["stage"], result["values"]),
         ("made with", _versions(result["made_with"])),
         *[("note", note) for note in result["notes"][:6] if not PROGRESS.search(note)],

@@ -15,7 +15,7 @@ from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
-from reservoir_pipelines.output import percent, score_text, size_text
+from reservoir_pipelines.output import percent, score_text
 from reservoir_pipelines.plots import COLOURS, INK, PAGE_SIZE, page_picture, style
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
             facts.append((name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.3f}"))
     if found["p_value"] is not None:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
-    facts += [*cost_facts(found["seconds"], None), ("folder", path)]
+    facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
     shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
     return {"id": f"p{number}", "name": f"Fit: {entry.parent.name}, {entry.name}", "facts": facts, **shown}
 
@@ -114,7 +114,7 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     run = RunFolder(path)
     done = Training.from_dict({**(run.result or {}), "run": str(path)})
     values, config = train_values(done), run.config
-    facts = [*facts_of("train", values), *cost_facts(done.seconds, None), ("folder", path)]
+    facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
     shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
     return {"id": f"p{number}", "name": f"Training: {path.parent.name}, {path.name}", "facts": facts, **shown}
@@ -156,13 +156,6 @@ def _training_facts(values: Values, metric: str) -> Facts:
     if values.get("diverged_step") is not None:
         facts.append(("diverged", f"at step {values['diverged_step']:,}"))
     return facts
-
-
-def cost_facts(seconds: float, size: int | None, passes: int | None = None) -> Facts:
-    """Return the time, the rows that passed through a model, and the disk space, those that are known."""
-    facts: Facts = [("time", f"{seconds:.1f} s")]
-    facts += [] if passes is None else [("forward passes", f"{passes:,} rows")]
-    return facts + ([] if size is None else [("disk", size_text(size))])
 
 
 def picture_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
