@@ -127,12 +127,6 @@ def plan(
     return Answer(found, [(("plan", ""), lines)])
 
 
-Entries = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TASK|ENTRY...", help="A task (its last extraction is used), or keys or folders of entries."
-    ),
-]
 Readout = Annotated[
     Path,
     typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
@@ -148,7 +142,12 @@ HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "
 
 
 def fit(
-    entries: Entries,
+    entries: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TASK|ENTRY...", help="A task (its last extraction is used), or keys or folders of entries."
+        ),
+    ],
     seeds: Annotated[
         int, typer.Option(help="Fit this many reservoirs, with seeds from 0; those not cached are extracted first.")
     ] = 0,
@@ -500,14 +499,11 @@ def pretrain(
     return Answer(done, [(("pretrained", ""), rows)])
 
 
-Tables = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."),
-]
-
-
 def reproduce(
-    tables: Tables = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."),
+    ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, and for how long; run nothing.")

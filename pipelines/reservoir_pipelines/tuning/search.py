@@ -96,11 +96,9 @@ def draw_candidate(
 
 def title_of(candidate: dict[str, Any]) -> str:
     """Return the options of a candidate that differ from the defaults, as a short text."""
-    options = [
-        f"{value}" if name in ("backbone", "init", "input") else f"{name} {value}"
-        for name, value in candidate.items()
-        if name not in ("pad", "layers", "pool")
-    ]
+    shown = {name: value for name, value in candidate.items() if name not in ("pad", "layers", "pool")}
+    plain = ("backbone", "init", "input")
+    options = [str(value) if name in plain else f"{name} {value}" for name, value in shown.items()]
     return f"{', '.join(options) or 'the default'}; {candidate['layers']}"
 
 
