@@ -27,13 +27,27 @@ BLOCK_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The label of one sequence: for a task with several outputs a list, for several readout tokens a list of lists.
+    """The label of one sequence.
 
-    ``label`` is None if ``abstain`` was given and the set does not have exactly one class. ``probabilities`` has that
-    of each of the task's ``classes``, nested as the label; it is empty if the readout has none, and ``classes`` is
-    empty for regression. ``truth`` and ``id`` are the label and the name of the row in the file, if it has them. With
-    ``each`` every token has a label, and lists are as long as the sequence. With ``coverage``, ``set`` has the classes,
-    or ``interval`` the two ends of an interval, that hold the truth with that probability.
+    Parameters
+    ----------
+    label : str, int, float or nested list of these
+        The label; for a task with several outputs a list, for several readout tokens a list of lists. None if
+        ``abstain`` was given and the set does not have exactly one class.
+    probabilities : list
+        The probability of each of ``classes``, nested as the label; empty if the readout has none.
+    classes : tuple of str or int
+        The task's classes; empty for regression.
+    truth : str, int, float or nested list of these, optional
+        The label in the file, if it has one.
+    id : str, optional
+        The name of the row in the file, if it has one.
+    each : bool, default False
+        Whether every token, or word, has a label; lists are then as long as the sequence.
+    set : list of str or int, optional
+        With ``coverage``, a set of classes that holds the truth with that probability.
+    interval : list of float, optional
+        With ``coverage``, the two ends of an interval that holds the true value with that probability.
     """
 
     label: Any

@@ -30,11 +30,28 @@ RUN = "pretraining"  # name of the folder inside the model's folder that holds t
 class Pretraining(Record):
     """The result of a pretraining: losses in bits for a language model, accuracies for bit memory.
 
-    ``folder`` holds the model, for ``--backbone``; transformers can load it. Its training read ``tokens`` in ``steps``
-    steps, which took ``seconds`` of wall time. ``valid_bits`` and ``test_bits`` are mean losses on the held-out parts
-    of the corpus in bits per ``unit`` (``byte`` or ``token``); ``entropy`` is the lowest possible one, where it is
-    known. ``valid_accuracy`` and ``test_accuracy`` are those on held-out rows of a task; ``floor`` is the accuracy of a
-    constant output, or of copying the input.
+    Parameters
+    ----------
+    folder : str
+        Folder of the model, for ``--backbone``; transformers can load it.
+    corpus : dict
+        Description of the corpus.
+    steps, tokens : int
+        Number of steps, and of the tokens that they read.
+    parameters : int
+        Number of the model's parameters.
+    seconds : float
+        Wall time of the steps.
+    unit : str or None
+        Unit of the losses: ``byte`` or ``token``.
+    valid_bits, test_bits : float or None
+        Mean loss on the held-out parts of the corpus, in bits per unit.
+    entropy : float or None
+        Lowest possible mean loss in bits per unit, where it is known.
+    valid_accuracy, test_accuracy : float or None
+        Accuracy on held-out rows of a task.
+    floor : float or None
+        Accuracy of a constant output, or of copying the input.
     """
 
     folder: str

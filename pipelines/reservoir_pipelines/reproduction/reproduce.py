@@ -24,9 +24,20 @@ _one_cell = threading.Lock()  # a dask worker with several threads runs one cell
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction(Record):
-    """The result of `reproduce`: the folder of the results, the tables with their numbers, and wall time in seconds.
+    """The result of `reproduce`.
 
-    ``ran`` cells were finished by this call, ``reused`` ones before; ``failed`` is why others failed, by their keys.
+    Parameters
+    ----------
+    folder : Path
+        Folder of the results.
+    tables : tuple of dict
+        The tables with their numbers.
+    ran, reused : int
+        Number of cells that this call finished, and that had been finished before.
+    failed : dict of str to str
+        Why cells failed, by their keys.
+    seconds : float
+        Wall time.
     """
 
     folder: Path

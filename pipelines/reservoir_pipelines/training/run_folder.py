@@ -398,20 +398,44 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any,
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Record):
-    """The result of a training; ``run`` is its folder, for `predict` and ``reservoir attention``.
+    """The result of a training.
 
-    ``metric`` is ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
-    Scores and losses of the validation and the test split belong to the weights of ``best_step``, the step with the
-    best validation score; it is None if the loss diverged, at ``diverged_step``, before the first validation.
-    ``test_score_of_all`` is the test accuracy when sequences that were dropped as too long count as wrong. ``floor`` is
-    the validation score of a constant output, or of copying the input if that is higher. ``converged_step`` is the
-    first validation from which on the score stays within 0.01 of the last one; it is None with fewer than three
-    validations, or if the last score is not above the floor.
-
-    ``trained`` is the number of parameters of the trained ``groups``; a checksum shows that none of the
-    ``frozen_tensors`` other tensors has changed. ``seconds`` is the wall time of the steps, without validations.
-    ``evaluation`` has measures on the test split, in the unit of the data. For each run of a sweep, ``swept`` has its
-    values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run``; the best comes first.
+    Parameters
+    ----------
+    run : str
+        Folder of the run, for `predict` and ``reservoir attention``.
+    steps : int
+        Steps done.
+    best_step : int or None
+        Step of the best validation score, whose weights are kept; None if the loss diverged before the first
+        validation.
+    metric : str
+        ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
+    valid_score, valid_loss : float or None
+        Score and loss of these weights on the validation split.
+    test_score, test_loss : float or None
+        Score and loss of these weights on the test split.
+    test_score_of_all : float or None
+        Test accuracy when sequences that were dropped as too long count as wrong.
+    floor : float
+        Validation score of a constant output, or of copying the input if that is higher.
+    converged_step : int or None
+        First validation from which on the score stays within 0.01 of the last one; None with fewer than three
+        validations, or if the last score is not above the floor.
+    diverged_step : int or None
+        Step at which the loss diverged, if it did.
+    groups : tuple of str
+        The groups that were trained.
+    trained : int
+        Number of trained parameters.
+    frozen_tensors : int
+        Number of tensors that were not trained; a checksum shows that none has changed.
+    seconds : float
+        Wall time of the steps, without validations.
+    evaluation : Evaluation or None
+        Measures on the test split, in the unit of the data.
+    swept : tuple of dict
+        For each run of a sweep its values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run``; the best first.
     """
 
     run: str

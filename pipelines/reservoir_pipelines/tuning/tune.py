@@ -22,10 +22,25 @@ FINALISTS = 8  # candidates that may be joined, besides the default and the raw 
 class Tuning(Record):
     """The result of `tune`.
 
-    ``trials`` are the candidates of the last round, the best first; ``tried`` counts all. By ``valid_score``, its score
-    on held-out rows of train and valid, the winner was chosen over the default and the raw input, whose score is None
-    if it cannot be compared. ``fit`` is the winner fitted to train and valid, with the one score on test. The
-    ``commands`` make the same entries and readout; another call continues from the trials in ``folder``.
+    Parameters
+    ----------
+    trials : tuple of ReservoirTrial
+        The candidates of the last round, the best first.
+    tried : int
+        Candidates that were tried, on any number of rows.
+    valid_score, default_valid_score, raw_valid_score : float
+        Scores of the winner, the default and the raw input on held-out rows of train and valid, by which the winner was
+        chosen; None if the raw input cannot be compared.
+    metric : {"accuracy", "R²"}
+        The metric of the scores.
+    fit : Fit
+        The winner, fitted to train and valid, with the one score on test.
+    commands : tuple of str
+        Commands that make the same entries and the same readout.
+    folder : Path
+        Folder of the trials, from which another call continues.
+    seconds : float
+        Wall time of this call.
     """
 
     trials: tuple[ReservoirTrial, ...]
