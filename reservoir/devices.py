@@ -23,6 +23,12 @@ def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if on_gpu(device) else torch.backends.cpu.get_cpu_capability()
 
 
+def of_worker(name: str, number: int) -> str:
+    """Return the GPU of a numbered worker process where there are several and ``name`` names none, else the name."""
+    count = torch.cuda.device_count()
+    return f"cuda:{number % count}" if name in ("auto", "cuda") and count > 1 else name
+
+
 def pinned(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the host in memory from which the device copies without waiting for this process."""
     return x.pin_memory() if on_gpu(device) else x

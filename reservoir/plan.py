@@ -216,7 +216,8 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = devices.kind(device)
-    block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place)
+    pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
+    block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place, pieces)
     folds, repeats = default_folds(train, rows.get("valid", 0))
     widths = {c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1}
     candidates = readout_candidates(task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native)
@@ -549,11 +550,11 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
 
 
 def _rows_at_a_time(
-    seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str
+    seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
-    """Return the rows of a block and of a batch, from the device and the size of a row."""
+    """Return the rows of a block and of a batch, from the device and the size of a row, read in up to some pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens
-    row_bytes = 4 * sum(kept * width for kept, width in sizes.values())
+    row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch
         row_bytes = max(row_bytes, 4 * tokens * seen.form.dim)
     most = PICTURE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]

@@ -144,6 +144,12 @@ def check_versions(expected: Mapping[str, str]) -> None:
             )
 
 
+def process_number() -> int:
+    """Return the number of this process among those that its parent started, from 1; 0 for the first process."""
+    number = multiprocessing.current_process().name.rpartition("-")[2]  # such as SpawnProcess-2
+    return int(number) if number.isdigit() else 0
+
+
 def this_worker() -> str:
     """Return a name for this process in messages."""
     return f"worker {os.uname().nodename}, process {os.getpid()}"

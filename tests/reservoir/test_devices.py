@@ -91,3 +91,11 @@ def test_float32_is_multiplied_without_tf32_and_the_process_keeps_its_choice():
         assert torch.get_float32_matmul_precision() == "medium" and torch.backends.cudnn.allow_tf32 == before
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_workers_use_the_gpus_of_a_machine_in_turn(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [devices.of_worker("auto", number) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert devices.of_worker("cuda:1", 2) == "cuda:1" and devices.of_worker("cpu", 1) == "cpu"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert devices.of_worker("auto", 1) == "auto"

@@ -47,7 +47,7 @@ from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
-from reservoir_pipelines.workers import check_versions, map_pieces, program_versions, this_worker
+from reservoir_pipelines.workers import check_versions, map_pieces, process_number, program_versions, this_worker
 
 Load = Callable[[str, int, int], Iterable[Any]]
 """Called with a split, its first and last row, in a thread of its own; yields the rows in parts."""
@@ -393,11 +393,13 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
 def _open(share: Share) -> Run:
     """Load the model in this process, once; raise `InputError` if it differs from the caller's."""
     check_versions(share.versions)
-    if share.threads:
+    options = share.options
+    if share.threads:  # this is one of several processes on a machine
         torch.set_num_threads(share.threads)
+        options = replace(options, device=devices.of_worker(options.device, process_number()))
     prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
     assert share.options.cache
-    run = start_run(share.options, prepared, share.options.cache)
+    run = start_run(options, prepared, share.options.cache)
     if run.spec.key != share.key:
         raise InputError(
             f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}: another model, data, precision "
