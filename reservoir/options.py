@@ -34,7 +34,7 @@ OWN = "{} for your own series and symbols, else {}"  # data-dependent defaults, 
 
 def own_parameters(given: Mapping[str, Any]) -> str | None:
     """Check that no task parameter is one of the options, which have flags."""
-    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name != "protocol"}
+    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")}
     return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
 
 
@@ -84,6 +84,7 @@ class TaskOptions(OwnDataOptions, panel="Data"):
     parameters: Mapping[str, Any] | None = option(
         None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
+    views: int | None = option(None, "Number of augmented copies of each training row (cifar10).")
     protocol: str | None = option(
         None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
     )
@@ -91,7 +92,9 @@ class TaskOptions(OwnDataOptions, panel="Data"):
     @property
     def given(self) -> dict[str, Any]:
         """The parameters of the task, including those that are options."""
-        return dict(self.parameters or {}) | ({"protocol": self.protocol} if self.protocol else {}) | self.explicit
+        flags = {"views": self.views, "protocol": self.protocol}
+        named = {name: value for name, value in flags.items() if value is not None}
+        return dict(self.parameters or {}) | named | self.explicit
 
     @property
     def published(self) -> bool:

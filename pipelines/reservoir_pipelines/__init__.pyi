@@ -101,6 +101,7 @@ def attention(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     out: StrPath | None = None,
     run: StrPath | None = None,
@@ -188,6 +189,8 @@ def attention(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     out : path-like, optional
@@ -330,6 +333,7 @@ def extract(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     compute: str = 'auto',
@@ -423,6 +427,8 @@ def extract(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
@@ -557,6 +563,7 @@ def import_features(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     cache: StrPath | None = None,
 ) -> Extraction:
@@ -611,6 +618,8 @@ def import_features(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     cache : path-like, optional
@@ -672,6 +681,7 @@ def plan(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     compute: str = 'auto',
@@ -763,6 +773,8 @@ def plan(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
@@ -861,6 +873,7 @@ def prepare(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     workers: int = 0,
     scheduler: str | None = None,
@@ -913,6 +926,8 @@ def prepare(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     workers : int, default=0
@@ -1087,6 +1102,7 @@ def reproduce(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     device: str = 'auto',
     cache: StrPath | None = None,
@@ -1151,6 +1167,8 @@ def reproduce(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     device : str, default='auto'
@@ -1207,6 +1225,7 @@ def train(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     run: StrPath | None = None,
@@ -1312,6 +1331,8 @@ def train(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
@@ -1398,6 +1419,7 @@ def tune(
     waveform: bool = False,
     data: StrPath | None = None,
     parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
     protocol: str | None = None,
     limit: int | None = None,
     device: str = 'auto',
@@ -1468,6 +1490,8 @@ def tune(
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional

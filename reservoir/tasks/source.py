@@ -17,6 +17,7 @@ class Piece(NamedTuple):
     part: str  # the file or split that the rows belong to, as the source calls it
     lo: int  # its first row
     hi: int  # one past its last row
+    view: int = 0  # 0 for the rows as they are, k for their k-th augmented view
 
 
 class Source:

@@ -110,7 +110,7 @@ def test_missing_data_says_what_to_do(cache, tmp_path):
 PREPARED = [
     ("bit-xor", {"train_rows": 3000}),
     ("listops", {"train_rows": 200, "valid_rows": 50, "test_rows": 50, "min_length": 64, "max_length": 100}),
-    ("cifar10", {}),
+    ("cifar10", {"views": 1}),
 ]
 
 

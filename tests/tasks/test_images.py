@@ -2,6 +2,7 @@
 
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -203,6 +204,27 @@ def test_grey_is_what_pillow_makes_of_it():
     images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
     theirs = np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in images])
     assert np.array_equal(grey(images), theirs)
+
+
+def test_views_follow_the_rows_and_are_fixed_by_them(tmp_path):
+    samples.cifar_files(tmp_path, samples.cifar_arrays())
+    plain, viewed = (joined(task_named("cifar10", data=tmp_path, views=views)) for views in (0, 2))
+    rows = len(plain["train"][0])
+    assert len(viewed["train"][0]) == 3 * rows
+    assert np.array_equal(viewed["train"][0][:rows], plain["train"][0])
+    assert np.array_equal(viewed["train"][1], np.tile(plain["train"][1], (3, 1, 1)))
+    for name in ("valid", "test"):
+        assert np.array_equal(viewed[name][0], plain[name][0])
+    one, two = viewed["train"][0][rows : 2 * rows], viewed["train"][0][2 * rows :]
+    assert not np.array_equal(one, two)
+
+
+def test_views_are_cut_into_windows_as_images_are(tmp_path):
+    samples.cifar_files(tmp_path, samples.cifar_arrays())
+    views = task_named("cifar10", data=tmp_path, views=1)
+    plain, cut = joined(views)["train"][0], joined(replace(views, window=6))["train"][0]
+    images = plain.reshape(-1, 8, 8, 4, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 32, 32, 3)
+    assert np.array_equal(cut, Windows2d(window=6, stride=2)(images))
 
 
 def test_views_are_shifts_flips_and_turns_of_the_image():

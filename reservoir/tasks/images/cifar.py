@@ -105,11 +105,13 @@ def grey(images: np.ndarray) -> np.ndarray:
 class Cifar10(Source):
     """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
 
-    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``window`` the
-    tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
+    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``views``,
+    this number of augmented copies of each training row is added after the training rows, view by view. With ``window``
+    the tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
     """
 
     data: Path | None = None  # the folder with the unpacked files
+    views: int = 0
     window: int = 0
     stride: int = 2
     augments = True
@@ -117,11 +119,13 @@ class Cifar10(Source):
     def __post_init__(self) -> None:
         if self.window and type(self) is not Cifar10:
             raise InputError("window works only with cifar10 and mnist")
+        if not isinstance(self.views, int) or self.views < 0:
+            raise InputError(f"views is {self.views}; give 0 or the number of augmented copies of each training row")
 
     @property
     def task(self) -> Task:
         """The description of the task."""
-        plain = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10, labels=CLASSES)
+        plain = self._task("cifar10", Vectors(48), 64)
         return self._windows.task(plain, SIDE, 3) if self.window else plain
 
     @property
@@ -133,16 +137,22 @@ class Cifar10(Source):
         return self._batches
 
     def pieces(self) -> list[Piece]:
-        """Return one piece per batch."""
-        return [*(Piece("train", i, i + 1) for i in range(5)), Piece("test", 5, 6)]
+        """Return one piece per batch and view."""
+        train = [Piece("train", i, i + 1) for i in range(5)]
+        views = [piece._replace(view=view) for view in range(1, self.views + 1) for piece in train]
+        return [*train, Piece("test", 5, 6), *views]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return train and valid, or test."""
+        """Return train and valid, or test, or a view of train."""
         images, labels = read_batch(self._batches[piece.lo])
-        found = image_split(self._tokens(images), labels)
         if piece.part == "test":
-            return {"test": found}
-        valid = held_out(BATCH_ROWS * piece.lo + np.arange(len(labels)))
+            return {"test": image_split(self._tokens(images), labels)}
+        rows = BATCH_ROWS * piece.lo + np.arange(len(labels))
+        valid = held_out(rows)
+        if piece.view:
+            viewed = augmented(images[~valid], rows[~valid], piece.view)
+            return {"train": image_split(self._tokens(viewed), labels[~valid])}
+        found = image_split(self._tokens(images), labels)
         return {"train": found.take(~valid), "valid": found.take(valid)}
 
     def scaling(self) -> Scaling:
@@ -173,6 +183,10 @@ class Cifar10(Source):
             raise InputError("whitened windows cannot be augmented in training; choose a task without window")
         return patches(augmented(joined(x, SIDE, 4), rows, view), 4)
 
+    def _task(self, name: str, form: Vectors, tokens: int) -> Task:
+        parameters = {"views": self.views} if self.views else {}
+        return Task(name=name, form=form, max_tokens=tokens, classes=10, parameters=parameters, labels=CLASSES)
+
     @cached_property
     def _batches(self) -> list[Path]:
         return find_batches(self.task.name, self.data)
@@ -188,7 +202,7 @@ class Cifar10Lra(Cifar10):
     @property
     def task(self) -> Task:
         """The description of the task."""
-        return Task(name="cifar10-lra", form=Vectors(1), max_tokens=SIDE * SIDE, classes=10, labels=CLASSES)
+        return self._task("cifar10-lra", Vectors(1), SIDE * SIDE)
 
     def scaling(self) -> Scaling:
         """Return the standardisation by mean 0.5 and deviation 0.5, for bytes."""
