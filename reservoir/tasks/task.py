@@ -63,7 +63,9 @@ class Task:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Task":
         """Build a task from what `to_dict` returned."""
-        form = values["form"]
+        form, each = values["form"], values["parameters"].get("each", "")
+        if each not in ("", "token"):
+            raise InputError(f"task {values['name']}: labels of every {each} are not supported; extract the data again")
         form = Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"])
         return cls(**{**values, "form": form, "labels": tuple(values["labels"])})
 

@@ -10,9 +10,11 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.columns import named_kind
-from reservoir.tasks.own.files import open_arrays, source_files
+from reservoir.tasks.own.files import SUFFIXES, open_arrays, source_files
+from reservoir.tasks.own.folders import media_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.labels import MOST_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
 from reservoir.tasks.own.pictures import SIDE, Pictures, objects
@@ -259,6 +261,8 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, lis
 
     Pictures are returned as the paths of their files.
     """
+    if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
+        return read_idx(path, (28, 28)), None, None, None
     names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
     asked = {name: value for name, value in task.parameters.items() if name in names}
     columns = open_arrays(str(path), OwnDataOptions(**asked), task)

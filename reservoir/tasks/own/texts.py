@@ -90,7 +90,8 @@ def are_words(alphabet: str) -> bool:
 
 def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
     """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end and for unknown letters."""
-    assert alphabet[0] == UNKNOWN
+    if alphabet[0] != UNKNOWN:
+        raise InputError("an alphabet without a symbol for unknown letters, of an old version; extract the data again")
     place = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]
