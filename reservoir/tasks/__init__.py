@@ -1,12 +1,4 @@
-"""Tasks: sequences with labels. There is one file per family; `TASKS` maps names to tasks.
-
-- bits: ``bit-memory``, ``bit-xor``
-- listops: ``listops``
-- images: ``digits``, ``mnist``, ``cifar10``, ``cifar10-lra``
-- modular: ``modular-addition``
-- proteins: ``homology``
-- your own data: the path of a file or folder, see `reservoir.tasks.own.data.OwnData`
-"""
+"""Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir.tasks.own` reads your own files and folders."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,22 +43,21 @@ TASKS: dict[str, Callable[..., Source]] = {
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
 IMAGES = ("digits", "mnist", "cifar10", "cifar10-lra")
-PROTOCOLS = ("ours", "paper")  # protocols: ours is correct, the paper's repeats the authors' code
+PROTOCOLS = ("ours", "paper")  # "paper" repeats the authors' code, with its mistakes; "ours" corrects them
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, a key of `TASKS`, or of your own data, a path.
+    """Return the source of a named task, or of your own data if ``name`` is a path.
 
-    ``data`` is the folder with the publisher's files, for a named task. ``parameters`` are the task's (``protocol`` is
-    accepted for every named task), or for your own data the fields of `OwnDataOptions`.
+    ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`.
     """
     own = name not in TASKS
     named = Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)
     if own and not named:
-        tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
-        raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")
+        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
+        raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
     if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):
-        del parameters["protocol"]  # the protocol does not change these data, nor their key
+        del parameters["protocol"]  # every named task accepts a protocol, but these data do not depend on it
     flags = OwnDataOptions.__dataclass_fields__
     known = flags if own else [p for p in getattr(TASKS[name], "__dataclass_fields__", {}) if p != "data"]
     for parameter in parameters:
@@ -81,11 +72,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 
 
 def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return new inputs of a prepared task as stored sequences and their lengths, without the data of the task.
-
-    ``x`` are raw inputs (images, for the image tasks), or sequences already, with ``lengths`` (rows,) real tokens; all
-    of them by default.
-    """
+    """Return raw inputs (images, texts) or sequences and ``lengths`` (rows,), as stored sequences and their lengths."""
     if task.name not in TASKS:
         return encode_own(task, x, lengths)
     stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)

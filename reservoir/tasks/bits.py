@@ -13,7 +13,7 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 PIECE_ROWS = 1024
 """Rows drawn from one generator; part of the tasks' definition, because another number would give other rows."""
 
-MOST_HELD_OUT = (6, 20)  # bits of inputs that are few enough to list and enough for each split to have some
+MOST_HELD_OUT = (6, 20)  # bits of an input: enough that each split has inputs, and few enough to list all inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,13 @@ class _Bits(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class BitMemory(_Bits):
-    """Recall one of several bit strings, shown again with some bits masked.
+    """Recall one of several bit strings from a copy with some bits masked.
 
     The input is ``patterns`` strings of ``n`` bits of -1 and +1, ``token_bits`` bits per token, then one of the strings
     with each bit set to 0 with probability ``mask``. The labels of the last ``n / token_bits`` tokens are their
     original bits. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. A smaller data set is the
-    beginning of a larger one. Copying the visible bits and guessing the others gives ``1 - mask / 2`` of all
-    bits, 75% by default.
+    beginning of a larger one. A model that copies the visible bits and guesses the others gets ``1 - mask / 2`` of all
+    bits right, 75% by default.
     """
 
     n: int = 1000
@@ -146,6 +146,6 @@ class BitXor(_Bits):
 
 
 def _first_rows(piece: Piece, x: np.ndarray, y: np.ndarray) -> dict[str, Split]:
-    """Return as many of the drawn rows as the piece has, so that its generator does not depend on their number."""
+    """Return the first drawn rows, as many as the piece has; `PIECE_ROWS` are always drawn, so rows never change."""
     rows = piece.hi - piece.lo
     return {piece.part: Split(x=x[:rows], y=y[:rows], lengths=full_lengths(x[:rows]))}

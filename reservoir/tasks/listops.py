@@ -26,20 +26,18 @@ _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if 
 
 
 def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the symbols (n,) of expressions, which follow each other, and their lengths (rows,).
-
-    Long Range Arena puts parentheses around every two parts, ``( ( ( [MAX 2 ) 3 ) ] )``; they add nothing to the
-    brackets, and are dropped.
-    """
+    """Return the concatenated symbols (n,) of expressions, without parentheses, and their lengths (rows,)."""
     rows = []
     for row, text in enumerate(texts):
         try:
             rows.append(bytes(map(_IDS.__getitem__, text.split())))
         except KeyError as error:
             known = " ".join(SYMBOLS[1:])
-            raise InputError(f"row {row}: {error.args[0]!r} is not in ListOps ({known} and parentheses)") from None
+            problem = f"row {row}: {error.args[0]!r} is not in ListOps"
+            raise InputError(f"{problem}; use {known} and parentheses") from None
     words = np.frombuffer(b"".join(rows), np.uint8)
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat the brackets.
     inside = words <= CLOSE
     symbols, row = words[inside], row_of[inside]
     lengths = np.bincount(row, minlength=len(rows))
@@ -54,7 +52,7 @@ def _unbalanced(symbols: np.ndarray, row: np.ndarray, lengths: np.ndarray) -> np
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
     ends = np.cumsum(lengths)
     depth = np.concatenate([[0], np.cumsum(operator.astype(np.int64) - (symbols == CLOSE))])
-    # Depth within the row; it must be positive before each but the first symbol, and zero after the last.
+    # The depth within a row must be positive before each symbol but the first, and zero after the last.
     before = depth[:-1] - depth[ends - lengths][row]
     first = np.zeros(len(symbols), bool)
     first[(ends - lengths)[lengths > 0]] = True
@@ -67,15 +65,11 @@ def _check(texts: Sequence[str], what: str, wrong: np.ndarray) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         text = texts[row] if len(texts[row]) <= 60 else texts[row][:60] + "..."
-        raise InputError(f"row {row}: the {what} of {text!r} do not balance")
+        raise InputError(f"row {row}: the {what} of {text!r} do not balance; correct the expression")
 
 
 def evaluate(symbols: np.ndarray) -> np.ndarray:
-    """Return the values (expressions,) of int8 of well-formed expressions (n,) that follow each other, unpadded.
-
-    All expressions are evaluated at once, from the deepest level up: at one level the arguments of an operator lie
-    next to each other, so each operator is a segment of an array.
-    """
+    """Return the values (expressions,), int8, of concatenated well-formed expressions (n,)."""
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
     depth = np.cumsum(operator.astype(np.int8) - (symbols == CLOSE), dtype=np.int16)
     value = np.where(symbols < OPERATOR, symbols - DIGIT, 0).astype(np.int8)
@@ -84,6 +78,8 @@ def evaluate(symbols: np.ndarray) -> np.ndarray:
     nodes = np.flatnonzero(symbols != CLOSE)
     nodes = nodes[np.argsort(level[nodes], kind="stable")]
     edges = np.searchsorted(level[nodes], np.arange(int(level[nodes].max()) + 2))
+    # All expressions are evaluated at once, from the deepest level up: the arguments of an operator are adjacent nodes
+    # of one level.
     for above in range(len(edges) - 3, -1, -1):
         parents = nodes[edges[above] : edges[above + 1]]
         parents = parents[operator[parents]]
@@ -106,12 +102,7 @@ def _apply(operator: np.ndarray, values: np.ndarray, starts: np.ndarray) -> np.n
 def random_expressions(
     draw: np.random.Generator, roots: int, depth: int, arguments: int, shortest: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw ``roots`` trees; return those of ``shortest`` to ``longest`` symbols, joined, and their lengths.
-
-    Trees grow level by level, all at once: a node above level ``depth`` is an operator with probability
-    `OPERATOR_SHARE`, with 2 to ``arguments`` arguments; a tree is given up as soon as it is too long. All begin with an
-    operator, because digits alone are never long enough.
-    """
+    """Draw ``roots`` trees; return those of ``shortest`` to ``longest`` symbols, concatenated, and their lengths."""
     levels, length = _grow(draw, roots, depth, arguments, longest)
     kept = (length >= shortest) & (length <= longest)
     start = np.cumsum(np.where(kept, length, 0)) - np.where(kept, length, 0)
@@ -140,6 +131,7 @@ def _grow(
     tree, parent = np.arange(roots), np.zeros(roots, np.int64)
     levels = []
     for level in range(1, depth + 1):
+        # A root is an operator, because a single digit is never long enough.
         share = 1.0 if level == 1 else OPERATOR_SHARE if level < depth else 0.0
         operator = draw.random(len(tree), dtype=np.float32) < share
         symbol = np.where(
@@ -149,7 +141,7 @@ def _grow(
         levels.append((tree, symbol, parent))
         branching = np.flatnonzero(operator)
         number = draw.integers(2, arguments + 1, len(branching))
-        # The length includes symbols that must still follow, so a tree that is too long is not continued.
+        # The length includes symbols that must still follow, so a tree is dropped as soon as it must be too long.
         alive = length + np.bincount(tree[branching], number, roots) <= longest
         length[~alive] = longest + 1
         branching, number = branching[alive[tree[branching]]], number[alive[tree[branching]]]
@@ -161,7 +153,7 @@ def _grow(
 
 
 def _sizes(levels: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Return per level the number of symbols below each node, itself and its bracket included."""
+    """Return per level the number of symbols of each node: its operator and bracket with all between, or a digit."""
     sizes = [np.where(symbol >= OPERATOR, 2, 1) for _, symbol, _ in levels]
     for level in range(len(levels) - 1, 0, -1):
         parent = levels[level][2]
@@ -176,8 +168,8 @@ PIECE_BYTES = 2**24  # bytes of a file that are read at a time
 MOST_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have some 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
 NEVER_TWICE = 64
-"""From this many symbols on, two draws are never the same expression: it has at least 22 digits, drawn freely, so that
-the chance is below 1e-10 even among a million rows. Shorter ones are drawn in one piece, which can compare them all."""
+"""Expressions of at least this many symbols are not compared: they have at least 22 random digits, so the probability
+of two equal ones among a million rows is below 1e-10. Shorter ones are drawn in one piece, without duplicates."""
 
 FOLDERS = ("", "listops", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -187,27 +179,24 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 class ListOps(Source):
     """Evaluate expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
 
-    Symbols are 0 for padding, then as in `SYMBOLS`. Where the data folder holds Long Range
-    Arena's files (``basic_train.tsv``, ``basic_val.tsv``, ``basic_test.tsv``) they are read, else expressions are
-    generated.
-
-    ``protocol="paper"`` does what the authors' code did: brackets are lost, the generated expressions have 500 to 2,000
-    symbols, all are cut at ``max_tokens``, padding counts as input (the last position is read), and the test split is
-    the validation split.
+    Symbols are numbered as in `SYMBOLS`. Long Range Arena's files are read if the data folder has them; otherwise
+    expressions are generated. ``protocol="paper"`` repeats the authors' code: closing brackets are lost, generated
+    expressions have 500 to 2,000 symbols, all are cut at ``max_tokens``, padding counts as input (the last position is
+    read), and the test split is the validation split.
     """
 
     data: Path | None = None
     source: str = "auto"  # auto, files or generated
     protocol: str = "ours"  # ours or paper
-    max_tokens: int = 512  # where sequences of the files, and of the paper's protocol, are cut and counted
-    min_length: int | None = None  # symbols of a generated expression, with brackets; 100 to 512, or the paper's
-    max_length: int | None = None  # 500 to 2,000
+    max_tokens: int = 512  # sequences of the files, and of the paper's protocol, are cut to this length
+    min_length: int | None = None  # symbols of a generated expression; default 100, or 500 in the paper's protocol
+    max_length: int | None = None  # default 512, or 2,000 in the paper's protocol
     train_rows: int = 96_000  # as many as Long Range Arena has
     valid_rows: int = 2000
     test_rows: int = 2000
-    depth: int = 10  # most levels
-    arguments: int = 10  # most arguments of an operator
-    seed: int = 0  # chooses the generated rows, all of them different
+    depth: int = 10  # maximum number of levels
+    arguments: int = 10  # maximum number of arguments of an operator
+    seed: int = 0  # seed of the generated rows, which are all different
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
@@ -217,7 +206,8 @@ class ListOps(Source):
         if min(self.max_tokens, *rows, self.depth - 1, self.arguments - 1) < 1:
             raise InputError("listops: give max_tokens and rows above 0, depth and arguments above 1")
         if self._lengths[0] > self._lengths[1]:
-            raise InputError(f"listops: no expression has {self._lengths[0]} to {self._lengths[1]} symbols")
+            shortest, longest = self._lengths
+            raise InputError(f"listops: min_length {shortest} is above max_length {longest}; increase max_length")
 
     @property
     def task(self) -> Task:
@@ -280,7 +270,7 @@ class ListOps(Source):
             symbols, lengths = encode_texts(x.tolist())
             if lengths.max() > self.task.max_tokens and not self._paper:
                 row = int(lengths.argmax())
-                raise InputError(f"row {row}: {lengths[row]} symbols; the task has at most {self.task.max_tokens}")
+                raise InputError(f"row {row}: {lengths[row]} symbols; give at most {self.task.max_tokens}")
             return self._pad(symbols, lengths)[:2]
         return check_symbols(self.task, x, lengths, "texts like '[MAX 2 3 ]'")
 
@@ -312,7 +302,7 @@ class ListOps(Source):
         return find_file("listops", self.data, FOLDERS, (FILES[split],))
 
     def _pad(self, symbols: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return expressions as rows, cut and padded, with their lengths and how many were cut."""
+        """Return expressions as cut and padded rows, their lengths, and the number of rows that were cut."""
         row = np.repeat(np.arange(len(lengths)), lengths)
         if self._paper:
             kept = symbols != CLOSE
@@ -327,7 +317,7 @@ class ListOps(Source):
         return x, real.astype(np.int32), int((lengths > width).sum())
 
     def _distinct(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return this number of different expressions, one after the other, and their lengths."""
+        """Return ``rows`` different expressions, concatenated, and their lengths."""
         found: dict[bytes, None] = {}
         fruitless = 0
         while len(found) < rows and fruitless < 100:
@@ -347,17 +337,19 @@ class ListOps(Source):
         if piece.lo == 0:
             header = lines.pop(0).split("\t") if lines else []
             if header[:2] != ["Source", "Target"]:
-                raise InputError(f"{path}: its columns are {header}, not Source and Target; is it another file?")
+                raise InputError(f"{path}: its columns are {header}, not Source and Target; fetch the file again")
         cells = [line.split("\t") for line in lines]
         try:
             for row, cell in enumerate(cells):
                 if len(cell) != 2 or cell[1] not in set("0123456789"):
-                    raise InputError(f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}; give Source, digit")
+                    start = f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}"
+                    raise InputError(f"{start}; give two, an expression and a digit")
             symbols, lengths = encode_texts([cell[0] for cell in cells])
             targets = np.array([int(cell[1]) for cell in cells], np.int8)
             wrong = np.flatnonzero(targets != evaluate(symbols)) if cells else []
             if len(wrong):
-                raise InputError(f"row {wrong[0]}: Target is {targets[wrong[0]]}, and the expression has another value")
+                start = f"row {wrong[0]}: Target is {targets[wrong[0]]}, which is not the value of the expression"
+                raise InputError(f"{start}; fetch the file again")
         except InputError as error:
             row, problem = str(error).removeprefix("row ").split(":", 1)
             with path.open("rb") as file:
@@ -377,7 +369,7 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
     try:
         lines = block.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not text at byte {lo + error.start}; is it another file, or packed?") from None
+        raise InputError(f"{path}: byte {lo + error.start} is not text; unpack the file, or fetch it again") from None
     if max(map(len, lines), default=0) >= MOST_LINE:
-        raise InputError(f"{path}: a line of more than {MOST_LINE} characters; is it another file?")
+        raise InputError(f"{path}: a line of more than {MOST_LINE} characters; fetch the file again")
     return lines

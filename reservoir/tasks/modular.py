@@ -11,7 +11,7 @@ from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, ful
 from reservoir.tasks.task import Split, Task, Tokens
 
 SHARES = (0.9, 0.95)  # upper bounds of a pair's hash, as shares of all hashes, for train and for valid
-MOST = 1000  # largest modulus; a prepared task has its square in rows
+MOST = 1000  # largest modulus; a prepared task has modulus² rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class ModularAddition(Source):
     """Add two numbers modulo ``modulus``, as in Zhong and Andreas 2024.
 
     A row is three symbols: two numbers from 0 to ``modulus - 1`` and a sign that asks for the sum, which is the label.
-    All pairs are rows. A hash of the unordered pair chooses the split (90/5/5%), so a sum that is tested was never
-    trained in either order. Chance is ``1 / modulus``.
+    All pairs are rows. A hash of the unordered pair chooses the split (90/5/5%), so no pair of the test rows is in the
+    training rows, in either order. Chance is ``1 / modulus``.
     """
 
     data: Path | None = None  # not used

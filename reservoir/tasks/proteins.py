@@ -16,7 +16,7 @@ TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
 """The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` after it."""
 
 FOLDS = 1195
-PAPER_OUTPUTS = 1200  # outputs of the authors' output layer; no protein has five of them
+PAPER_OUTPUTS = 1200  # outputs of the authors' output layer; five of them stand for no fold
 
 PARTS = {
     "train": "train",
@@ -28,23 +28,21 @@ PARTS = {
 """Splits, and the parts of TAPE they come from."""
 
 FOLDERS = ("", "remote_homology", "homology")
-BUCKET = 100  # batches of TAPE's loader that are sorted by length together
+BUCKET = 100  # number of batches that TAPE's loader sorts by length together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Homology(Source):
-    """Which of 1,195 folds a protein has.
+    """Classify proteins into 1,195 folds.
 
-    TAPE (Rao et al. 2019) holds out whole folds, superfamilies and families. The split ``test`` is its headline, the
-    held-out folds; ``test_superfamily`` and ``test_family`` are splits of their own. Proteins longer than
-    ``max_tokens`` are dropped, and counted.
+    TAPE (Rao et al. 2019) holds out whole folds (the split ``test``), superfamilies and families (further splits).
+    Proteins longer than ``max_tokens`` are dropped, and counted.
 
-    ``protocol="paper"`` writes proteins in TAPE's 30 symbols, encloses each in two of them, which count as tokens, has
-    1,200 outputs, and tests on the validation split. The paper's authors pad each protein to the longest of its batch
-    and read the last position, so the prediction for a protein depends on the others in its batch; they leave out whole
-    batches longer than ``max_tokens``, and multiply accuracy by the share that is kept. Here `batch_lengths` assigns
-    the batches once, when the data are prepared: ``batch`` rows for training and four times as many for validation, as
-    in their loader. The padding of a row is therefore part of the data and of its key.
+    ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs, and tests on the
+    validation split. The paper's authors pad each protein to the longest of its batch and read the last position, so a
+    prediction depends on the batch; they drop whole batches longer than ``max_tokens``, and multiply accuracy by the
+    share that is kept. Here `batch_lengths` assigns the batches when the data are prepared: ``batch`` rows for training
+    and four times as many for validation, as in their loader. The padding is therefore part of the data and of its key.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -88,18 +86,23 @@ class Homology(Source):
         for row, record in enumerate(records):
             where = f"{path}, row {row}"
             if not isinstance(record, dict):
-                raise InputError(f"{where}: no record with 'primary' and 'fold_label', but {type(record).__name__}")
+                kind = type(record).__name__
+                raise InputError(
+                    f"{where}: {kind}, not an object with 'primary' and 'fold_label'; fetch the file again"
+                )
             sequence, fold = record.get("primary"), record.get("fold_label")
             if type(fold) is not int or not 0 <= fold < FOLDS:
                 raise InputError(f"{where}: fold_label is {str(fold)[:40]!r}, not a number from 0 to {FOLDS - 1}")
             if not isinstance(sequence, str):
-                raise InputError(f"{where}: primary is {type(sequence).__name__}, not a text of amino acids")
+                kind = type(sequence).__name__
+                raise InputError(f"{where}: primary is {kind}, not a text of amino acids; fetch the file again")
             letters.append(_amino_acids(where, sequence))
             folds.append(fold)
         tokens = self._tokens(letters, self.batch if piece.part == "train" else 4 * self.batch)
         kept = np.flatnonzero(tokens <= self.max_tokens)
         if not len(kept):
-            raise InputError(f"{path}: none of {len(letters)} proteins is short enough for {self.max_tokens} tokens")
+            problem = f"{path}: all {len(letters)} proteins are longer than {self.max_tokens} tokens"
+            raise InputError(f"{problem}; increase max_tokens")
         x, lengths = self._rows([letters[row] for row in kept]), tokens[kept]
         y = classes_of(np.array(folds)[kept])
         rows = Split(x=x, y=y, lengths=lengths, dropped=len(letters) - len(kept))
@@ -112,7 +115,7 @@ class Homology(Source):
             longest = self.max_tokens - 2 * self._paper
             if max(map(len, texts)) > longest:
                 row = int(np.argmax([len(text) for text in texts]))
-                raise InputError(f"row {row}: {len(texts[row])} amino acids; the task has at most {longest}")
+                raise InputError(f"row {row}: {len(texts[row])} amino acids; give at most {longest}")
             return self._rows(texts), np.minimum(self._tokens(texts, 4 * self.batch), self.max_tokens)
         x, found = check_symbols(self.task, x, lengths, "texts of amino acids")
         return x, batch_lengths(found, 4 * self.batch) if self._paper and lengths is None else found
@@ -144,16 +147,13 @@ class Homology(Source):
         return x
 
     def _tokens(self, proteins: list[np.ndarray], batch: int) -> np.ndarray:
-        """Return how many tokens of each protein are read, with padding under the paper's protocol."""
+        """Return the tokens of each protein (rows,), with padding under the paper's protocol."""
         lengths = np.array([len(letters) for letters in proteins], np.int32)
         return batch_lengths(lengths + 2, batch) if self._paper else lengths
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
-    """Return the longest length in each row's batch; batches are those of TAPE's loader without its shuffling.
-
-    Each group of ``BUCKET`` batches of consecutive rows is sorted by length and cut into batches, ties in row order.
-    """
+    """Return the longest length in each row's batch, as TAPE's loader makes batches, but without shuffling."""
     padded = np.empty_like(lengths)
     for start in range(0, len(lengths), BUCKET * batch):
         bucket = start + np.argsort(lengths[start : start + BUCKET * batch], kind="stable")
@@ -166,7 +166,7 @@ def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
 def _amino_acids(where: str, text: str) -> np.ndarray:
     letters = np.frombuffer(text.encode("latin-1", "replace"), np.uint8)
     if not len(letters):
-        raise InputError(f"{where}: an empty sequence")
+        raise InputError(f"{where}: an empty sequence; remove it")
     known = np.isin(letters, np.frombuffer(LETTERS.encode(), np.uint8))
     if not known.all():
         place = int(np.argmin(known))

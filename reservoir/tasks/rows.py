@@ -1,4 +1,4 @@
-"""The split of each row, decided by a hash of the row number and never by a random state."""
+"""The split of each row, decided by a hash and never by a random state."""
 
 import zlib
 
@@ -9,10 +9,9 @@ SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a 
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return one well-mixed 64-bit number per row number; another seed gives unrelated numbers.
+    """Return a 64-bit hash of each row number: output ``row`` of SplitMix64 (Steele, Lea and Flood 2014).
 
-    Output ``row`` of the generator SplitMix64 (Steele, Lea and Flood 2014) that starts at a mixed ``seed``: the same
-    everywhere and for any stretch of rows, so pieces can be processed separately.
+    A hash does not depend on other rows, so pieces can be processed separately.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     start = _mix(np.array([seed], np.uint64))
@@ -46,10 +45,10 @@ def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
 
 
 def grouped(groups: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-    """Return the split of each row, (rows,) of str, so that all rows of a group (rows,) are in one.
+    """Return the split of each row, (rows,) of str; all rows of a group (rows,) are in one split.
 
-    The groups are ordered by a hash of their names, and go to the first split that does not have its share of the rows
-    yet; each split gets a group as long as there are any.
+    Groups are ordered by a hash of their names. Each goes to the first split that does not have its share of the rows
+    yet, and every split gets a group if there are enough groups.
     """
     names, members = np.unique(groups.astype(str), return_inverse=True)
     sizes = np.bincount(members)

@@ -23,12 +23,11 @@ class Piece(NamedTuple):
 class Source:
     """Rows of a task: read in pieces, by any number of processes.
 
-    A source is small and can be sent to another process: it holds settings and paths, never arrays or open files.
-    An ``endless`` source can generate more training rows than are prepared. The paper's training augments the images
-    of a source with ``augments`` at every step.
+    A source can be sent to another process: it holds settings and paths, never arrays or open files.
     """
 
-    endless = augments = False
+    endless = False  # whether more training rows than are prepared can be generated
+    augments = False  # whether the paper's training augments the images at every step
 
     @property
     def task(self) -> Task:
@@ -48,11 +47,11 @@ class Source:
         raise NotImplementedError
 
     def scaling(self) -> Scaling | None:
-        """Return the map from stored values to what the model sees; None for symbols."""
+        """Return the map from stored values to the values that the model reads; None for symbols."""
         return None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return new raw inputs, or inputs that are sequences already, as stored sequences and their lengths."""
+        """Return new inputs, raw or as sequences, as stored sequences and their lengths."""
         raise NotImplementedError
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
@@ -151,10 +150,10 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
 
 
 class FreshRows:
-    """The endless training rows of a generated task, which are in no prepared split; row n is always the same."""
+    """The endless training rows of a generated task, none of which is in a prepared split; row n is always the same."""
 
     def __init__(self, source: Source, seed: int) -> None:
-        # The generator of a piece is keyed by where it begins: these begin far after every prepared piece.
+        # The first row of a piece seeds its generator: these pieces begin far after every prepared one.
         self._first = (seed + 1) << 48
         self._source = source
         self._piece = lru_cache(maxsize=8)(self._generate)

@@ -1,4 +1,4 @@
-"""What a task is: the form of its sequences, the shape of its labels, and its splits as arrays."""
+"""The description of a task: the form of its sequences and the shape of its labels; and its splits as arrays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from reservoir.errors import InputError
 
 SPLITS = ("train", "valid", "test")
 MISSING = -1
-"""The class of missing labels, after the end of a row with a label for every token; missing targets are NaN."""
+"""The class of padding, after the end of a row with a label for every token; for targets it is NaN."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Task:
     form: Vectors | Tokens  # what a token is
     max_tokens: int  # tokens of the longest sequence
     classes: int  # per output; 0 for regression
-    readout_tokens: int = 1  # how many of the last real tokens are read
+    readout_tokens: int = 1  # number of tokens, the last real ones, that have a label
     outputs: int = 1  # per readout token, each with ``classes`` classes (or one real value)
     # Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
     parameters: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | int, ...] = ()  # names of the classes, in order, if the class numbers are not the names
     alphabet: str = ""  # the letter of each symbol, for texts of your own; these are stored as code points
-    pictures: int = 0  # side of your own pictures, as models of vectors read them; they are stored as files
-    floor: float | None = None  # accuracy of copying the visible input, if a constant answer gets less
+    pictures: int = 0  # side in pixels of your own pictures for models of vectors; they are stored as files
+    floor: float | None = None  # accuracy of copying the visible input, if it is above that of a constant answer
 
     @property
     def each(self) -> str:
@@ -96,7 +96,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Per-channel affine map from stored values to what the model sees: ``(x - offset) * scale``.
+    """Per-channel affine map from stored values to the values that the model reads: ``(x - offset) * scale``.
 
     Offset and scale are float32 (dim,): for pixels the publisher's constants, for your own data the mean and the
     inverse standard deviation of the training split.

@@ -1,4 +1,4 @@
-"""Windows of a float sequence as tokens, at one or several dilations side by side."""
+"""Windows of a sequence as tokens, at one or several dilations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ Pad = Literal["valid", "same"]
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """How a sequence becomes tokens: its forms side by side, cut into windows of ``patch`` every ``stride``.
+    """The cut of a sequence into tokens: windows of ``patch`` values of all channels, with a stride.
 
-    A token has all channels of its window. The token at position t holds for each dilation d the values
-    x[t + (j - (patch - 1) // 2) d], j from 0 to patch - 1. Positions are 0, stride, 2 stride ... with ``pad="same"``,
-    where values outside the row are zeros; with ``valid`` they begin where the whole window fits. Symbols are one-hot
-    encoded to ``symbols`` channels; this is 0 for floats.
+    The token at position t holds for each dilation d the values x[t + (j - (patch - 1) // 2) d], j from 0 to patch - 1.
+    With ``pad="same"`` the positions are 0, stride, 2 stride ... and values outside the row are zeros; with ``valid``
+    the first position is the first where the whole window fits.
     """
 
     patch: int = 1
@@ -30,35 +29,35 @@ class Windows:
     dilations: tuple[int, ...] = (1,)
     pad: Pad = "valid"
     normalise: str = "channel"
-    symbols: int = 0
+    symbols: int = 0  # channels of one-hot encoded symbols; 0 for floats
 
     @property
     def plain(self) -> bool:
-        """Whether each value is a token as it is."""
+        """Whether each value is a token, unchanged."""
         return self == Windows(symbols=self.symbols)
 
     @property
     def forms(self) -> int:
-        """Number of concatenated forms of each channel: its own scale, the scale of the row, and differences."""
+        """Number of concatenated forms of each channel, see `row_forms`."""
         return {"both": 2, "differences": 3}.get(self.normalise, 1)
 
     @property
     def read_share(self) -> float:
-        """The share of a long row's values that some window holds, from 0 to 1."""
+        """The share of a long row's values that are in at least one window, from 0 to 1."""
         begins = ((j - (self.patch - 1) // 2) * dilation for dilation in self.dilations for j in range(self.patch))
         return len({begin % self.stride for begin in begins}) / self.stride
 
     @property
     def reach(self) -> int:
-        """How many values of a row the longest window needs."""
+        """Number of values that a row needs for one window of every dilation."""
         return 1 if self.pad == "same" else (self.patch - 1) * max(self.dilations) + 1
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the tokens of rows of these lengths, of int32; 0 where none fits."""
+        """Return the number of tokens of rows of these lengths, int32; 0 for rows that are too short."""
         return np.maximum((lengths - self.reach) // self.stride + 1, 0).astype(np.int32)
 
     def checked_counts(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the tokens of rows of these lengths; raise `InputError` naming a row that has none."""
+        """Return the number of tokens of rows of these lengths; raise `InputError` if a row is too short."""
         counts = self.counts(lengths)
         if not counts.all():
             row = int(np.argmin(counts))
@@ -66,10 +65,7 @@ class Windows:
         return counts
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of rows (rows, values, channels) and their numbers, or name a row that has none.
-
-        The tokens are (rows, windows, dilations * patch * channels), the channels fastest.
-        """
+        """Return tokens (rows, windows, dilations * patch * channels), channels fastest, and their number per row."""
         if self.plain:
             return x, lengths
         import torch
@@ -78,10 +74,7 @@ class Windows:
         return self.torch(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
 
     def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens of tensors, by operations that ``torch.export`` can trace; no row may be too short.
-
-        Values after the end of a row are ignored; tokens after its last window are zeros.
-        """
+        """Do the same for tensors, by operations that ``torch.export`` can trace; no row may be too short."""
         if self.plain:
             return x, lengths
         import torch
@@ -100,17 +93,17 @@ class Windows:
         return tokens.masked_fill((steps >= counts[:, None])[:, :, None], 0), counts
 
     def _offsets(self) -> list[int]:
-        """Return the offsets of the values of a token from ``stride`` times its number."""
+        """Return the offset of each value of token n from n * ``stride``."""
         middle = (self.patch - 1) // 2
         begin = 0 if self.pad == "same" else middle * max(self.dilations)
         return [begin + (value - middle) * dilation for dilation in self.dilations for value in range(self.patch)]
 
 
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
-    """Return rows (rows, values, channels) as they are, each channel with mean 0 and deviation 1 in its row, or both.
+    """Return rows (rows, values, channels) in one or several forms, concatenated along the channels.
 
-    The forms of ``both`` are concatenated, (rows, values, 2 * channels). ``differences`` adds the differences between
-    neighbouring values, with mean 0 and deviation 1 in each row. A channel that is constant in a row becomes 0.
+    ``channel`` is the row unchanged, ``series`` each channel with mean 0 and deviation 1 in its row (0 if it is
+    constant), ``both`` these two, and ``differences`` adds the standardised differences between neighbouring values.
     """
     import torch
 

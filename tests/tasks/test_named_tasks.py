@@ -366,7 +366,7 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     assert np.array_equal(x, valid.x) and np.array_equal(lengths, valid.lengths)
     again = encode(source.task, x)
     assert np.array_equal(again[0], x) and np.array_equal(again[1], lengths)
-    with pytest.raises(InputError, match="29 amino acids; the task has at most 28"):
+    with pytest.raises(InputError, match="29 amino acids; give at most 28"):
         encode(source.task, np.array(["A" * 29]))
 
 

@@ -1,8 +1,4 @@
-"""CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey.
-
-The authors publish the batches as binary records (``cifar-10-batches-bin/*.bin``) and as pickles
-(``cifar-10-batches-py/*``), in archives that have to be unpacked.
-"""
+"""CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey."""
 
 import math
 import pickletools
@@ -69,17 +65,14 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
-    """Return the bytes of the images and the labels of a pickled batch: its longest text, and the numbers of a list.
-
-    Python's unpickler would import and call any function that a file names. Here `pickletools` only splits the
-    pickle into instructions, and raises many types of errors for a damaged one.
-    """
+    """Return the images of a pickled batch, its longest text, and the labels; raises many types of errors."""
     longest: str | bytes | bytearray = b""
     labels, key = [], ""
+    # Python's unpickler would call any function that a file names; pickletools only splits it into instructions.
     for instruction, argument, _ in pickletools.genops(data):
         if isinstance(argument, str | bytes | bytearray):
             longest = max(longest, argument, key=len)
-            if argument != "latin1":  # the encoding of the key before it, which Python 3 writes as a text
+            if argument != "latin1":  # Python 3 writes this encoding after each key
                 key = argument
         elif key in ("labels", b"labels") and instruction.name.startswith("BININT"):
             labels.append(argument)
@@ -105,14 +98,12 @@ def grey(images: np.ndarray) -> np.ndarray:
 class Cifar10(Source):
     """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
 
-    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``views``,
-    this number of augmented copies of each training row is added after the training rows, view by view. With ``window``
-    the tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
+    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split.
     """
 
     data: Path | None = None  # the folder with the unpacked files
-    views: int = 0
-    window: int = 0
+    views: int = 0  # augmented copies of each training row, added after the training rows
+    window: int = 0  # side in pixels of overlapping, whitened windows as tokens, see `Windows2d`; 0 for patches
     stride: int = 2
     augments = True
 
@@ -210,8 +201,7 @@ class Cifar10Lra(Cifar10):
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one view of stored sequences (rows, tokens, 1) with these row numbers."""
-        # Grey is linear in the colours and black is 0 in both, so rotating the grey image equals rotating the coloured
-        # one.
+        # Grey is linear in the colours and black is 0, so rotating the grey image equals rotating the coloured one.
         return patches(augmented(joined(x, SIDE, 1), rows, view), 1)
 
     def _tokens(self, images: np.ndarray) -> np.ndarray:

@@ -65,15 +65,13 @@ class Digits(Source):
 class Mnist(Source):
     """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels.
 
-    About a tenth of the training file, by `reservoir.tasks.rows.held_out`, is the validation split. With ``window`` the
-    tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`. With ``protocol="paper"``
-    images are not padded: 49 tokens, as in the authors' code.
+    About a tenth of the training file, by `reservoir.tasks.rows.held_out`, is the validation split.
     """
 
     data: Path | None = None  # the folder with the files, gzipped or not
-    window: int = 0
+    window: int = 0  # side in pixels of overlapping, whitened windows as tokens, see `Windows2d`; 0 for patches
     stride: int = 2
-    protocol: str = "ours"
+    protocol: str = "ours"  # "paper": images are not padded and have 49 tokens, as in the authors' code
 
     def __post_init__(self) -> None:
         check_protocol("mnist", self.protocol)
@@ -147,13 +145,10 @@ class Mnist(Source):
 
 
 def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
-    """Return the unsigned bytes (rows, *sides) of an idx file; gzipped if it begins as gzip does, whatever its name.
-
-    The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, and each of them as a
-    big-endian 32-bit integer. Exactly as many bytes as it promises must follow: no more than that is ever unpacked.
-    """
+    """Return the unsigned bytes (rows, *sides) of an idx file, gzipped or not."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
+    # The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, each as a big-endian uint32.
     begin = bytes((0, 0, 8, 1 + len(sides)))
     try:
         with gzip.open(path) if packed else path.open("rb") as file:
@@ -171,7 +166,7 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
             size = math.prod(shape)
             if size > max(FREE_BYTES, MOST_EXPANSION * path.stat().st_size):
                 raise InputError(f"{path}: its header claims the shape {shape}; the file is damaged: fetch it again")
-            body = file.read(size + 1)
+            body = file.read(size + 1)  # no more is unpacked, however long the file claims to be
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: damaged or cut short ({error}); fetch the file again") from None
     if len(body) != size:

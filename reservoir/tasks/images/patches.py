@@ -27,7 +27,7 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def joined(tokens: np.ndarray, side: int, size: int) -> np.ndarray:
-    """Return the square images (rows, side, side, channels) that `patches` cut; its inverse."""
+    """Return square images (rows, side, side, channels) from their tokens; the inverse of `patches`."""
     rows, grid = len(tokens), side // size
     images = tokens.reshape(rows, grid, grid, size, size, -1).transpose(0, 1, 3, 2, 4, 5)
     return images.reshape(rows, side, side, -1)
@@ -37,9 +37,8 @@ def joined(tokens: np.ndarray, side: int, size: int) -> np.ndarray:
 class Windows2d:
     """Overlapping square windows of an image as tokens, contrast-normalised and whitened (Coates, Ng and Lee 2011).
 
-    Each window is centred and divided by its standard deviation, then multiplied by a fixed whitening matrix, that of
-    pixels whose correlation falls with distance as in photographs. No data are needed to make the matrix. The values
-    are stored as bytes, ``128 + 24 * value``.
+    Each window is centred and divided by its standard deviation, then multiplied by the fixed matrix of `whitening`.
+    Values are stored as bytes, ``128 + 24 * value``.
     """
 
     window: int  # side in pixels
@@ -108,9 +107,8 @@ def image_split(x: np.ndarray, labels: np.ndarray) -> Split:
 def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
     """Return augmented view number ``view``, from 1, of images (rows, height, width, channels), in their type.
 
-    A view is a crop of the original size from the image with a black margin, flipped in half of the cases, and rotated
-    by at most 20 degrees about the centre; new pixels take the nearest old one, or black. The row number and the view
-    alone determine crop, flip and angle.
+    A view is a crop of the image with a black margin, flipped in half of the cases, and rotated by at most 20 degrees;
+    each pixel takes the value of the nearest old pixel. Row number and view alone determine crop, flip and angle.
     """
     views = [
         _transformed(images[lo : lo + BLOCK], row_hash(rows[lo : lo + BLOCK], seed=view))
