@@ -1,4 +1,4 @@
-"""How stages run: prepare, extract, fit, tune, train, pretrain, predict; one function each, and the command line.
+"""The stages of the pipeline (prepare, extract, fit, predict ...), one function each, and the command line.
 
 >>> from reservoir_pipelines import extract, fit
 >>> features = extract("digits", limit=60)

@@ -348,9 +348,9 @@ def extract(
 ) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
-    Whatever is cached already is reused: a finished extraction runs nothing, an interrupted one goes on, and a new
-    column is added without computing the others again. The same settings give the same bytes, however often the
-    extraction was stopped.
+    Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
+    is added without computing the others again. The same settings give the same bytes, even if the extraction was
+    interrupted.
 
     Parameters
     ----------
@@ -528,9 +528,9 @@ def fit(
 
     Notes
     -----
-    With ``columns="all"`` each column is tried alone, the columns of each layer side by side, and the raw input, which
-    is chosen if nothing scores better. ``a+b`` reads two columns side by side; ``best:4`` adds up to four greedily by
-    validation. A readout chosen on the validation split is then fitted to train and valid together.
+    With ``columns="all"``, `fit` tries each column alone, the columns of each layer side by side, and the raw input,
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` adds up to four columns
+    greedily by their validation score. A readout chosen on the validation split is then fitted to train and valid.
 
     Examples
     --------
@@ -570,8 +570,9 @@ def import_features(
     """Cache features that another program computed as an entry of a task.
 
     The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
-    prepared task in their order. Several columns are named ``train/COLUMN``. A Parquet file has a column ``split``
-    instead, and the features in columns of lists, or in columns of floats that are read side by side.
+    prepared task in their order. Several columns are named ``train/COLUMN``. In a Parquet file,
+    the column ``split`` names the split of each row, and the features are columns of lists, or columns of floats, which
+    are concatenated.
 
     Parameters
     ----------
@@ -633,7 +634,7 @@ def import_features(
     Raises
     ------
     InputError
-        If the rows are not those of the task, or a value is not finite.
+        If the rows differ from those of the task, or a value is not finite.
 
     Examples
     --------
@@ -694,14 +695,14 @@ def plan(
 ) -> Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
 
-    Nothing is kept but the prepared data.
+    Only the prepared data is kept.
 
     Parameters
     ----------
     task : str or path-like
         Name of a task, or the path of your own data; a sample of the future data is enough.
     rows : int, optional
-        Rows in all. The task's own by default, or ``limit`` per split.
+        Total number of rows. By default all rows of the task, or ``limit`` per split.
     workers : int, default=1
         Processes or GPUs like this one that will share the work.
     backbone : str, optional
@@ -880,10 +881,10 @@ def prepare(
     fetch: bool = False,
     cache: StrPath | None = None,
 ) -> Prepared:
-    """Prepare a task's data, or open it if that has been done.
+    """Prepare a task's data, or open it if it is already prepared.
 
-    The data lies in the cache, named after the task's parameters and the contents of the source files. It is written
-    whole or not at all and never changes; changed source files are prepared again in another folder.
+    The prepared data is a folder of the cache, which is named after the task's parameters and the contents of the
+    source files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
 
     Parameters
     ----------
@@ -980,8 +981,8 @@ def pretrain(
     Parameters
     ----------
     corpus : str or path-like
-        Path of a text file (also ``.gz``) or of a folder of them; the name of a stream of tokens (``nesting``,
-        ``zipf``, ``uniform``); or ``bit-memory``, the task itself, on which all parameters are trained.
+        Path of a text file (also ``.gz``) or of a folder of text files; the name of a stream of tokens (``nesting``,
+        ``zipf``, ``uniform``); or ``bit-memory``, to train all parameters on that task.
     out : str or path-like
         Folder of the model. transformers loads it, and so does ``backbone=``.
     backbone : str, optional
@@ -1027,7 +1028,7 @@ def pretrain(
     Notes
     -----
     ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
-    not trained. Bit-memory has neither a context nor a learning rate schedule.
+    not trained. Bit-memory uses neither a context nor a learning rate schedule.
 
     Examples
     --------
@@ -1063,7 +1064,7 @@ def report(
     Raises
     ------
     InputError
-        If a folder is none of these, or nothing is cached yet.
+        If a folder is not one of these, or nothing is cached yet.
 
     Examples
     --------
@@ -1183,7 +1184,8 @@ def reproduce(
     Raises
     ------
     InputError
-        If a recipe, or something in it, does not exist. A cell that fails does not end the run.
+        If a recipe does not exist, or names a cell, task or setting that does not exist. A cell that fails does not
+        end the run.
 
     Examples
     --------
@@ -1251,12 +1253,12 @@ def train(
 ) -> Training:
     """Train some groups of a model's parameters on a task, with everything else frozen.
 
-    The same settings give the same weights on a CPU, however often the run was stopped and resumed. If ``accelerate
-    launch`` starts several processes, each takes ``batch * accumulate`` rows of a step.
+    On a CPU the same settings give the same weights, even if the run was stopped and resumed. If ``accelerate launch``
+    starts several processes, each process takes ``batch * accumulate`` rows per step.
 
-    ``seed`` also chooses the order of the rows and the dropped values. ``steps`` includes those of an earlier part of
-    the run. Without ``run``, the folder lies in the cache and is named by everything that changes a number. With
-    ``sweep``, every run is kept, an interrupted one goes on, and the best on the validation split is returned.
+    ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
+    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that change a number. With
+    ``sweep``, every run is kept, an interrupted run continues, and the run with the best validation score is returned.
 
     Parameters
     ----------
@@ -1428,16 +1430,17 @@ def tune(
     scheduler: str | None = None,
     out: StrPath | None = None,
 ) -> Tuning:
-    """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
+    """Search for the reservoirs that suit a data set, and fit one readout to the columns of the best reservoirs.
 
     The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
     first on so few rows that the budget allows at least ten candidates, then the best quarter on more rows. The best
-    are joined as long as the score on held-out rows improves by more than noise. Test rows are scored once, by the
-    winner. Features stay in the cache, and a search that was stopped continues, also with a larger budget.
+    reservoirs are joined as long as the score on held-out rows improves by more than noise. The test rows are scored
+    once, with the final readout. Features stay in the cache, and an interrupted search can be continued, even with a
+    larger budget.
 
-    ``budget`` includes loading the libraries and the trials of earlier calls. If ``backbone`` is given, no other is
-    tried. Workers share the rows of each reservoir; the result is that of a single process. ``out`` is the folder of
-    the fit.
+    ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
+    other backbone is tried. Workers share the rows of each reservoir; their number does not change the result. ``out``
+    is the folder of the fit.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with exit code 130, also while modules are being imported."""
+    """Run the command line; Ctrl-C ends it with exit code 130, even while modules are being imported."""
     import os
     import signal
 

@@ -1,7 +1,7 @@
 """The public functions: one per stage, every option a keyword.
 
-Each builds the groups of options that its stage takes and calls the stage. Signatures and docstrings, for ``help()``
-and the reference, are made from those groups here; ``__init__.pyi`` is a stub for editors and type checkers.
+Each function fills its stage's groups of options with the keywords and calls the stage. The decorator `takes` adds the
+options to its signature and docstring; ``__init__.pyi`` is a stub for editors and type checkers.
 """
 
 from __future__ import annotations
@@ -40,11 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*groups: type[Options]) -> Callable[[F], F]:
-    """Write the options of some groups into a function's signature and docstring; the function stays as it is.
-
-    The options replace ``**options`` in the docstring. A docstring without parameters gets the task and the options,
-    and one without a description of the result gets the class of the result.
-    """
+    """Decorate a function: replace ``**options`` in its signature and docstring by the options of some groups."""
 
     def document(function: F) -> F:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
@@ -56,7 +52,7 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
             groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
         )
         text, described = inspect.getdoc(function) or "", "\n".join(map(_described, items.values()))
-        if "**options" not in text:
+        if "**options" not in text:  # a docstring without a section of parameters
             text = FIRST_SECTION.sub(rf"{TASK}\n\n\1", text, count=1)
         if "\nReturns\n" not in text:
             head, mark, rest = text.partition("**options\n\n")
@@ -79,7 +75,7 @@ def _described(item: Field[Any]) -> str:
 
 
 def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
-    """Return each group of options of a function with the values given; raise `TypeError` for a wrong keyword."""
+    """Return a function's groups of options with the given values; raise `TypeError` for an unknown keyword."""
     known = inspect.signature(function).parameters
     for name in given.keys() - known.keys():
         raise TypeError(f"{function.__name__}() has no keyword {name!r}{nearest(name, known)}")
@@ -88,10 +84,10 @@ def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[An
 
 @takes(opt.TaskOptions, opt.ClusterOptions, opt.DownloadOptions, opt.CacheOptions)
 def prepare(task: StrPath, **options: Any) -> results.Prepared:
-    """Prepare a task's data, or open it if that has been done.
+    """Prepare a task's data, or open it if it is already prepared.
 
-    The data lies in the cache, named after the task's parameters and the contents of the source files. It is written
-    whole or not at all and never changes; changed source files are prepared again in another folder.
+    The prepared data is a folder of the cache, which is named after the task's parameters and the contents of the
+    source files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
 
     Examples
     --------
@@ -110,9 +106,9 @@ def prepare(task: StrPath, **options: Any) -> results.Prepared:
 def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> results.Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
-    Whatever is cached already is reused: a finished extraction runs nothing, an interrupted one goes on, and a new
-    column is added without computing the others again. The same settings give the same bytes, however often the
-    extraction was stopped.
+    Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
+    is added without computing the others again. The same settings give the same bytes, even if the extraction was
+    interrupted.
 
     Parameters
     ----------
@@ -150,8 +146,9 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     """Cache features that another program computed as an entry of a task.
 
     The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
-    prepared task in their order. Several columns are named ``train/COLUMN``. A Parquet file has a column ``split``
-    instead, and the features in columns of lists, or in columns of floats that are read side by side.
+    prepared task in their order. Several columns are named ``train/COLUMN``. In a Parquet file,
+    the column ``split`` names the split of each row, and the features are columns of lists, or columns of floats, which
+    are concatenated.
 
     Parameters
     ----------
@@ -171,7 +168,7 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     Raises
     ------
     InputError
-        If the rows are not those of the task, or a value is not finite.
+        If the rows differ from those of the task, or a value is not finite.
 
     Examples
     --------
@@ -193,14 +190,14 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
 
-    Nothing is kept but the prepared data.
+    Only the prepared data is kept.
 
     Parameters
     ----------
     task : str or path-like
         Name of a task, or the path of your own data; a sample of the future data is enough.
     rows : int, optional
-        Rows in all. The task's own by default, or ``limit`` per split.
+        Total number of rows. By default all rows of the task, or ``limit`` per split.
     workers : int, default=1
         Processes or GPUs like this one that will share the work.
     **options
@@ -234,9 +231,9 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
 
     Notes
     -----
-    With ``columns="all"`` each column is tried alone, the columns of each layer side by side, and the raw input, which
-    is chosen if nothing scores better. ``a+b`` reads two columns side by side; ``best:4`` adds up to four greedily by
-    validation. A readout chosen on the validation split is then fitted to train and valid together.
+    With ``columns="all"``, `fit` tries each column alone, the columns of each layer side by side, and the raw input,
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` adds up to four columns
+    greedily by their validation score. A readout chosen on the validation split is then fitted to train and valid.
 
     Examples
     --------
@@ -252,16 +249,17 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
 
 @takes(opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions)
 def tune(task: StrPath, **options: Any) -> results.Tuning:
-    """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
+    """Search for the reservoirs that suit a data set, and fit one readout to the columns of the best reservoirs.
 
     The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
     first on so few rows that the budget allows at least ten candidates, then the best quarter on more rows. The best
-    are joined as long as the score on held-out rows improves by more than noise. Test rows are scored once, by the
-    winner. Features stay in the cache, and a search that was stopped continues, also with a larger budget.
+    reservoirs are joined as long as the score on held-out rows improves by more than noise. The test rows are scored
+    once, with the final readout. Features stay in the cache, and an interrupted search can be continued, even with a
+    larger budget.
 
-    ``budget`` includes loading the libraries and the trials of earlier calls. If ``backbone`` is given, no other is
-    tried. Workers share the rows of each reservoir; the result is that of a single process. ``out`` is the folder of
-    the fit.
+    ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
+    other backbone is tried. Workers share the rows of each reservoir; their number does not change the result. ``out``
+    is the folder of the fit.
 
     Examples
     --------
@@ -381,12 +379,12 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 def train(task: StrPath, **options: Any) -> results.Training:
     """Train some groups of a model's parameters on a task, with everything else frozen.
 
-    The same settings give the same weights on a CPU, however often the run was stopped and resumed. If ``accelerate
-    launch`` starts several processes, each takes ``batch * accumulate`` rows of a step.
+    On a CPU the same settings give the same weights, even if the run was stopped and resumed. If ``accelerate launch``
+    starts several processes, each process takes ``batch * accumulate`` rows per step.
 
-    ``seed`` also chooses the order of the rows and the dropped values. ``steps`` includes those of an earlier part of
-    the run. Without ``run``, the folder lies in the cache and is named by everything that changes a number. With
-    ``sweep``, every run is kept, an interrupted one goes on, and the best on the validation split is returned.
+    ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
+    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that change a number. With
+    ``sweep``, every run is kept, an interrupted run continues, and the run with the best validation score is returned.
 
     Examples
     --------
@@ -408,8 +406,8 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
     Parameters
     ----------
     corpus : str or path-like
-        Path of a text file (also ``.gz``) or of a folder of them; the name of a stream of tokens (``nesting``,
-        ``zipf``, ``uniform``); or ``bit-memory``, the task itself, on which all parameters are trained.
+        Path of a text file (also ``.gz``) or of a folder of text files; the name of a stream of tokens (``nesting``,
+        ``zipf``, ``uniform``); or ``bit-memory``, to train all parameters on that task.
     out : str or path-like
         Folder of the model. transformers loads it, and so does ``backbone=``.
     **options
@@ -417,7 +415,7 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
     Notes
     -----
     ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
-    not trained. Bit-memory has neither a context nor a learning rate schedule.
+    not trained. Bit-memory uses neither a context nor a learning rate schedule.
 
     Examples
     --------
@@ -471,7 +469,8 @@ def reproduce(
     Raises
     ------
     InputError
-        If a recipe, or something in it, does not exist. A cell that fails does not end the run.
+        If a recipe does not exist, or names a cell, task or setting that does not exist. A cell that fails does not
+        end the run.
 
     Examples
     --------
@@ -499,7 +498,7 @@ def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **op
     Raises
     ------
     InputError
-        If a folder is none of these, or nothing is cached yet.
+        If a folder is not one of these, or nothing is cached yet.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The stage ``attention``: attention maps of a task's sequences, one of them and the mean over many."""
+"""The stage ``attention``: attention maps of one sequence of a task, and their mean over many sequences."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,10 +32,10 @@ BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 head
 class Attention(Record):
     """Attention maps of one block: of one sequence, and their mean over rows.
 
-    ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``; ``mean`` (heads,
-    tokens, tokens) is over the rows in which both tokens are real, NaN if there are none. For bit tasks ``diagonals``
-    are the distances in tokens to those that readout tokens attend to in the paper, with names. ``top`` is the
-    attention at the top of the colour scale that all maps of the picture share.
+    ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``. ``mean`` (heads,
+    tokens, tokens) is the mean over the rows in which both tokens are real, NaN without such rows. For bit tasks,
+    ``diagonals`` has the distances in tokens at which readout tokens attend in the paper, each with its name. ``top``
+    is the attention at the top of the colour scale that all maps of the picture share.
     """
 
     task: str
@@ -52,7 +52,7 @@ class Attention(Record):
 
     @property
     def diagonal_strength(self) -> float | None:
-        """Mean weight of readout tokens on the diagonals, divided by that on all other tokens they see."""
+        """Mean weight of readout tokens on the diagonals, divided by their mean weight on all other visible tokens."""
         if not self.diagonals:
             return None
         mean = np.nan_to_num(self.mean.mean(axis=0))
@@ -98,7 +98,7 @@ def attention(
         one=one,
         mean=mean,
         rows=len(part.x),
-        # A token begins with the value at its number times the stride, and the map has as many tokens as are real.
+        # The first value of token n is number n * stride; the map contains only the real tokens.
         labels=token_labels(model.fpt.task, part.x[0, :: settings.stride], one.shape[-1]),
         diagonals=bit_diagonals(model.fpt.task),
         top=options.top or attention_top(mean),
@@ -175,11 +175,10 @@ def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
 
 
 def bit_diagonals(task: Task) -> dict[int, str]:
-    """Return the distances to the tokens that readout tokens of bit tasks attend to in the paper (Figure 2), and names.
+    """Return the distances at which readout tokens of bit tasks attend in the paper (Figure 2), each with its name.
 
-    A readout token of ``bit-xor`` attends to the bits that it adds: its own, and those at its place in the other
-    strings. A readout token of ``bit-memory`` compares the masked bits with the stored ones at its place in every
-    string.
+    A readout token of ``bit-xor`` attends to the bits that it adds: itself, and the bit at the same position of every
+    other string. A readout token of ``bit-memory`` compares the masked bits with the stored bits at the same position.
     """
     if task.name not in BIT_TASKS:
         return {}
@@ -195,11 +194,13 @@ def _prepare_for(
     config = RunFolder(run).model_config
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
-        raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name {trained.name!r}")
+        raise InputError(
+            f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}; pass {trained.name!r}"
+        )
     settings = resolve_model(reservoir, published=source.published)
     if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run determines the model; leave out the options that choose another")
-    # Parameters in the description that differ from the defaults were given by the user.
+    # The user gave those parameters that differ from the defaults.
     if task in TASKS:
         default = task_named(task, data=data_folder(source.data)).task.parameters
         given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}

@@ -22,7 +22,7 @@ def card(
     *,
     task: str | None = None,
 ) -> dict[str, Any]:
-    """Describe a backbone, draw the spread of its weights, and count what is trained on a task; it needs no data."""
+    """Describe a backbone, plot the spread of its weights, and count the parameters that a task trains."""
     from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named

@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 caches = typer.Typer(help="List, check and remove what is stored.", context_settings=HELP, rich_markup_mode=None)
 
-# Each command with its groups of options; a public function stands for all of its groups.
+# Each command with its groups of options; a public function means all groups of that function.
 _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, stages.tasks, _DATA, opt.CacheOptions)
@@ -118,7 +118,7 @@ def _fault(message: str, code: int = 2) -> int:
     return code
 
 
-# Exit code 2: the path that the user named is at fault.
+# Exit code 2: the user can correct the path.
 _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another place"),
     errno.EROFS: "name a place that can be written",
@@ -129,9 +129,9 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "name a shorter path",
     errno.ELOOP: "check the links on the path",
 }
-# Exit code 1: the machine is at fault. The error of a failed write names no path.
+# Exit code 1: the machine lacks a resource or is faulty. The error of a failed write names no path.
 _TROUBLES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, then run the same command again to continue"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space, then run the same command again to continue"),
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to continue",
     errno.EIO: "check the disk, then run the same command again to continue",
     errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to continue",
@@ -143,7 +143,7 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None
     code = 2 if error.errno in _REMEDIES else 1
-    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix it, then run the same command again to continue")
+    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix the cause, then run the same command again to continue")
     path = Path(str(error.filename or ""))
     # The name of a temporary file of `replace_file` means nothing to the user.
     shown = path.parent if path.name.startswith(".") and path.suffix == ".part" else error.filename

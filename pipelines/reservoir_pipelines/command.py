@@ -1,4 +1,4 @@
-"""Commands: functions whose flags are made from groups of options, and the configuration file with their values."""
+"""Commands: functions whose flags come from groups of options, and the configuration file that sets them."""
 
 import ast
 import inspect
@@ -61,9 +61,8 @@ def command(app: typer.Typer, function: Callable[..., Answer | None], *groups: A
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
     A group is a class of options, a tuple of such a class and the names of some of its options, or a public function,
-    for all of its groups. The function is called with its own arguments and ``given``, a dict of the options that were
-    set; also with ``json`` if it has such a parameter. Its answer is printed as JSON or as tables; for None nothing is
-    printed.
+    which means all groups of that function. The command function gets its own arguments, the dict ``given`` of the
+    options that were set, and ``json`` if it has that parameter.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     own = [p for p in parameters.values() if p.name not in ("given", "json")]
@@ -129,7 +128,7 @@ def _fields(group: Any) -> list[Field[Any]]:
 
 
 def _parameter(item: Field[Any]) -> inspect.Parameter:
-    """Return the flag of a field. Its default is None, so that a given value differs from a missing one."""
+    """Return the flag of a field. Its default is None, which distinguishes a missing value from a given one."""
     kind = str(item.type).partition(" |")[0]
     several = kind.startswith(("Mapping", "Sequence"))
     plain = item.default is not None and not isinstance(item.default, bool | tuple)
@@ -168,7 +167,9 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in tables.get(name, {}).items():
         option = options.get(str(key).replace("-", "_"))
         if option is None:
-            raise InputError(f"--config {file}: {name} has no setting {key!r}; it has {', '.join(sorted(options))}")
+            raise InputError(
+                f"--config {file}: {name} has no setting {key!r}; its settings are {', '.join(sorted(options))}"
+            )
         joined = isinstance(value, list) and not option.multiple
         found[option.name] = ",".join(map(str, value)) if joined else value
     # A file must not decide which code runs.
@@ -177,8 +178,8 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
         refuse_modules(values, f"--config {file}")
     if found.get("trust"):
         raise InputError(
-            f"--config {file}: 'trust' lets a readout run code, and a file cannot decide that; remove it, and pass "
-            "--trust on the command line if you trust whoever made the readout"
+            f"--config {file}: 'trust' lets a readout run code, which a file must not decide; remove the setting, and "
+            "pass --trust on the command line if you trust the author of the readout"
         )
     context.default_map = found
     return file

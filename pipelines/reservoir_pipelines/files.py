@@ -1,4 +1,4 @@
-"""Write files that are complete or as they were before (also JSON with its SHA-256, and tensors); name folders."""
+"""Atomic writing of files, JSON with a checksum, checksums of source files, and the folders of cache and data."""
 
 import csv
 import fcntl
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMPORTED = "imported"
-"""Family, init and input of an entry of features that another program computed, and the default layer of these."""
+"""Family, init and input of an entry of imported features, and the default name of their layer."""
 
 ROWS = "rows"
-"""Name of the task of the entries that the estimators make, one for each batch of rows, and of their one split."""
+"""Name of the task and of the split of the entries that the estimators write, one for each batch of rows."""
 
 
 def cache_root(cache: Path | None = None) -> Path:
@@ -63,15 +63,15 @@ DIGEST = "sha256"
 MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
 UNSETTLED = 2 * 10**9  # nanoseconds after a file's last change during which another change may carry the same time
 PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
-"""Temporary names of files and folders that `replace_file` and checkpoints are still writing."""
+"""Temporary names of files and folders that are being written."""
 
 
 class DamagedError(ValueError):
-    """The content of a file is not what was written."""
+    """The content of a file has changed since it was written."""
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file under a temporary name and move it into place, so that it is complete or as it was before."""
+    """Replace a file atomically: write it under a temporary name, then rename it."""
     part = temporary_path(path)
     try:
         fault_point("begun")
@@ -87,10 +87,7 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a temporary name for a path, and remove files of such names that dead processes left behind.
-
-    Its 32 digits are host, process number and random digits, by which others see whether its writer is still alive.
-    """
+    """Return a temporary name for a path, and remove the temporary files of this path that dead processes left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}-{_host()}*.part"):
         if PART.fullmatch(left.name):
             try:
@@ -99,12 +96,13 @@ def temporary_path(path: Path) -> Path:
                 _remove(left)
             except PermissionError:
                 pass  # a running process of another user
+    # From host and process number, other processes see whether the writer is still alive.
     return path.with_name(f".{path.name}-{_host()}{os.getpid():08x}{secrets.token_hex(8)}.part")
 
 
 @cache
 def _host() -> str:
-    """Return 8 digits for this host, and for the container in it, which has its own process numbers."""
+    """Return 8 digits that identify this host and its container, which has its own process numbers."""
     name = os.uname().nodename
     with suppress(OSError):
         name += str(Path("/proc/self/ns/pid").readlink())
@@ -112,7 +110,7 @@ def _host() -> str:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # a file of another user, who alone may remove it
+    with suppress(OSError):  # the file may belong to another user
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -126,7 +124,7 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Write rows as CSV, floats with six digits after the point; the file is replaced whole."""
+    """Write rows as CSV, floats with six decimals; the file is replaced atomically."""
 
     def write(part: Path) -> None:
         with part.open("x", newline="") as file:
@@ -137,7 +135,7 @@ def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
 
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:
-    """Write JSON with its digest among the values; the file is replaced whole."""
+    """Write JSON with its digest among the values; the file is replaced atomically."""
     checked = {**values, DIGEST: json_digest(values)}
     replace_file(path, lambda part: part.write_text(json.dumps(checked, indent=1) + "\n"))
 
@@ -158,7 +156,7 @@ def checked_line(values: Mapping[str, Any]) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line of `checked_line` with its values, or None if it has changed; nothing if there is no file."""
+    """Yield each line that `checked_line` wrote with its values, or with None if it is damaged."""
     for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         try:
             values = json.loads(text)
@@ -171,7 +169,7 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
     """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
 
-    A file is not read again if its size, inode and time of change (which no program can set) are the same.
+    A file is not read again if its size, inode, modification time and change time are the same.
     """
     before, known, contents = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
     with suppress(OSError, ValueError):
@@ -179,7 +177,7 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
     for path in files:
         for file in sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]:
             if not file.is_file():
-                raise InputError(f"{file}: not a regular file, so nothing is read from it")
+                raise InputError(f"{file}: not a regular file; remove it, or replace it by a regular file")
             name, now, read = str(file.absolute()), stamp(file), time.time_ns()
             found = before.get(name)
             if found is None or found["stamp"] != now:
@@ -192,14 +190,14 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
             contents.append({"name": title, "size": found["stamp"][0], "sha256": found["sha256"]})
     settled = {name: found for name, found in known.items() if found["stamp"][-1] + UNSETTLED < found["read"]}
     if not settled.items() <= before.items():
-        with suppress(OSError):  # only others may write this cache, so the files are read again next time
+        with suppress(OSError):  # the cache may be read-only; then the files are read again next time
             settings.mkdir(parents=True, exist_ok=True)
             write_checked(settings / MEMO, settled)
     return contents
 
 
 def stamp(path: Path) -> list[int]:
-    """Return size, inode, modification time and change time of a file; programs that copy files set only the third."""
+    """Return size, inode, modification time and change time of a file; no program can set the last one."""
     stat = path.stat()
     return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
 
@@ -219,7 +217,7 @@ def remove_parts(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that no process removes files that another process is about to name in a card."""
+    """Lock a folder, so that no process removes files that the JSON of another process will name."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -252,7 +250,7 @@ def system_errors() -> Iterator[None]:
 
 
 def share(path: Path) -> None:
-    """Give a file the permissions of a new file: safetensors makes it readable for its owner alone."""
+    """Give a file the permissions of a new file; safetensors makes its files readable only by the owner."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

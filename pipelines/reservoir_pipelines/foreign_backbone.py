@@ -19,7 +19,7 @@ COPIED = (
 )
 """Files of a model folder that are copied; none of them holds code."""
 
-SIDE = 224  # pixels, if the file does not state the size
+SIDE = 224  # pixels, unless the file states a size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     """
     source, out = Path(source), Path(out)
     if out.exists():
-        raise InputError(f"--out {out}: it exists already; name a new folder")
+        raise InputError(f"--out {out}: already exists; name a new folder")
     if not source.exists():
         raise InputError(f"--import {source}: no such file or folder")
     part = temporary_path(out.absolute())
@@ -83,7 +83,7 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
             left_out, notes = [], []
             _torch(source, part)
         else:
-            raise InputError(f"--import {source}: give an .onnx or .gguf file, a pytorch_model.bin, or its folder")
+            raise InputError(f"--import {source}: unknown format; give an .onnx or .gguf file, or a pytorch_model.bin")
         family, tensors = _check(part, source)
         for file in part.iterdir():
             sync(file)
@@ -92,12 +92,12 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
         sync(out.absolute().parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    origin = f"licence and origin of the weights are not stated in {source.name}; ask who published it"
+    origin = f"{source.name} does not state the licence and origin of its weights; ask its publisher"
     return Imported(folder=out, family=family, tensors=tensors, left_out=tuple(left_out), notes=(*notes, origin))
 
 
 def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
-    """Convert an ONNX file; return the left-out tensors and notes."""
+    """Convert an ONNX file and return the left-out tensors and notes."""
     import torch
 
     from reservoir.backbones.onnx_weights import read_onnx
@@ -122,8 +122,8 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
     numbers = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
     return left_out, [
-        f"the file does not say how pictures are prepared: {side}x{side} pixels, "
-        f"{numbers}; if the model was trained otherwise, change preprocessor_config.json"
+        f"the file does not state how pictures are preprocessed; assuming {side}x{side} pixels and "
+        f"{numbers}; if the model was trained with other settings, change preprocessor_config.json"
     ]
 
 
@@ -142,8 +142,8 @@ def _torch(source: Path, folder: Path) -> None:
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}
-        except Exception as error:  # torch raises many types of errors; the first line names the code
-            why = f"not readable as weights alone, and code in it is not run ({first_line(error)})"
+        except Exception as error:  # torch raises many types of errors; the first line names the code in the file
+            why = f"not readable without running code ({first_line(error)}); give a file of weights only"
             raise InputError(f"--import {file}: {why}") from None
     save_tensors(tensors, folder / "model.safetensors")
     for name in COPIED:
@@ -152,7 +152,7 @@ def _torch(source: Path, folder: Path) -> None:
 
 
 def _gguf(source: Path, folder: Path) -> list[str]:
-    """Convert a GGUF file; return notes."""
+    """Convert a GGUF file and return notes."""
     from transformers import AutoTokenizer
 
     from reservoir.backbones.weights import load_all_tensors

@@ -48,7 +48,7 @@ def print_json(value: Any) -> None:
 
 
 def printable(text: object) -> str:
-    r"""Return a text with everything escaped that would control a terminal or a picture instead of being shown.
+    r"""Return a text with all characters escaped that would control a terminal or a picture instead of being shown.
 
     Labels, column names and file names come from data. Control characters (such as the escape sequences of terminals),
     line breaks, marks that change the direction of writing, invisible characters, and lone surrogates become ``\x1b``,
@@ -118,7 +118,7 @@ _silenced: ContextVar[bool] = ContextVar("silenced", default=False)
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Hide the messages and the progress of stages, where the caller shows its own."""
+    """Hide the messages and the progress of stages within the context; the caller shows its own."""
     token = _silenced.set(True)
     try:
         yield
@@ -127,7 +127,7 @@ def silenced() -> Iterator[None]:
 
 
 class _Screen:
-    """When a line was last printed to stderr, and the progress that is shown now, the innermost last."""
+    """The time of the last line on stderr, and the meters that are shown now, the innermost last."""
 
     last = 0.0
     meters: ClassVar[list["Meter"]] = []
@@ -143,10 +143,7 @@ def notify(text: str) -> None:
 
 @contextmanager
 def heartbeat(name: str) -> Iterator[None]:
-    """Print a line to stderr whenever nothing was printed for `SECONDS`, unless stderr is a terminal.
-
-    The line shows the progress of the current work, or else for how long ``name`` has been running.
-    """
+    """Print the progress, or the running time of ``name``, after `SECONDS` of silence, unless stderr is a terminal."""
     if sys.stderr.isatty():
         yield
         return
@@ -196,7 +193,7 @@ class Meter:
         self.show(self._done + rows, "" if written is None else f"{written / 1e9:.2f} GB")
 
     def print(self) -> None:
-        """Print a line: how much is done, at which rate, and how long the rest will take."""
+        """Print a line with the work done, its rate, and the time left."""
         self._last = clock()
         speed = (self._done - self._first) / max(self._last - self._started, 1e-9)
         left = f", {time_text((self._total - self._done) / speed)} left" if speed else ""

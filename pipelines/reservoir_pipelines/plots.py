@@ -1,6 +1,6 @@
 """Draw pictures with matplotlib: one style, all text literal, and a warning if a picture fails.
 
-What is drawn comes as arrays. ``draw_...`` draws into axes, also for the page of `report`; ``plot_...`` saves a PNG.
+``draw_...`` draws arrays into axes, also for the page of `report`; ``plot_...`` saves a PNG file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAGE_SIZE = 4.8, 3.4  # inches of most pictures on the page; also legible on a p
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MOST_LEVEL = 14  # names of layers that fit side by side
+MOST_LEVEL = 14  # names of layers that fit on the axis horizontally
 MOST_TICKS = 32
 MOST_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
@@ -44,7 +44,7 @@ _importing = threading.Lock()
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Draw with matplotlib's defaults, whatever a matplotlibrc file or the environment says, and all text literally."""
+    """Draw with matplotlib's defaults, whatever files or environment variables configure, and all text literally."""
     exists = os.path.exists
     with _importing:
         # Matplotlib first reads ./matplotlibrc, which may have come with somebody's data, and no option prevents that.
@@ -64,10 +64,7 @@ def own_style() -> Iterator[None]:
 
 
 def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
-    """Decorate a function that saves a picture: use `own_style`, and warn instead of raising if it fails.
-
-    A failed picture never loses a result. An older picture at that path is then removed, because it shows other data.
-    """
+    """Decorate a function that saves a picture: use `own_style`, and warn instead of raising if it fails."""
 
     @wraps(draw)
     def draw_or_warn(path: Path, *arguments: P.args, **options: P.kwargs) -> None:
@@ -75,7 +72,7 @@ def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[
             with own_style():
                 draw(path, *arguments, **options)
         except Exception as error:
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # an older picture shows other data
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             notify(f"{path}: the picture could not be drawn ({reason}); the results are saved")
 
@@ -83,10 +80,8 @@ def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[
 
 
 def page_picture(size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> str:
-    """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails.
-
-    Inside an image, no text of the SVG can run code or load anything.
-    """
+    """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails."""
+    # Inside an image, no text of the SVG can run code or load anything.
     buffer = io.BytesIO()
     try:
         with own_style():
@@ -101,7 +96,7 @@ def page_picture(size: tuple[float, float], draw: Callable[..., None], *argument
 
 
 def figure_of(width: float, height: float, title: str = "") -> Figure:
-    """Return an empty figure of a width and a height in inches, with a heading."""
+    """Return an empty figure with its width and height in inches, and a heading."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -111,7 +106,7 @@ def figure_of(width: float, height: float, title: str = "") -> Figure:
 
 
 def style(axes: Axes, x: str, y: str, title: str = "") -> None:
-    """Name the axes, and give them a pale grid, two spines, and a legend where anything has a label."""
+    """Label the axes, and give them a pale grid, two spines, and a legend if any line has a label."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=10, color=INK)
@@ -122,7 +117,7 @@ def style(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file; it is replaced whole."""
+    """Write a figure as a PNG file, which is replaced atomically."""
     _escape_texts(figure)
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
@@ -136,7 +131,7 @@ def plot(path: Path, size: tuple[float, float], title: str, draw: Callable[..., 
 
 
 def _escape_texts(figure: Figure) -> None:
-    """Escape what cannot be drawn: fonts have no lone surrogates, and control characters would be boxes."""
+    """Escape characters that cannot be drawn: fonts have no lone surrogates, and draw control characters as boxes."""
     from matplotlib.text import Text
     from matplotlib.ticker import FuncFormatter
 
@@ -160,13 +155,13 @@ def in_unit(metric: str) -> tuple[float, str]:
 
 
 def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float = 1.0) -> np.ndarray:
-    """Return an array (lines, 2) of steps and ``factor`` times a value, of the lines that have the value."""
+    """Return an array (lines, 2): step, and value times ``factor``, of each line that has the value."""
     found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
     return np.array(found, float).reshape(-1, 2)
 
 
 def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str, best: int | None = None) -> None:
-    """Draw (step, value) of every step, smoothed over a hundredth of them, and of every validation; mark a step."""
+    """Draw (step, value) of training, smoothed over 1% of its points, and of validation, and mark the best step."""
     if len(train):
         width = max(1, len(train) // 100)
         smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
@@ -228,10 +223,10 @@ def plot_pretraining(
 def draw_layers(
     axes: Axes, columns: Sequence[str], scores: np.ndarray, best: int, raw: float | None, metric: str
 ) -> None:
-    """Draw for each pooling the best validation score of every layer, and that of the raw input.
+    """Draw the best validation score of every layer, a line for each pooling, and the score of the raw input.
 
-    ``scores`` (columns, settings) are NaN for settings that were not tried. If the chosen column, number ``best``,
-    joins several, its score is a horizontal line.
+    ``scores`` (columns, settings) are NaN for settings that were not tried. If the chosen column ``best`` joins several
+    columns, its score is a horizontal line.
     """
     factor, unit = in_unit(metric)
     places = _places(columns)
@@ -260,7 +255,7 @@ def draw_settings(
 ) -> None:
     """Draw the validation score of every layer under every setting, for the pooling of the chosen readout.
 
-    The place ``best`` (column, setting) is ringed. If it joins columns, the pooling of the best single column is shown.
+    ``best`` (column, setting) is circled. If it joins columns, the pooling of the best single column is shown.
     """
     factor, unit = in_unit(metric)
     places = _places(columns)
@@ -277,7 +272,7 @@ def draw_settings(
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
     note = ""
     if best[0] in places:
-        note, place = ", chosen readout ringed", (tried.index(best[1]), rows.index(best[0]))
+        note, place = ", chosen readout circled", (tried.index(best[1]), rows.index(best[0]))
         axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
     ticks = range(0, len(tried), max(1, (len(tried) - 1) // 4))
     axes.set_xticks(ticks, [settings[tried[i]].replace(", ", "\n") for i in ticks], fontsize=8)
@@ -325,7 +320,7 @@ def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> N
 
 
 def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
-    """Draw ``counts``, of each class (rows) predicted as each class (columns), coloured by the share of their row."""
+    """Draw ``counts`` of each class (rows) predicted as each class (columns), coloured by their share of the row."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure: Any = axes.get_figure()
@@ -340,10 +335,10 @@ def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> No
 
 
 def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
-    """Save `draw_confusion`; save nothing for a regression, or without an evaluation."""
+    """Save the picture of `draw_confusion`; do nothing for a regression, or without an evaluation."""
     if not found or not found.classes:
         return
-    side, heading = confusion_side(found.classes), f"{title}: test, {found.scores['accuracy']:.1%} right"
+    side, heading = confusion_side(found.classes), f"{title}: test accuracy {found.scores['accuracy']:.1%}"
     plot(path, (side + 1, side), heading, draw_confusion, found.confusion, found.classes)
 
 
@@ -361,7 +356,7 @@ def confusion_side(classes: Sequence[str]) -> float:
 
 
 def shorten(name: str, most: int = 32) -> str:
-    """Return a name, with its middle left out if it is too long: names of columns differ at their ends."""
+    """Return a name; if it is too long, without its middle, because names of columns differ at their ends."""
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
 
 
@@ -379,7 +374,7 @@ def shorten_all(names: Sequence[str]) -> list[str]:
 
 
 def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
-    """Return layer and pooling of the single columns by their number, or of all if there are only joined ones."""
+    """Return layer and pooling of each single column by its number, or of each joined column if all are joined."""
     places = {}
     for i in [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or range(len(columns)):
         layer, _, pooling = columns[i].partition("/")  # joined columns count as one layer
@@ -388,13 +383,13 @@ def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
 
 
 def _with_gaps(layers: Sequence[str]) -> list[str]:
-    """Return sorted layers with an empty name between those of different entries, which no line may join."""
+    """Return sorted layers with an empty name between entries, which leaves a gap in the lines."""
     groups = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.rpartition(":")[0])]
     return groups[0] + [name for group in groups[1:] for name in ("", *group)]
 
 
 def layer_order(column: str) -> tuple[str, int, str]:
-    """Return the key that puts layers or columns in the order in which they are computed, entry by entry."""
+    """Return the sort key of a layer or column: by entry, then in the order in which the model computes the layers."""
     entry, _, name = column.rpartition(":")
     return entry, {"embed": 0, "final": 2}.get(name.partition("/")[0], 1), name
 
@@ -454,7 +449,7 @@ def plot_attention(
     figure = figure_of(12, 6.4 + 2.1 * lines, title)
     parts: Any = figure.subfigures(2, 1, height_ratios=(6, 2.1 * lines))
     large, small = parts
-    # Only tokens of bit strings, named by their place, have the same names in every sequence.
+    # Only tokens of bit strings, which are named by their position, have the same names in every sequence.
     places = labels if diagonals else [str(number + 1) for number in range(mean.shape[1])]
     shown = ((one, labels, "one sequence"), (mean, places, f"mean over {rows} sequences"))
     for axes, (maps, names, what) in zip(large.subplots(1, 2), shown, strict=True):
@@ -480,12 +475,12 @@ def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: M
     for number, (back, what) in enumerate(sorted(diagonals.items())):
         ends = np.array([first - 0.5, len(values) - 0.5])
         colour = COLOURS[(number + 2) % len(COLOURS)]
-        axes.plot(ends - back, ends, "--", color=colour, linewidth=1, alpha=0.7, label=f"its place in {what}")
+        axes.plot(ends - back, ends, "--", color=colour, linewidth=1, alpha=0.7, label=f"same bit of {what}")
     if diagonals:
         axes.legend(fontsize=7, loc="upper right", framealpha=0.8)
 
 
 def attention_top(values: np.ndarray) -> float:
     """Return the value at the top of the colour scale of maps (heads, tokens, tokens), if none is given."""
-    # A causal model's first tokens have few others to attend to, and would hide all other values.
+    # The first tokens of a causal model attend to few tokens, so their large weights would hide all other values.
     return float(np.nanquantile(values[values > 0], 0.97))

@@ -18,7 +18,7 @@ CELL = "cell:"
 """Prefix of a setting that names another cell: by its name in a recipe, by its key in the files of this folder."""
 
 FORMAT = 1
-"""Version of the files, raised when a value gets another name or meaning; files of another version count as absent."""
+"""Version of the files, increased when a value gets another name or meaning; other versions count as absent."""
 
 MEASURES = {
     "test_score": "test accuracy in percent",
@@ -97,8 +97,8 @@ class ReproductionFolder:
     def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return a table with the numbers of the cells that have finished by now, and whether its claims hold.
 
-        Each number is the mean over the seeds, with its standard error where there are at least two. Test scores have
-        the number of test rows and the 95% interval over these rows; its ends are means over the seeds.
+        Each number is the mean over the seeds, with its standard error if at least two seeds have finished. A test
+        score also has the number of test rows and the 95% interval over rows, whose ends are means over the seeds.
         """
         rows = [{**row, "spots": [s and {**s, **self._numbers(s)} for s in row["spots"]]} for row in table["rows"]]
         means = {
@@ -112,7 +112,7 @@ class ReproductionFolder:
 
     @contextmanager
     def lock(self, key: str, *, wait: bool) -> Iterator[bool]:
-        """Lock a cell within the context; yield False if another process has it and ``wait`` is False."""
+        """Lock a cell within the context; yield False if another process has locked it and ``wait`` is False."""
         with os.fdopen(open_lock(self.path / "cells" / f".{key}.lock"), "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -122,7 +122,7 @@ class ReproductionFolder:
             yield True
 
     def _numbers(self, spot: Mapping[str, Any]) -> dict[str, Any]:
-        """Return mean, standard error, interval and seeds of one place in a table, or why they are missing."""
+        """Return mean, standard error, interval and seeds of a place in a table, or the reason why they are missing."""
         found = [self._number(spot, keys) for keys in spot["cells"]]
         values = [value for value, _, _ in found if value is not None]
         reasons = dict.fromkeys(filter(None, (spot["reason"], *(why for _, why, _ in found))))
@@ -165,9 +165,9 @@ class ReproductionFolder:
 
 
 def _verdict(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | None]) -> dict[str, Any]:
-    """Return whether a claim holds, None if it cannot be judged, and that in words."""
+    """Return whether a claim holds (None if unknown), and the verdict in words."""
     if "unseen" in claim:
-        return {"holds": None, "verdict": f"Cannot be seen: {claim['unseen']}"}
+        return {"holds": None, "verdict": f"Cannot be checked: {claim['unseen']}"}
     first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
     bounds = [each for each in others or [claim["by"]] if each is not None]
     if first is None or len(bounds) < len(others):
@@ -186,5 +186,5 @@ def _measure(name: str, values: Mapping[str, Any]) -> float | None:
 
 
 def is_reproduction(path: Path) -> bool:
-    """Return whether a folder is that of a reproduction."""
+    """Return whether a folder holds a reproduction."""
     return (path / "tables").is_dir() and (path / "cells").is_dir()

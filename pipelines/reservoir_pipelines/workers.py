@@ -30,8 +30,8 @@ def map_pieces(
     """Return ``work(*a)`` for each tuple of arguments, in their order; ``done`` is called with each result.
 
     The pieces are computed by a dask ``scheduler`` (``tcp://host:port``), by ``workers`` local processes, or in this
-    process, also if the first piece shows that processes would take longer than they save. A piece whose worker dies,
-    or whose scheduler disconnects, is computed again: the result must not depend on how often ``work`` is called.
+    process. A piece is computed again if its worker dies or the scheduler disconnects: the result must not depend on
+    how often ``work`` is called.
     """
     tasks, found = list(arguments), {}
     if scheduler is not None:
@@ -80,11 +80,9 @@ def _in_processes(
 
 @contextmanager
 def child_environment(**more: str) -> Iterator[None]:
-    """Set environment variables for the processes that are started within the context.
-
-    ``PYTHONSAFEPATH`` keeps the current folder off their import path: a file ``multiprocessing.py`` that came with
-    somebody's data must not be executed.
-    """
+    """Set environment variables for the processes that are started within the context."""
+    # PYTHONSAFEPATH keeps the current folder off their import path: a file multiprocessing.py in a folder of downloaded
+    # data must not be executed.
     wanted = {"PYTHONSAFEPATH": "1", **more}
     before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
@@ -97,10 +95,8 @@ def child_environment(**more: str) -> Iterator[None]:
 
 
 def run_processes(work: Callable[..., Any], arguments: Sequence[tuple]) -> None:
-    """Call ``work(*a)`` for each tuple of arguments in a process of its own, and wait until all have ended.
-
-    The processes share the cores, unless ``OMP_NUM_THREADS`` is set, and end when this process does.
-    """
+    """Call ``work(*a)`` for each tuple of arguments in a separate process, and wait until all have ended."""
+    # By default the processes share the cores.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // len(arguments)))
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_work_until_parent_ends, args=(work, each)) for each in arguments]
@@ -117,7 +113,7 @@ def _work_until_parent_ends(work: Callable[..., Any], arguments: tuple) -> None:
 
 
 def end_with_parent() -> None:
-    """Have this process end when its parent has ended, even if the parent was killed."""
+    """End this process as soon as its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent
 
@@ -139,19 +135,19 @@ def check_versions(expected: Mapping[str, str]) -> None:
     for name, wanted in expected.items():
         if found[name] != wanted:
             raise InputError(
-                f"{this_worker()}: it has {name} {found[name]}, but the process that started the command has {wanted}; "
-                "install the same version everywhere"
+                f"{this_worker()}: {name} is {found[name]} here, but {wanted} in the process that started the command; "
+                "install the same version on all machines"
             )
 
 
 def process_number() -> int:
     """Return the number of this process among those that its parent started, from 1; 0 for the first process."""
-    number = multiprocessing.current_process().name.rpartition("-")[2]  # such as SpawnProcess-2
+    number = multiprocessing.current_process().name.rpartition("-")[2]  # the name is such as SpawnProcess-2
     return int(number) if number.isdigit() else 0
 
 
 def this_worker() -> str:
-    """Return a name for this process in messages."""
+    """Return the name of this process for messages."""
     return f"worker {os.uname().nodename}, process {os.getpid()}"
 
 
@@ -167,7 +163,9 @@ def _on_cluster(
         from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
     except ImportError:
-        raise InputError("--scheduler needs a package; pip install distributed, or pass --workers N") from None
+        raise InputError(
+            "--scheduler needs the package distributed; run pip install distributed, or pass --workers N"
+        ) from None
     while len(found) < len(tasks):
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)

@@ -79,10 +79,10 @@ def test_a_picture_that_cannot_be_written_is_told_by_its_folder(capfd):
         (errno.EACCES, "/some/place", 2, "permissions"),
         (errno.EROFS, "/some/place", 2, "can be written"),
         (errno.EISDIR, "/some/place", 2, "not a folder"),
-        (errno.ENOSPC, "/some/place", 1, "make room"),
-        (errno.ENOSPC, None, 1, "make room"),  # a write names no path
+        (errno.ENOSPC, "/some/place", 1, "free some disk space"),
+        (errno.ENOSPC, None, 1, "free some disk space"),  # a write names no path
         (errno.EIO, None, 1, "check the disk"),
-        (errno.EBUSY, "/some/place", 1, "fix it"),
+        (errno.EBUSY, "/some/place", 1, "fix the cause"),
     ],
 )
 def test_the_line_and_the_exit_code_of_an_error(monkeypatch, capfd, number, path, code, remedy):

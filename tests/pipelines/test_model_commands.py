@@ -201,7 +201,7 @@ def xor_run(cache, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["digits"], "it was trained on 'bit-xor', not on 'digits'"),
+        (["digits"], "the run was trained on 'bit-xor', not on 'digits'"),
         (["own.npz"], "own.npz: no such file"),
         (["bit-xor", "--param", "n=4"], "differs from the training data in max_tokens, n, readout_tokens"),
         (["bit-xor", "--param", "seed=1"], "differs from the training data in seed"),

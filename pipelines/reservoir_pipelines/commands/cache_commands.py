@@ -36,7 +36,7 @@ def list_(given: dict[str, Any]) -> Answer:
         rows.append(_line(batches, f"{len(batches):,} batches of the estimators"))
     headings = ("task", "entry", "#rows", "#columns", "#size", "compute", "store", "last used", "state")
     others = [(str(path.relative_to(root)), size_text(store.folder_bytes(path))) for path in _others(root)]
-    tables: list[Table] = [(headings, rows, str(root)), *([(("also kept", "#size"), others)] if others else [])]
+    tables: list[Table] = [(headings, rows, str(root)), *([(("other folders", "#size"), others)] if others else [])]
     return Answer([_summary(each) for each in found], tables)
 
 
@@ -56,7 +56,7 @@ def _line(found: Sequence[store.EntrySummary], name: str) -> tuple[Any, ...]:
 
 
 def _of_estimator(entry: store.Entry) -> bool:
-    """Whether it holds a batch of rows that an estimator was given; such entries are listed and removed together."""
+    """Return whether an entry holds a batch of an estimator's rows; these are listed and removed together."""
     return set(entry.spec.rows) == {ROWS}
 
 
@@ -75,7 +75,7 @@ def show(entry: Name, given: dict[str, Any]) -> Answer:
         ("created", f"{each.created.astimezone():%Y-%m-%d %H:%M}"),
         ("last used", f"{each.used.astimezone():%Y-%m-%d %H:%M}"),
         ("blocks", f"{found.layout.block_rows} rows, batches of {found.layout.batch_rows}"),
-        ("at work", ", ".join(f"process {r['pid']} on {r['host']}" for r in summary["running"]) or "nobody"),
+        ("running", ", ".join(f"process {r['pid']} on {r['host']}" for r in summary["running"]) or "no process"),
     ]
     rows += [(name, value) for name, value in spec.items() if name not in ("task", "format")]
     if "weights" in made:
@@ -88,27 +88,27 @@ def show(entry: Name, given: dict[str, Any]) -> Answer:
 
 
 def verify(
-    entry: Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all entries if left out.")] = None,
+    entry: Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all entries by default.")] = None,
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Compare every byte with its checksum.
 
-    Exit code 1 if something is damaged.
+    The exit code is 1 if a file is damaged.
     """
     root = cache_root(**given)
     entries = [_find(entry, root)] if entry else store.list_entries(root)
     problems = [] if entry else store.broken_entries(root)
     problems += [problem for one in entries for problem in store.verify(one)]
     found = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
-    table: Table = ("", ""), [("whole", f"{len(entries)} entries, no damage found")]
+    table: Table = ("", ""), [("complete", f"{len(entries)} entries, no damage found")]
     if found:
         table = ("file", "what is wrong", "repair"), [tuple(each.values()) for each in found]
     return Answer({"entries": len(entries), "problems": found}, [table], wrong=bool(problems))
 
 
 def repair(entry: Name, given: dict[str, Any]) -> Answer:
-    """Take damaged files out of an entry.
+    """Remove damaged files from an entry.
 
     The next extract computes them again.
     """
@@ -122,7 +122,7 @@ def repair(entry: Name, given: dict[str, Any]) -> Answer:
 def remove(entry: Name, given: dict[str, Any]) -> Answer:
     """Delete one entry, or another folder of the cache.
 
-    'reservoir cache remove rows' deletes all rows that the estimators stored.
+    'reservoir cache remove rows' deletes the features of all rows that the estimators stored.
     """
     root = cache_root(**given)
     other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
@@ -143,7 +143,9 @@ def remove(entry: Name, given: dict[str, Any]) -> Answer:
 def prune(
     older: Annotated[str, typer.Option(help="Remove entries not used for this long: 12h, 30d.")] = "",
     keep: Annotated[str, typer.Option(help="Remove entries until this much is left: 500MB, 20GB.")] = "",
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="Also remove unfinished extractions, last.")] = False,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also remove unfinished extractions, after all others.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     *,
@@ -187,7 +189,7 @@ def _ask(rows: Sequence[tuple[Any, ...]], what: str) -> None:
 
 
 def _others(root: Path) -> list[Path]:
-    """Return the folders of prepared data, readouts, runs and so on, without those that a symbolic link leads to."""
+    """Return the folders of prepared data, readouts, runs and so on, except folders behind symbolic links."""
     found = [path for pattern in OTHERS for path in root.glob(pattern)]
     return sorted(path for path in found if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root))
 
@@ -197,7 +199,7 @@ def _same(name: str, path: Path) -> bool:
 
 
 def _broken(name: str, root: Path) -> Path | None:
-    """Return an entry that cannot be opened by its path or name, or by a task that has no other."""
+    """Return an entry that cannot be opened, by its path or name, or by its task if that has no readable entry."""
     folders = [problem.path for problem in store.broken_entries(root)]
     named = [folder for folder in folders if name == folder.name or _same(name, folder)]
     if not named and all(entry.spec.task["name"] != name for entry in store.list_entries(root)):
@@ -214,7 +216,7 @@ def _find(name: str, root: Path) -> store.Entry:
 def _state(each: store.EntrySummary) -> str:
     if each.fault:
         return f"unreadable: {each.fault}"
-    return "whole" if each.finished else f"{each.blocks_done} of {each.blocks} blocks"
+    return "complete" if each.finished else f"{each.blocks_done} of {each.blocks} blocks"
 
 
 def _summary(each: store.EntrySummary) -> dict[str, Any]:

@@ -38,7 +38,9 @@ def doctor(given: dict[str, Any]) -> Answer:
     device = choose_device("auto")
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
     compute = choose_compute("auto", device)
-    native = "native bfloat16" if compute == "bfloat16" else "no native bfloat16: keys differ from machines with it"
+    native = (
+        "native bfloat16" if compute == "bfloat16" else "no native bfloat16: cache keys differ from machines with it"
+    )
     version = ".".join(map(str, sys.version_info[:3]))
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
     note = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
@@ -68,7 +70,7 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
         with probe.open("xb") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield "cache", f"{root}: can be written, and locked", ""
+                yield "cache", f"{root}: can be written and locked", ""
             except OSError:
                 yield "cache", f"{root}: can be written", "choose a cache on a file system with POSIX locks"
     except OSError as error:
@@ -91,7 +93,7 @@ def _entries(root: Path) -> Iterator[Finding]:
             yield "entry", each.fault, f"reservoir cache repair {key}"
         elif not each.finished:
             state = f"{each.entry.path.name}: {each.blocks_done} of {each.blocks} blocks"
-            yield "entry", state, "run the same extract again to go on, or reservoir cache remove " + key
+            yield "entry", state, "run the same extract again to continue, or reservoir cache remove " + key
 
 
 def _data(data: Path | None, cache: Path | None) -> Iterator[Finding]:
@@ -104,7 +106,7 @@ def _data(data: Path | None, cache: Path | None) -> Iterator[Finding]:
 
     rows = task_table(data=data, cache=cache)
     missing = [row["task"] for row in rows if row["remedy"]]
-    note = f"; without files: {', '.join(missing)} (reservoir tasks says what to do)" if missing else ""
+    note = f"; without files: {', '.join(missing)} (run reservoir tasks to see what to do)" if missing else ""
     yield "data", f"{len(rows) - len(missing)} of {len(rows)} tasks{note}", ""
     if os.environ.get("RESERVOIR_DATA") and data is None:
         yield "RESERVOIR_DATA", os.environ["RESERVOIR_DATA"], ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def tasks(given: dict[str, Any]) -> Answer:
-    """List the tasks, and whether their data is available."""
+    """List the tasks, and show whether their data is available."""
     from reservoir_pipelines.preparation.prepare import task_table
 
     found = task_table(**given)
@@ -44,7 +44,7 @@ def tasks(given: dict[str, Any]) -> Answer:
 def prepare(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Read a task's files into arrays, and split them.
 
-    The other commands do this by themselves when they need it.
+    The other commands do this themselves when they need the data.
     """
     prepared = api.prepare(task, **given)
     for note in prepared.notes():
@@ -75,13 +75,13 @@ def extract(
 
 def import_features(
     file: Annotated[Path, typer.Argument(help="An .npz, .h5, .parquet or .safetensors file of the features.")],
-    task: Annotated[str, typer.Option(help="The task, or the path of your own data, whose rows these are.")],
+    task: Annotated[str, typer.Option(help="The task that the rows belong to, or the path of your own data.")],
     name: Annotated[str, typer.Option(help="Name of the entry, such as the model that computed the features.")],
     given: dict[str, Any],
 ) -> Answer:
     """Cache features that another program computed.
 
-    They become an entry of the task, which fit and report read like any other.
+    The features become an entry of the task, which fit reads like any other entry.
     """
     done = api.import_features(file, task=task, name=name, **given)
     return _extracted("imported", done, ("written", f"{done.computed_rows:,} rows"))
@@ -101,7 +101,9 @@ def _extracted(heading: str, done: Extraction, computed: tuple[str, str]) -> Ans
 
 def plan(
     task: OwnTask,
-    rows: Annotated[int | None, typer.Option(min=1, help="Total rows; by default those of the task.")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Total number of rows; by default all rows of the task.")
+    ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Number of processes or GPUs like this one that will share the work.")
     ] = 1,
@@ -110,7 +112,7 @@ def plan(
 ) -> Answer:
     """Estimate time, disk and memory of an extraction.
 
-    A short trial measures this machine; the data may be a sample of what will be extracted.
+    A short trial measures this machine. A sample of the data is enough.
     """
     found = api.plan(task, rows=rows, workers=workers, **given)
     speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"
@@ -156,7 +158,7 @@ def fit(
 ) -> Answer:
     """Fit linear readouts, choose one, and score it on test.
 
-    The options of the model and the data choose among a task's entries: the last one made with them is used.
+    For a task, options of the model and the data select the last entry that was extracted with them.
     """
     from reservoir_pipelines.extraction.extract import find_entry
 
@@ -184,7 +186,7 @@ def fit_tables(done: Fit) -> list[Table]:
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
     tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
-        sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
+        sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
         tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, on the same test rows)")]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
@@ -211,7 +213,7 @@ def fit_tables(done: Fit) -> list[Table]:
 
 
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
-    """Return the names and values of an evaluation, beginning with the metric by which a readout was chosen."""
+    """Return the names and values of an evaluation; the metric ``first`` is the first one."""
     shares = bool(found.classes)
     return [
         (NAMES.get(name, name.replace("_", " ")), percent(value) if shares and name != "auc" else f"{value:.4g}")
@@ -241,10 +243,10 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
 
 
 def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Search for the reservoirs that suit some data.
+    """Search for the reservoirs that suit your data.
 
-    The search lasts as long as the budget and uses only cross-validation on train and valid. The best reservoirs
-    are read side by side and scored on test once. Trials are stored, so that the same command continues the search.
+    The search lasts as long as the budget and uses only cross-validation on train and valid. The readout
+    reads the best reservoirs together and is scored on test once. The same command continues a stopped search.
     """
     done = api.tune(task, **given)
     scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
@@ -371,8 +373,8 @@ def backbone(
         counts = [done["trained"], *([done["paper"]] if done["paper"] else [])]
         totals = [sum(count.values()) for count in counts]
         trained = [(group, *(f"{count[group]:,}" for count in counts)) for group in done["trained"]]
-        trained.append(("together", *(f"{total:,}" for total in totals)))
-        trained.append(("of the model", *(f"{100 * total / done['whole']:.3f}%" for total in totals)))
+        trained.append(("total", *(f"{total:,}" for total in totals)))
+        trained.append(("share of the model", *(f"{100 * total / done['whole']:.3f}%" for total in totals)))
         paper = ["#counted as in the paper"] if done["paper"] else []
         tables.append((("trained", "#parameters", *paper), trained, f"on {done['task']}"))
     return Answer(done, tables)
@@ -441,7 +443,7 @@ def _prints() -> bool:
 def _training_tables(done: Any) -> list[Table]:
     of_all = []
     if done.test_score_of_all not in (None, done.test_score):
-        of_all = [("test, all rows", f"{percent(done.test_score_of_all)}, counting omitted rows as wrong")]
+        of_all = [("test, all rows", f"{percent(done.test_score_of_all)}, with omitted rows counted as wrong")]
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
     rows = [
@@ -454,7 +456,10 @@ def _training_tables(done: Any) -> list[Table]:
         (f"test{name}", score_text(done.test_score, done.metric)),
         *of_all,
         ("baseline", f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"),
-        ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
+        (
+            "converged",
+            "-" if done.converged_step is None else f"step {done.converged_step:,}; later scores stay within 1 point",
+        ),
         ("run", done.run),
     ]
     tables: list[Table] = [(("trained", ""), rows)]
@@ -513,12 +518,14 @@ def reproduce(
 ) -> Answer:
     """Reproduce tables of the paper, with its numbers.
 
-    A recipe describes a table; finished cells never run twice.
+    A recipe describes a table. Cells that have finished are not run again.
     """
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
     if all == bool(tables):
-        raise InputError(f"reproduce: name a table, a recipe's file, or --all; tables: {', '.join(recipe_names())}")
+        raise InputError(
+            f"reproduce: name a table, the file of a recipe, or pass --all; tables: {', '.join(recipe_names())}"
+        )
 
     if dry_run:
         return _plan(tables or [], given)
@@ -560,7 +567,7 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
 
     estimate(cells, places)
     asked = cells and sys.stdin.isatty() and sys.stderr.isatty()
-    return typer.confirm("Go on?", err=True) if asked else True
+    return typer.confirm("Continue?", err=True) if asked else True
 
 
 def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
@@ -588,7 +595,7 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
 
 
 def _tables(table: dict[str, Any]) -> list[Table]:
-    """Return a table with the paper's numbers in brackets, and the reasons why numbers are missing."""
+    """Return a table with the numbers of the paper in brackets, and the reasons why numbers are missing."""
     from reservoir_pipelines.reports.reproduced import table_part
 
     shown = table_part(table, {})
@@ -603,6 +610,6 @@ def _tables(table: dict[str, Any]) -> list[Table]:
     unit = f"; {table['unit']}" if table["unit"] else ""
     claims = [(c["says"], c["verdict"]) for c in table["claims"]]
     missing = [(", ".join(dict.fromkeys(lacking[n])), why) for n, why in enumerate(shown["reasons"], start=1)]
-    title = f"{table['name']} ({table['scale']}): {table['title']}{unit} (the paper's in brackets)"
+    title = f"{table['name']} ({table['scale']}): {table['title']}{unit} (numbers of the paper in brackets)"
     found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]
     return [part for part in found if part[1]]
