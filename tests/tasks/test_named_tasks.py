@@ -380,7 +380,7 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
         ({"primary": "ACD", "fold_label": 1195}, "fold_label is '1195'"),
         ({"primary": "ACD"}, "fold_label is 'None'"),
         ({"primary": 5, "fold_label": 1}, "primary is int"),
-        ("ACD", "no record"),
+        ("ACD", "str, not an object with"),
     ],
 )
 def test_a_bad_record_is_named(tmp_path, record, message):
