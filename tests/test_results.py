@@ -53,7 +53,7 @@ def test_other_pages_cite_what_stands_there(results):
     native, in_float32 = results.parsed(results.block("digits"))
     assert f"In float32 the test accuracy of the demo is {in_float32['test']}%" in " ".join(readme.split())
     assert f"{native['valid']}%  {native['test']}%" in readme
-    cited = results.parsed(readme.partition("## How far it goes")[2].partition("\n## ")[0])
+    cited = results.parsed(readme.partition("## Results")[2].partition("\n## ")[0])
     numbers = [[row[head].split(" ")[0] for head in ("train rows", "test", "best baseline", "paper")] for row in rows]
     assert [[cell.strip("%") for cell in list(row.values())[1:]] for row in cited] == numbers
     mean = next(row for row in results.parsed(results.block("series")) if row["set"] == "mean")

@@ -19,7 +19,7 @@ draw = random.Random(0)
 
 
 def read(motif: str) -> str:
-    """Return sixty random letters with a motif somewhere among them."""
+    """Return sixty letters: a motif at a random position among random letters."""
     letters = "".join(draw.choice("ACGT") for _ in range(60))
     place = draw.randrange(60 - len(motif))
     return letters[:place] + motif + letters[place + len(motif) :]
@@ -34,7 +34,7 @@ found = fit(extract("reads.csv"), out="reads-readout")
 print(f"test accuracy {found.best.test_score:.1%}; with the raw letters alone {found.raw.test_score:.1%}")
 
 # %%
-# New reads. The colour of a letter shows how far the score falls when that letter is hidden.
+# Explain new reads. The colour of a letter shows how far the score falls when that letter is hidden.
 reads = [read("TATAAA") for _ in range(6)]
 with open("new.fasta", "w") as file:
     file.writelines(f">{number}\n{letters}\n" for number, letters in enumerate(reads))

@@ -20,13 +20,13 @@ y = np.concatenate([train_label, test_label])
 np.savez("motions.npz", x=x, y=y, split=["train"] * len(train) + ["test"] * len(test))
 
 # %%
-# One frozen forward pass, then every readout of its features. Nothing is chosen on the test rows.
+# Run the frozen forward pass once, then fit readouts of its features. Nothing is chosen on the test rows.
 features = extract("motions.npz")
 found = fit(features, out="motions-readout")
 print(f"test accuracy {found.best.test_score:.1%}; with the raw values alone {found.raw.test_score:.1%}")
 
 # %%
-# One window of each activity. The shading shows how far the score of its class falls when a stretch is hidden.
+# Explain one window of each activity. The shading shows how far the score of its class falls when a stretch is hidden.
 chosen = [len(train) + int(np.flatnonzero(test_label == label)[0]) for label in np.unique(y)]
 np.savez("four.npz", x=x[chosen])
 why = explain("motions-readout", "four.npz")

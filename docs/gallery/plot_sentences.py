@@ -19,7 +19,7 @@ import torch
 from reservoir_pipelines import extract, fit, predict
 
 # %%
-# Sentences and labels as lines of JSON. The name of the library is removed from its sentences.
+# Write sentences and labels as lines of JSON. The name of each library is removed from its sentences.
 LIBRARIES = {
     "NumPy": [vars(np), vars(np.linalg), vars(np.random), vars(np.fft)],
     "scikit-learn": [dict(sklearn.utils.all_estimators()), vars(sklearn.metrics), vars(sklearn.model_selection)],

@@ -12,14 +12,14 @@ import matplotlib.pyplot as plt
 from reservoir_pipelines import attention, train
 
 # %%
-# Three blocks, trained on newly generated rows at every step.
+# Train three blocks on newly generated rows at every step.
 STEPS = 300
 done = train("bit-xor", depth=3, steps=STEPS, eval_every=STEPS, batch=16)
 print(f"bit accuracy {done.test_score:.1%} after {STEPS} steps with {done.trained:,} trained parameters")
 
 # %%
-# Attention in the first block before and after training, averaged over 64 rows. A row of a map is a query token, a
-# column is a key token. Rings mark the two bits whose sum is asked for at that token.
+# Compare the attention in the first block before and after training, averaged over 64 rows. A row of a map is a query
+# token, a column is a key token. Rings mark the two bits whose sum is the label of that token.
 maps = {"before": attention("bit-xor", depth=3), "after": attention("bit-xor", run=done.run)}
 
 figure, panels = plt.subplots(2, 4, figsize=(10, 5.6), layout="constrained", sharex=True, sharey=True)
