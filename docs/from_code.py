@@ -66,7 +66,8 @@ def _group(kind: type) -> str:
 
     own = vars(kind).get("__annotations__", {})
     bases = [base.__name__ for base in kind.__bases__ if base.__name__ != "Options"]
-    with_them = f"  This group also has the options of {', '.join(f':py:obj:`{base}`' for base in bases)}." if bases else ""
+    joined = ", ".join(f":py:obj:`{base}`" for base in bases)
+    with_them = f" This group also has the options of {joined}." if bases else ""
     lines = [f".. py:class:: reservoir.options.{kind.__name__}", "", f"   {kind.__doc__}{with_them}", ""]
     for item in (item for item in fields(kind) if item.name in own):
         default = item.metadata["shown"] or repr(item.default)
