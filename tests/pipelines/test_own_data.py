@@ -56,7 +56,7 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
         (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),
         (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),
         (["prepare", "t.csv", "--label", "ward", "--regression"], "leave out --regression"),
-        (["prepare", "a.npz", "--group", "ward"], "--group ward names a column of a table, and it holds arrays"),
+        (["prepare", "a.npz", "--group", "ward"], "--group ward names a column of a table, and the file holds arrays"),
         (["prepare", "s.csv", "--text", "s", "--missing", "mask"], "holds symbols, which are never missing"),
         (["prepare", "s.csv", "--text", "s", "--values"], "x holds texts; leave out --values"),
         (["prepare", "t.csv", "--param", "lable=3"], "has no parameter 'lable'; it has label"),

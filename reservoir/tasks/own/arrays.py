@@ -1,4 +1,4 @@
-"""Arrays by name, one row per sequence, as every reader of your own data returns them; ``.npz`` files."""
+"""The arrays that every reader of your own data returns, one row per sequence; and ``.npz`` files."""
 
 import math
 import zipfile
@@ -20,13 +20,9 @@ MOST_HEADER = 10_000
 
 
 class Arrays:
-    """Named arrays with one row per sequence, and notes on how they were read.
+    """Named arrays with one row per sequence, and notes on how they were read."""
 
-    The arrays are in memory, except that a subclass may give the shape and type of ``x``, which `sequences` reads in
-    stretches of ``piece_rows`` rows.
-    """
-
-    piece_rows = 2**62
+    piece_rows = 2**62  # rows that `sequences` reads at a time, in subclasses whose x is not in memory
     letters = False  # whether x holds the code points of texts
     unused_options: tuple[str, ...] = ("rate",)  # options that do not apply to such data
 
@@ -52,8 +48,8 @@ class Arrays:
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
     """Refuse an array that would unpack to far more bytes than are stored for it."""
     if size > FREE_BYTES and size > MOST_EXPANSION * stored:
-        problem = f"{path}: array {name!r} claims {size} bytes and {stored} are stored"
-        raise InputError(f"{problem}; the file is damaged, or write it without compression")
+        problem = f"{path}: array {name!r} claims {size} bytes, but only {stored} are stored"
+        raise InputError(f"{problem}; write the file again, without compression")
 
 
 def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
@@ -102,7 +98,7 @@ def read_npz(path: Path) -> Arrays:
 
 
 def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """Raise `InputError` for an array of Python objects, and if its header, shape and size do not fit each other."""
+    """Refuse an array of Python objects, and one whose header, shape and size do not match."""
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise InputError(f"{path}: array {name!r} is not packed as numpy.savez packs it; write it again")

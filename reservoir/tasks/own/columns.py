@@ -1,7 +1,4 @@
-"""Which column of a table is the label, the id, the time, the group, the sequence, and which are values.
-
-A flag gives a role to a column. Without flags the rules of ``docs/guides/data.md`` apply.
-"""
+"""The role of each column of a table: label, id, time, group, sequence or value; see ``docs/guides/data.md``."""
 
 import json
 import re
@@ -19,7 +16,7 @@ from reservoir.tasks.own.tables import EMPTY, SUFFIXES, Table, read_table
 USUAL_LABELS = (
     "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
 )  # fmt: skip
-"""Names of columns of labels, in small letters or capitals."""
+"""Usual names of columns of labels, in small letters or capitals."""
 
 SEQUENCES = ("x", "sequence")
 IDS = ("id", "series_id", "case")
@@ -27,7 +24,7 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
-FEWEST_COUNTED = 4  # from this number of rows on, a column that counts rows or rises is not a value
+FEWEST_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
 MOST_TEXT = 0.5
 """Largest share of filled cells that are not numbers in a column of values; with more, it is a column of text."""
 
@@ -39,15 +36,12 @@ FILES = {
 """Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
 
 MOST_SHOWN = 8
-PEEKED = 5  # a column holds paths if this number of first rows names files of one kind
+PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
 
 
 @dataclass
 class Roles:
-    """The columns of a table by role; "" or an empty list where no column has it.
-
-    ``chosen`` has the choices made by rule, with which new sequences are read; ``notes`` describe them.
-    """
+    """The columns of a table by role; "" or an empty list if no column has the role."""
 
     labels: list[str] = field(default_factory=list)
     id: str = ""
@@ -55,7 +49,7 @@ class Roles:
     group: str = ""
     sequence: str = ""
     notes: list[str] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)  # choices made by rule, needed to read new data
 
 
 def text_columns(asked: OwnDataOptions) -> list[str]:
@@ -65,7 +59,7 @@ def text_columns(asked: OwnDataOptions) -> list[str]:
 
 
 def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
-    """Return the columns by role, and drop those that are left out; ``known`` is explained in `TableReader`."""
+    """Return the columns by role; remove row numbers, unnamed, and dropped columns (see `TableReader`)."""
     values = (known or {}).get("columns", ())
 
     def named(role: str) -> str:
@@ -106,7 +100,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
 
 
 def _unique_id(table: Table, names: list[str]) -> str:
-    """Return a column with the name of an id and without repetitions; refuse one with repetitions."""
+    """Return a column that is named like an id and whose cells are unique; refuse one whose cells are not."""
     for name in filter(NAMED_ID.fullmatch, names):
         texts = table.frame[name].astype(str)
         if len(texts) < FEWEST_COUNTED or texts.str.contains(".", regex=False).any():
@@ -213,7 +207,7 @@ def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names of several, for a message."""
+    """Return the first of these names, for a message."""
     return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
 
 
@@ -243,7 +237,7 @@ def named_kind(path: Path) -> str:
     return next((kind for name in table.frame if (kind := names_files(table, name))), "")
 
 
-# ---- what the cells of a column are
+# ---- types of columns
 
 
 def filled(column: Any) -> Any:
@@ -253,7 +247,7 @@ def filled(column: Any) -> Any:
 
 
 def is_text(column: Any) -> bool:
-    """Return whether a column holds texts: its first filled cell is a text other than numbers."""
+    """Return whether a column holds texts: its first filled cell is a text that is not made of numbers."""
     first = next(iter(filled(column)), None)
     return isinstance(first, str) and first.strip().lower() not in EMPTY and as_numbers(first) is None
 
@@ -289,13 +283,13 @@ def is_digits(column: Any) -> bool:
 
 
 def counts_rows(column: Any) -> bool:
-    """Return whether cells are the numbers of the rows, from 0 or 1."""
+    """Return whether cells are row numbers, from 0 or 1."""
     texts, rows = column.astype(str).tolist(), len(column)
     return rows >= FEWEST_COUNTED and any(texts == [str(row + first) for row in range(rows)] for first in (0, 1))
 
 
 def are_times(column: Any) -> bool:
-    """Return whether cells are dates, or numbers each of which is larger than the one before."""
+    """Return whether cells are dates, or strictly increasing numbers."""
     if column.dtype.kind in "iuf":
         return len(column) >= FEWEST_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
     return dates_of(column) is not None
@@ -315,7 +309,7 @@ def dates_of(column: Any) -> np.ndarray | None:
 
 
 def as_numbers(cell: str) -> np.ndarray | None:
-    """Return numbers with spaces, commas or semicolons between, or a list in JSON; None for other texts."""
+    """Return numbers that spaces, commas or semicolons separate, or a JSON list of numbers; None for other texts."""
     if cell.strip().startswith("["):
         try:
             return as_sequence(json.loads(cell))
@@ -341,10 +335,7 @@ def as_sequence(cell: Any) -> np.ndarray | None:
 
 
 def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Return columns of single numbers as floats (rows, columns), 0 after the ``lengths`` of the rows.
-
-    A cell that is not a finite number makes its row bad, and so does an empty cell, unless ``fill`` keeps it as NaN.
-    """
+    """Return columns of single numbers as floats (rows, columns), 0 after ``lengths``; with ``fill``, NaN if empty."""
     import pandas as pd
 
     columns = []
@@ -382,10 +373,7 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
 
 
 def labels_of(table: Table, name: str, *, required: bool) -> np.ndarray:
-    """Return a column of labels: integers, else floats, else texts (rows,), or (rows, n) of lists of one length.
-
-    Rows without a label are bad if labels are ``required``; else (new sequences need none) their label is None.
-    """
+    """Return a column of labels as `typed` does; an empty cell is a bad row if labels are ``required``, else None."""
     column = table.frame[name].astype(object)
     given = (column.notna() & (column.astype(str).str.strip() != "")).to_numpy()
     for row in np.flatnonzero(~given) if required else ():

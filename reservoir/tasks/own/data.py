@@ -31,19 +31,15 @@ def own_name(origin: str) -> str:
 
 @dataclass(frozen=True)
 class OwnData(Source):
-    """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups``.
+    """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups`` of a file or folder.
 
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
-      symbols or values, see `reservoir.tasks.own.labels.read_integers`; (rows,) of texts: their letters are symbols.
+      symbols or values, see `read_integers`; (rows,) of texts: their letters are symbols.
     - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label for each of the last tokens:
-      floats are targets, strings and booleans classes; `reservoir.tasks.own.labels.read_labels` decides on integers.
-    - ``lengths`` (rows,): the real tokens of each row; what follows them is ignored.
-    - ``split`` (rows,): ``train``, ``valid`` or ``test``; without it, `reservoir.tasks.own.labels.split_rows` divides
-    the rows.
+      floats are targets, strings and booleans are classes; `read_labels` decides about integers.
+    - ``lengths`` (rows,): number of real tokens of each row; the tokens after them are ignored.
+    - ``split`` (rows,): ``train``, ``valid`` or ``test``; by default `split_rows` divides the rows.
     - ``groups`` (rows,): rows of one group are in one split.
-
-    They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of recordings,
-    sounds or pictures. ``docs/guides/data.md`` has the rule for the columns of a table.
     """
 
     origin: str  # a path, or the name of a dataset of the hub
@@ -55,8 +51,8 @@ class OwnData(Source):
 
     @cached_property
     def task(self) -> Task:
-        """The description, with the shapes found in the data."""
-        # New data is read with the options given and the columns chosen.
+        """The description of the task, with the shapes of the data."""
+        # New data is read with the given options and the chosen columns.
         parameters = {} if self._units is None else {"each": "token"}
         parameters |= self._columns.chosen | self.asked.explicit
         if self.asked.labels:  # paths are not part of the key
@@ -128,7 +124,7 @@ class OwnData(Source):
         return found
 
     def notes(self) -> list[str]:
-        """Return a line for each choice that was made by rule."""
+        """Return one line for each choice that a rule made."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
         if self._units is not None and "each" not in self._columns.chosen:
@@ -171,14 +167,14 @@ class OwnData(Source):
         if dtype.kind not in "uif":
             raise InputError(f"{self.origin}: x holds {dtype} values; give floats, or integers for symbols")
         if self.asked.symbols and len(shape) == 3:
-            raise InputError(f"{self.origin}: x has the shape {shape}; --symbols are (rows, tokens)")
+            raise InputError(f"{self.origin}: x has the shape {shape}; give symbols (rows, tokens), or no --symbols")
         if self.asked.values and self._columns.letters:
             raise InputError(f"{self.origin}: x holds texts; leave out --values")
         return shape
 
     @cached_property
     def _reading(self) -> Reading | None:
-        """Whether integers are symbols or values, by rule; None if a flag or the type decides."""
+        """Whether a rule reads integers as symbols or as values; None if a flag or the type decides."""
         asked = self.asked.values or self.asked.symbols or self._columns.letters
         if asked or len(self._shape) == 3 or self._columns.dtypes["x"].kind == "f":
             return None
@@ -257,17 +253,14 @@ class OwnData(Source):
 
 
 def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]:
-    """Return the sequences of a file, their lengths, the names of the rows, and their labels, if the file has them.
-
-    Pictures are returned as the paths of their files.
-    """
+    """Return the sequences of a file (for pictures, paths), and lengths, names and labels of the rows, or None."""
     if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
     names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
     asked = {name: value for name, value in task.parameters.items() if name in names}
     columns = open_arrays(str(path), OwnDataOptions(**asked), task)
     if "x" not in columns.shapes:
-        raise InputError(f"{path}: it has no array 'x'; put the sequences there")
+        raise InputError(f"{path}: no array 'x'; store the sequences under this name")
     if not columns.shapes["x"]:
         raise InputError(f"{path}: x is a single number; give one sequence per row")
     rows = columns.shapes["x"][0]

@@ -1,4 +1,4 @@
-"""Arrays by name, from a file or folder of any kind; and FASTA files."""
+"""The arrays of a file or folder of any kind; and FASTA files."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,7 @@ from reservoir.tasks.task import Task
 
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
-    """Return the sequences of a FASTA file, the names of the records, and their labels and groups.
-
-    These come from the table that ``asked.labels`` names, joined by the name of the record, or from the headers: the
-    label is what the pattern ``asked.label`` finds, or the last word, or what follows the last ``|``; the group is what
-    the pattern ``asked.group`` finds. New sequences, which are not ``labelled``, need neither.
-    """
+    """Return sequences and names of the records of a FASTA file, and, if ``labelled``, their labels and groups."""
     headers: list[str] = []
     sequences: list[list[str]] = []
     places: list[str] = []
@@ -72,7 +67,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
 
 
 def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str) -> list[Any]:
-    """Return the match of a pattern's group in each header; headers come with their place."""
+    """Return the match of a pattern's group in each header; ``headers`` are pairs of place and text."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -124,7 +119,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
-    """Return the files that a path stands for: itself, two files of an archive, or a folder's; and the labels."""
+    """Return the files of a path (itself, two files of an archive, or the files of a folder), and the labels."""
     labels = [labels_path(path, named)] if named else []
     files = list(split_files(path).values()) or media_files(path, *labels)
     if not files:
@@ -154,13 +149,13 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
     joined = ("label", "id", "group") if asked.labels else ()
     if is_hub(origin) or (suffix in tables.SUFFIXES and not bare and not published):
         if asked.labels:
-            why = "is for folders of files and FASTA; the labels of a table are one of its columns"
+            why = "is for folders of files and FASTA; name the column of the labels of a table with --label"
             raise InputError(f"{origin}: --labels {why}")
         return
     if published or suffix == ".ts" or bare:
         why, allowed = "series of an archive have no column names", () if published else ("label",)
     elif suffix in ARRAYS:
-        why, allowed = "it holds arrays by the names x, y, lengths, split, groups and ids", ()
+        why, allowed = "the file holds arrays named x, y, lengths, split, groups and ids", ()
     elif suffix in FASTA:
         why, allowed = "FASTA has no columns", ("label", "group", "labels", *joined)
     else:

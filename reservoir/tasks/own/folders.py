@@ -1,7 +1,4 @@
-"""Files that are one sequence each: pictures, sounds and recordings, of a folder or named by a table; and their labels.
-
-A recording is a table with a row per step and a column per channel.
-"""
+"""Files that are one sequence each, and their labels: pictures, sounds, and recordings (tables with a row per step)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -30,11 +27,8 @@ from reservoir.tasks.own.tables import BadRows, Table, read_table
 
 
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
-    """Return the files below a folder that are one sequence each, sorted by name; or the path itself, if it is one.
-
-    A single recording looks like a table and is read as one. The table of the ``labels`` is left out.
-    """
-    if not path.is_dir():
+    """Return the files below a folder that are one sequence each, by name, without ``labels``; or ``path`` itself."""
+    if not path.is_dir():  # a single recording is read as a table
         return [path] if path.is_file() and files_kind([path.name]) in {"pictures", "sounds"} else []
     files = [file for file in _visible(path) if files_kind([file.name])]
     files = [file for file in files if not (labels and labels.exists() and file.samefile(labels))]
@@ -47,13 +41,13 @@ def media_files(path: Path, labels: Path | None = None) -> list[Path]:
 
 
 def _visible(root: Path) -> list[Path]:
-    """Return the files below a folder by name, without hidden ones, which begin with a dot or are in such a folder."""
+    """Return the files below a folder by name, except those with a path component that begins with a dot."""
     files = (path for path in root.rglob("*") if path.is_file())
     return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Refuse a file outside a folder: data from other people may name any file of this machine."""
+    """Refuse a file outside a folder: a table or link from other people may name any file of this machine."""
     if not path.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{path}: the file is outside {root}; copy it there")
 
@@ -61,7 +55,7 @@ def check_inside(path: Path, root: Path) -> None:
 def folder_arrays(
     root: Path, files: Sequence[Path], known: Collection[str | int] | None, asked: OwnDataOptions
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return names, labels and splits of the files of a folder, and notes; ``known`` has the labels, for new files."""
+    """Return names, labels and splits of the files of a folder, and notes; ``known`` has the classes of new files."""
     parts = [file.relative_to(root).parts or (file.name,) for file in files]
     names = ["/".join(part) for part in parts]
     arrays = {"ids": np.array(names)}
@@ -143,7 +137,7 @@ def media_arrays(
     asked: OwnDataOptions,
     known: Mapping[str, Any] | None,
 ) -> Arrays:
-    """Return files of one kind as sequences, together with arrays already known of them and notes on these arrays."""
+    """Return files of one kind as sequences, together with their other ``arrays`` and the notes on these."""
     kind = files_kind([files[0].name])
     if kind == "pictures":
         found = Pictures(files, arrays, bad)
@@ -162,7 +156,7 @@ def _recordings(
     asked: OwnDataOptions,
     names: list[str],
 ) -> Arrays:
-    """Return the columns ``names`` of recordings as sequences; by default the columns of values of the first one."""
+    """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
 
     def read(file: Path) -> np.ndarray:
         nonlocal names

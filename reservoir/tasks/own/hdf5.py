@@ -1,8 +1,8 @@
 """The arrays of an HDF5 file, by ranges of rows.
 
-A damaged file can make the HDF5 library run without end (6 of 3,000 mutated files did), and a file can name a filter
-that the library loads as code. A process with limits of memory and processor time, which loads no filters, therefore
-reads the whole file once before this process opens it.
+A damaged file can make the HDF5 library run forever (6 of 3,000 mutated files did), and a file can name a filter that
+the library loads as code. Therefore a child process with limits of memory and processor time, which loads no filters,
+reads the whole file before this process opens it.
 """
 
 import math
@@ -19,9 +19,9 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
 
 PIECE_ROWS = 4096
-PIECE_BYTES = 2**28  # rows that are read at a time have no more bytes than this
-MEMORY = 2**31  # bytes that the checking process may take in addition to those it has at its start
-SECONDS = 20  # processor time of the checking process, and a second more for each `BYTES_PER_SECOND` of the file
+PIECE_BYTES = 2**28  # largest size of the rows that are read at a time
+MEMORY = 2**31  # bytes that the checking process may allocate after its start
+SECONDS = 20  # processor time of the checking process, in addition to a second per `BYTES_PER_SECOND` of the file
 BYTES_PER_SECOND = 2 * 10**7
 
 
@@ -70,7 +70,7 @@ def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], 
 
 
 def _check_apart(path: Path) -> None:
-    """Read the file in a process of its own; refuse it if that process reports an error or does not survive."""
+    """Read the file in a child process; refuse the file if the process reports an error or dies."""
     package = Path(__file__).resolve().parents[3]
     environment = {
         **os.environ,

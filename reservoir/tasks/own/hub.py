@@ -48,7 +48,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
 
 
 def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the splits that have labels, under our names, and notes; validation becomes test if there is no test."""
+    """Return the splits with labels, under the names of `SPLIT_NAMES`, and notes; test defaults to validation."""
     found, left, notes = {}, [], []
     for name, part in parts.items():
         odd = len(parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in found)
@@ -99,11 +99,11 @@ def _open(origin: str) -> dict[str, Any]:
     datasets.disable_progress_bars()
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
     if origin.startswith(PREFIX) and list(Path(name).glob("*.py")):
-        raise InputError(f"{origin}: it needs its own script, which is not run; use its data files instead")
+        raise InputError(f"{origin}: the dataset needs its own script, which is not run; use its data files instead")
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
         hub = origin.startswith(PREFIX)
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
     parts = dict(found) if isinstance(found, Mapping) else {"train": found}
     if not parts or not all(len(part) for part in parts.values()):
-        raise InputError(f"{origin}: a dataset without rows; give one with some")
+        raise InputError(f"{origin}: a dataset without rows, or with an empty split; choose another")
     return parts

@@ -1,7 +1,4 @@
-"""What the numbers of your own data mean: symbols or values, classes or targets; and the splits of the rows.
-
-Files and estimators follow the same rules.
-"""
+"""Rules that read numbers of your own data as symbols or values, and as classes or targets; and the splits of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,24 +18,24 @@ SPLIT_NAMES = {
     **dict.fromkeys(["valid", "val", "validation", "dev"], "valid"),
     **dict.fromkeys(["test", "testing"], "test"),
 }
-"""Names of splits in folders and datasets, in small letters, and our names for them."""
+"""Names of splits in folders and datasets, in lower case, and the name of each split in this program."""
 
-SAMPLE = 2**20  # number of tokens, from the beginning, that the rule uses
+SAMPLE = 2**20  # number of first tokens that the rule uses
 MOST_SYMBOLS = 1_000_000  # larger whole numbers are values, not symbols: no embedding has a row for each
-FEWEST_STEPS = 100  # with fewer changes between neighbours, their size is ignored
+FEWEST_STEPS = 100  # with fewer changes between neighbours, the size of the changes is ignored
 SMOOTH = 0.65
-"""Whole numbers are values if steps between unlike neighbours are below this share of those between any two tokens."""
+"""Values have a mean step between different neighbours below this share of the mean step between any two tokens."""
 
 SMOOTH_MANY = 0.8  # the same share for more than 256 different numbers
 BYTE = 256
-HEAD = 0.1  # a vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens
+HEAD = 0.1  # the commonest hundredth of a vocabulary makes up more than this share of the tokens
 FEW_CLASSES = 20
 FEW_ROWS_PER_CLASS = 5
 ROWS_PER_CLASS = 50
 
 
 class Reading(NamedTuple):
-    """Whether whole numbers are names (symbols, classes), and why."""
+    """Whether whole numbers are names (symbols, classes), and the reason."""
 
     names: bool
     why: str
@@ -47,9 +44,8 @@ class Reading(NamedTuple):
 def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     """Return whether whole numbers are symbols, or values of an ordered quantity.
 
-    They are values if one is negative, or is a million or more; if different neighbours in a sequence are much closer
-    to each other than any two tokens; or if more than 256 different numbers are about equally frequent, as in no
-    vocabulary. Otherwise they are symbols.
+    They are values if one is negative or a million or more, if different neighbours in a sequence are much closer to
+    each other than any two tokens, or if more than 256 different numbers are about equally frequent.
     """
     x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
     full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
@@ -106,12 +102,10 @@ class Labels:
 def encode_labels(
     where: str, y: np.ndarray, units: np.ndarray | None = None, *, regression: bool = False, classes: bool = False
 ) -> Labels:
-    """Return labels with their classes numbered.
+    """Return labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with classes numbered in sorted order.
 
-    Labels are (rows,), (rows, outputs) or (rows, readout_tokens, outputs); in the last form, ``units`` (rows,) is the
-    number of labels of each row; those after it are missing: class -1, or NaN. Floats are targets, strings and booleans
-    are classes, and `read_labels` decides about integers, unless a flag (``regression``, ``classes``) does. Classes are
-    numbered in sorted order; integers 0, 1, ..., n - 1 need no names.
+    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless
+    ``regression`` or ``classes`` does. ``units`` (rows,) is the number of labels of each row, if it has several.
     """
     if y.dtype.kind not in "biufUS":
         raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
@@ -155,7 +149,7 @@ def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
 
 
 def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, str]:
-    """Return floats for targets, or integers or strings for classes, and a note on what was decided by rule."""
+    """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
     if regression and (classes or y.dtype.kind in "US"):
         raise InputError(f"{where}: y holds {y.dtype} values; leave out --regression")
     if regression:
@@ -176,7 +170,7 @@ def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tupl
 
 
 def _single(where: str, y: np.ndarray) -> np.ndarray:
-    """Return finite targets, (rows, readout_tokens, outputs), as float32; refuse those that lose their digits."""
+    """Return targets, (rows, readout_tokens, outputs), as float32; refuse infinite ones and large rounding errors."""
     if not np.isfinite(y).all():
         row = int(np.argwhere(~np.isfinite(y))[0, 0])
         raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
@@ -199,9 +193,8 @@ def _single(where: str, y: np.ndarray) -> np.ndarray:
 def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None) -> np.ndarray:
     """Return the split of each row, (rows,) of str.
 
-    Without ``split`` the rows are divided 60/20/20; if only "valid" is missing, a tenth of "train" becomes it. A hash
-    of the row numbers decides, stratified by the class of the first output; with ``groups`` a hash of their names, and
-    no group is in two splits.
+    Without ``split`` the rows are divided 60/20/20; if only "valid" is missing, it is a tenth of "train". A hash of the
+    row numbers decides, stratified by the class of the first output; or, with ``groups``, a hash of the groups' names.
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
 

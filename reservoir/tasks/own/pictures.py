@@ -21,16 +21,13 @@ MOST_BYTES = 2**27
 MOST_PIXELS = 2**26
 
 SIDE, PATCH = 32, 4
-"""Side of a picture and of its patches in pixels, for backbones without patches of their own: those of CIFAR-10."""
+"""Side of a picture and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own."""
 
 TOKENS = (SIDE // PATCH) ** 2
 
 
 class Pictures(Arrays):
-    """Pictures as ``x``, the bytes of each file, together with arrays that are known already.
-
-    A vision model reads them by its own processor; other models read patches, and ``x`` has the shape of these patches.
-    """
+    """Pictures as ``x``, the bytes of each file, with other arrays; the shape of ``x`` is that of their patches."""
 
     piece_rows = 64
     unused_options = ("values", "symbols", "missing", "standardise", "rate", "waveform")
@@ -51,7 +48,7 @@ class Pictures(Arrays):
         try:
             return objects([_stored_bytes(file) for file in self.files[lo:hi]])
         except InputError:
-            self._bad.read_files(self._all_files, _check)  # counts all that cannot be read, not only the first
+            self._bad.read_files(self._all_files, _check)  # so that the error counts all unreadable files
             self._bad.kept()
             raise
 
@@ -87,17 +84,14 @@ def _check(path: Path) -> None:
 
 
 def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> "Image":
-    """Return the picture of a file, or of its bytes, upright, on a white background, in RGB.
-
-    A ``rough`` one may have fewer pixels, at least twice `SIDE` on each side.
-    """
+    """Return the picture of a file or its bytes, upright, in RGB on white; ``rough`` may reduce it to 2 * `SIDE`."""
     check_pillow()
     from PIL import Image, ImageOps
 
     where = where or (str(stored) if isinstance(stored, Path) else "a picture")
     file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
     with as_input_error(f"{where}: not a readable picture", "repair it, or remove it"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about odd metadata; sizes are checked below
+        warnings.simplefilter("ignore")  # Pillow warns about odd metadata and large sizes; sizes are checked below
         with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MOST_PIXELS:,}")
@@ -108,7 +102,7 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
             image.load()
             try:
                 upright = ImageOps.exif_transpose(image)
-            except Exception:  # damaged metadata is ignored: the pixels are read already
+            except Exception:  # damaged metadata is ignored, because the pixels have been read
                 upright = image
             if "A" not in upright.getbands() and "transparency" not in upright.info:
                 return upright.convert("RGB")
@@ -117,7 +111,7 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
 
 
 def as_patches(x: np.ndarray) -> np.ndarray:
-    """Return stored pictures as the patches of pictures of `SIDE` pixels, (rows, tokens, values) of bytes."""
+    """Return stored pictures, resized to `SIDE` pixels, as patches (rows, tokens, values) of bytes."""
     from PIL import Image
 
     size = (SIDE, SIDE)

@@ -18,7 +18,7 @@ Series = tuple[list[np.ndarray], list[str] | list[float] | None]
 
 
 def split_files(path: Path) -> dict[str, Path]:
-    """Return the files of train and test of a folder, or of one of the two files; empty for other data."""
+    """Return the train and test files of a folder, or of the path of one of them; empty for other data."""
     if path.is_dir():
         pairs: dict[str, dict[str, Path]] = {}  # for each data set the first of these suffixes is read
         for file in (file for suffix in SUFFIXES for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))):
@@ -26,7 +26,7 @@ def split_files(path: Path) -> dict[str, Path]:
                 pairs.setdefault(file.stem.removesuffix(PARTS["train"]), pair)
         name = path.resolve().name
         if len(pairs) > 1 and name not in pairs:
-            raise InputError(f"{path}: it has the data sets {', '.join(list(pairs)[:8])}; name a file of one")
+            raise InputError(f"{path}: contains the data sets {', '.join(list(pairs)[:8])}; name a file of one")
         return pairs[name] if len(pairs) > 1 else next(iter(pairs.values()), {})
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
     if path.suffix.lower() not in SUFFIXES or ending is None or (path.suffix.lower() == ".tsv" and not is_bare(path)):
@@ -37,7 +37,7 @@ def split_files(path: Path) -> dict[str, Path]:
 
 
 def is_bare(path: Path) -> bool:
-    """Return whether a table begins with numbers and not with names: a label, then values."""
+    """Return whether the first line of a table has numbers (a label, then values) and not column names."""
     if path.suffix.lower() != ".tsv" or not path.is_file():
         return False
     cells = next(lines_of(path), "").rstrip("\r\n").split("\t")
@@ -45,12 +45,13 @@ def is_bare(path: Path) -> bool:
 
 
 def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
-    """Return the arrays of files by their splits, or of one file whose split is ""."""
+    """Return the arrays of files, given by split; the split of a single file is ""."""
     read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
     first = next(iter(files.values()))
     for file, (x, _) in zip(files.values(), read, strict=True):
         if (channels := x[0].shape[1]) != read[0][0][0].shape[1]:
-            raise InputError(f"{file}: {channels} channels, and {first} has {read[0][0][0].shape[1]}")
+            wanted = read[0][0][0].shape[1]
+            raise InputError(f"{file}: {channels} channels, but {first} has {wanted}; give both files the same number")
     x, lengths = padded(str(first if len(files) == 1 else first.parent), [row for x, _ in read for row in x])
     arrays = {"x": x, "lengths": lengths}
     labels = [label for _, y in read for label in y or ()]
@@ -114,7 +115,7 @@ def _read_bare(path: Path) -> Series:
             raise InputError(f"{where}: {len(cells)} cell; give a label and values, separated by tabs")
         label, *values = _floats(where, cells)
         if not np.isfinite(label):
-            raise InputError(f"{where}: no label in the first column")
+            raise InputError(f"{where}: no label in the first column; write one there, or remove the line")
         known = np.flatnonzero(~np.isnan(values))
         if not len(known):
             raise InputError(f"{where}: no value after the label; remove the line")

@@ -72,10 +72,7 @@ def _opened(path: Path) -> Any:
 
 
 class Sounds(Arrays):
-    """Sounds as ``x`` at a rate of samples per second, decoded in stretches, with arrays that are known already.
-
-    With ``waveform`` the samples themselves are the sequences.
-    """
+    """Sounds as ``x`` at a rate of samples per second, with other arrays; with ``waveform`` the tokens are samples."""
 
     unused_options = ()
 
@@ -90,7 +87,7 @@ class Sounds(Arrays):
 
         def opened(file: Path) -> Sound:
             sound = open_sound(file)
-            if bad.skip:  # damage after the header must be known before the rows are counted
+            if bad.skip:  # damage after the header must be detected before the rows are counted
                 read_samples(sound, self._rate)
             return sound
 
@@ -142,7 +139,7 @@ def mel_frames(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def _bands(size: int, rate: int) -> np.ndarray:
-    """Return triangles of sum one over the bins of a transform, (bins, bands)."""
+    """Return triangular filters over the bins of a Fourier transform, (bins, bands), each of sum one."""
     first, last = (1127 * float(np.log1p(hertz / 700)) for hertz in (LOWEST, rate / 2))
     mel = np.linspace(first, last, BANDS + 2)
     low, middle, high = ((700 * (np.exp(edge / 1127) - 1)) for edge in (mel[:-2], mel[1:-1], mel[2:]))

@@ -1,4 +1,4 @@
-"""A table as arrays: rows of values, whole sequences in cells, or several lines per sequence (long form)."""
+"""A table as arrays, in three forms: rows of values, whole sequences in cells, or several lines per sequence (long)."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,14 @@ from reservoir.tasks.own.tables import BadRows, Table
 from reservoir.tasks.own.texts import Texts
 
 MOST_NAMES = 256
-"""Columns of values are known by name up to this number; beyond it they are steps of a series, known by order."""
+"""Up to this number, columns of values are identified by name in new data; beyond it, they are steps of a series, and
+are identified by position."""
 
 LONGEST_NUMBER = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
 
 class TableReader:
-    """Reads the columns of a table by their roles.
-
-    For new sequences ``known`` has the parameters of their task: they are read like the rows of the task, and need no
-    labels.
-    """
+    """Reader of a table by the roles of its columns; for new sequences, ``known`` has the parameters of their task."""
 
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):
         self.table, self.asked, self.labelled, self.known = table, asked, known is None, known or {}
@@ -108,11 +105,10 @@ class TableReader:
             self._values()
 
     def _labels_of_each(self, label: str, whole: str) -> bool:
-        """Take labels of every letter or value of the sequences; return False if the column has none.
+        """Read a column with a label for every token; return False if it does not have that form.
 
-        They are lists, or texts that differ from row to row and are as long as their sequences, without spaces or with
-        as many parts. Numbers are labels of whole sequences even if they happen to be as long. A row is bad if its
-        number of labels is not its number of tokens.
+        The cells must be lists, or texts of as many letters or words as their sequence has tokens, most of them
+        different. Numbers are labels of whole sequences, even if they happen to have as many digits.
         """
         bad, known = self.table.bad, "each" in self.known
         if label not in self.table.frame or not (self.labelled or known):
@@ -152,7 +148,7 @@ class TableReader:
         return True
 
     def _sequences(self, whole: str) -> None:
-        """Take a column of texts, or of lists or texts of numbers."""
+        """Read a column of texts, or of lists or texts of numbers."""
         bad, cells = self.table.bad, self.table.frame.pop(whole)
         if others := list(self.table.frame):
             self.notes.append(f"only {whole!r} is read, not the columns {listed(others)}")
@@ -186,7 +182,7 @@ class TableReader:
             self.arrays[name][kept] = array
 
     def _values(self) -> None:
-        """Take columns with a value in each cell as floats (rows, values); rows may end early."""
+        """Read columns with one value per cell as floats (rows, values); rows may end early."""
         self._choose_values()
         frame = self.table.frame
         names = list(frame)
@@ -203,7 +199,7 @@ class TableReader:
         self.arrays["lengths"] = lengths
 
     def _choose_values(self) -> None:
-        """Keep the columns of values that the task knows, in its order; rows may end before the last of them."""
+        """Keep the columns of values of the task, in its order; rows may end before the last column."""
         table, known = self.table, self.known.get("columns", [])
         if known:
             end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
@@ -220,7 +216,8 @@ class TableReader:
         order = [zlib.crc32("\n".join(some).encode()) for some in (names, sorted(names))]
         before = self.known.get("order", [])
         if before[1:] == order[1:] and before != order:
-            raise InputError(f"{table.path}: its columns are in another order than when the readout was fitted")
+            problem = f"{table.path}: the columns are not in the order that the readout was fitted on"
+            raise InputError(f"{problem}; reorder them")
         self.chosen |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
 
     # ---- several lines per sequence
@@ -251,10 +248,10 @@ class TableReader:
                     f"if each row is a sequence of its own, pass --group {name} or --drop {name}; labels of steps need "
                     "an .npz file"
                 )
-        # A sequence with a bad line is left out as a whole: a missing step would shift those after it.
+        # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
-            raise InputError(f"{table.path}: every sequence has a line that cannot be read")
+            raise InputError(f"{table.path}: every sequence has a line that cannot be read; fix these lines")
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
@@ -266,7 +263,7 @@ class TableReader:
         )
 
     def _ordered(self, name: str) -> np.ndarray:
-        """Return a column of times, numbers or dates as ISO 8601 writes them, to sort by."""
+        """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""
         column = self.table.frame.pop(name)
         found = column.to_numpy() if column.dtype.kind in "iuf" else dates_of(column)
         if found is None:
@@ -288,7 +285,7 @@ def columns_as_arrays(
     labelled: bool,
     **roles: str | None,
 ) -> Arrays:
-    """Return texts, and what is known of each, as `TableReader` reads a table; ``roles`` are its flags."""
+    """Return columns of texts, labels, ids and groups as `TableReader` reads a table with the flags ``roles``."""
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})

@@ -1,4 +1,4 @@
-"""Tables from files: ``.csv``, ``.tsv``, ``.jsonl`` and ``.parquet`` as data frames that know where their rows are."""
+"""Tables from ``.csv``, ``.tsv``, ``.jsonl`` and ``.parquet`` files: data frames with the place of each row."""
 
 import csv
 import json
@@ -18,14 +18,14 @@ from reservoir.tasks.own.arrays import check_expansion
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
 MOST_NAMED = 5
-BATCH = 256  # rows of a Parquet file that are unpacked at a time
+BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
 
 class BadRows:
     """The rows of one source that cannot be read: all are counted, and the first five named with the reason.
 
-    ``places`` has the place of each row, such as ``"line 12"``. With ``skip`` bad rows are left out, else `kept`
-    refuses them; with None, errors do not name the flag.
+    ``places`` has the place of each row, such as ``"line 12"``. If ``skip`` is true, bad rows are left out; else `kept`
+    refuses them, in a message that names --skip-bad-rows unless ``skip`` is None.
     """
 
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
@@ -37,7 +37,7 @@ class BadRows:
         self._reasons.setdefault(int(row), (reason, remedy))
 
     def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
-        """Return what ``read`` makes of the file of each row that is not bad; rows whose file it refuses become bad."""
+        """Return the result of ``read`` for the file of each row that is not bad; rows that it refuses become bad."""
         found = []
         for row, path in ((row, path) for row, path in enumerate(files) if row not in self._reasons):
             try:
@@ -48,7 +48,7 @@ class BadRows:
         return found
 
     def kept(self) -> np.ndarray:
-        """Return which rows can be read, (rows,) of bool; refuse bad rows unless skipped and others are left."""
+        """Return which rows can be read, (rows,) of bool; refuse bad rows that are not skipped, or if all are bad."""
         bad, rows = len(self._reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_skip = "" if self.skip is None else ", or pass --skip-bad-rows"
@@ -85,10 +85,7 @@ class Table:
 def read_table(
     path: Path, text: Sequence[str] | None = (), rows: int | None = None, *, skip: bool | None = None
 ) -> Table:
-    """Return a table, or its first ``rows``, with the types of its columns inferred.
-
-    Columns named in ``text`` (None: all), in small letters or capitals, stay text: 007 is not a number there.
-    """
+    """Return a table, or its first ``rows``, with inferred types; columns in ``text`` (None: all) stay text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         frame = _read_parquet(path, rows)
@@ -230,7 +227,7 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
         check_names(path, schema.names)
         size, batches = 0, []
         for batch in file.iter_batches(BATCH if rows is None else rows):
-            # A value of a dictionary is unpacked once for each row that has it.
+            # Decoding a dictionary repeats its values, so the size is counted after it.
             plain = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch]
             size += sum(column.nbytes for column in plain)
             check_expansion(path, "all columns", size, path.stat().st_size)
@@ -252,7 +249,7 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
-    """Refuse two columns of one name."""
+    """Refuse a table in which two columns have the same name."""
     for place, name in enumerate(names):
         if name in names[:place]:
             raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")

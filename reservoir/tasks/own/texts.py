@@ -56,7 +56,7 @@ def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
-    """Return the letters of each text; refuse one that has none, or a NUL."""
+    """Return the number of letters of each text; refuse an empty text, and one with a NUL."""
     for row, text in enumerate(texts):
         if not text or "\0" in text:
             raise InputError(f"{where}, row {row}: {'a NUL in the text' if text else 'an empty text'}; remove the row")
@@ -64,17 +64,14 @@ def _text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
-    """Return the texts of which `codes_of` gave the code points; those that are not characters become U+FFFD."""
+    """Return code points as texts, the inverse of `codes_of`; invalid code points become U+FFFD."""
     rows = codes.astype("<u4")
     return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
 
 
 def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
-    """Return the alphabet, `UNKNOWN` and the letters of the training rows in order, and letters of other rows alone.
-
-    A stretch is code points (rows, tokens), lengths (rows,), and which rows are for training, (rows,) of bool.
-    """
-    known = every = np.empty(0, np.int64)
+    """Return `UNKNOWN` and the sorted letters of the training rows, and the letters that only other rows have."""
+    known = every = np.empty(0, np.int64)  # a stretch is code points (rows, tokens), lengths and a mask (rows,)
     for codes, lengths, train in stretches:
         real = np.arange(codes.shape[1]) < lengths[:, None]
         known = np.union1d(known, codes[train][real[train]])
@@ -84,14 +81,14 @@ def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) 
 
 
 def are_words(alphabet: str) -> bool:
-    """Return whether texts of these letters are in words: with spaces, or in a script of more than 64 letters."""
+    """Return whether texts of these letters are words: with spaces, or in a script of more than 64 letters."""
     return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MOST_LETTERS
 
 
 def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
     """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end and for unknown letters."""
     if alphabet[0] != UNKNOWN:
-        raise InputError("an alphabet without a symbol for unknown letters, of an old version; extract the data again")
+        raise InputError("the alphabet is of an old version, without unknown letters; extract the data again")
     place = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]
@@ -99,6 +96,6 @@ def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndar
 
 
 def shown(letters: str) -> str:
-    """Return letters for a message, those that do not print escaped, and not too many."""
+    """Return at most 60 letters for a message, with escapes for those that are not printable."""
     text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
     return text if len(text) <= 60 else f"{text[:60]}..."

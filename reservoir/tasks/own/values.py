@@ -1,4 +1,4 @@
-"""Values and symbols of your own data and of new inputs: checked, padded after their rows, and standardised."""
+"""Checks, padding and standardisation of values and symbols, for your own data and for new inputs."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -16,9 +16,8 @@ MOST_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of the r
 def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
-    ``missing`` says what happens to NaN. ``interpolate`` replaces NaN by a value on the line between its neighbours in
-    time, or by the nearest value. With ``mask`` NaN stays until scaling turns it into 0, and each channel gets a
-    further channel that is 1 where a value is missing, else 0.
+    ``missing`` decides about NaN: ``refuse`` it, ``interpolate`` linearly in time, or ``mask``: keep NaN, which scaling
+    turns into 0, and add for each channel another that is 1 where a value is missing, else 0.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
@@ -45,14 +44,14 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
 
 
 def rounding(given: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return how far float32 moves the values of each channel, and their range, (3, dim), of tokens (tokens, dim)."""
+    """Return the largest rounding error by float32, the minimum and the maximum of each channel, (3, dim)."""
     given = given.astype(np.float64)
     moved = np.abs(given - stored[:, : given.shape[1]])
     return np.stack([np.fmax.reduce(moved), np.fmin.reduce(given), np.fmax.reduce(given)])
 
 
 def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
-    """Refuse channels that lose most of their variation, from what `rounding` returned for stretches of tokens."""
+    """Refuse channels whose rounding errors are large against their range, given the results of `rounding`."""
     moved, least, most = np.stack(stretches, axis=1)
     moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
     coarse = np.flatnonzero((moved > MOST_ROUNDING * (most - least)) & (most > least))
@@ -65,13 +64,10 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
 
 
 def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
-    """Return the standardisation of tokens that come in stretches (tokens, dim); 1 for a channel that does not vary.
-
-    Sums are taken around the first stretch's mean, in float64, so that a large constant does not hide the spread. NaN
-    does not count.
-    """
+    """Return the standardisation of stretches of tokens (tokens, dim), without NaN; scale 1 for a constant channel."""
     first = next(stretches)
     known = ~np.isnan(first)
+    # Sums are taken around the first stretch's mean, in float64, so that a large constant does not hide the deviation.
     shift = np.where(known, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
     count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
     for tokens in chain([first], stretches):
@@ -93,7 +89,7 @@ def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
 
 
 def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
-    """Return lengths (rows,) as int32; refuse all but whole numbers from ``fewest`` to ``tokens``."""
+    """Return lengths (rows,) as int32; refuse lengths that are not integers from ``fewest`` to ``tokens``."""
     if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
         raise InputError(f"{where}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape ({rows},)")
     wrong = (lengths < fewest) | (lengths > tokens)
@@ -104,7 +100,7 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
 
 
 def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return new inputs, in the form of the file that the task was made from, as stored sequences and their lengths."""
+    """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
     where = f"task {task.name!r}"
     if task.pictures:
         return x, np.full(len(x), task.max_tokens, np.int32)
