@@ -4,13 +4,14 @@
     python benchmarks/extract.py --peer universal-computation    # a clone of github.com/kzl/universal-computation
     python benchmarks/extract.py --isa avx2                      # as on a processor that has no more than AVX2
 
-For each length, these take turns on random vectors through an untrained GPT-2:
+For each length, these programs take turns on random vectors through an untrained GPT-2:
 
-* authors: the evaluation forward of Lu et al. 2021's code as it was released, in eager float32, 16 rows at a time, the
-  last token of the last layer kept in memory and nothing else;
-* their code, with ``--peer``: their ``FPT`` itself with its input and output layers, around the GPT-2 of the installed
-  transformers, because the version of 2020 that they require no longer runs;
-* bare: the model alone with fused attention in the best precision here, at the best of some batch sizes, nothing kept;
+* authors: the forward pass of evaluation in the released code of Lu et al. 2021, in eager float32, 16 rows at a time,
+  the last token of the last layer kept in memory and nothing else;
+* peer, with ``--peer``: the authors' ``FPT`` with its input and output layers, around the GPT-2 of the installed
+  transformers, because the version of 2020 that their code requires no longer runs;
+* bare: the model alone with fused attention in the best precision here, at the best of some batch sizes, with no output
+  kept;
 * extract: all layers under last and mean, rounded, checksummed, written, synced and listed; without loading the model.
 
 ``--work`` is the approximate number of tokens of a measurement; the best of ``--turns`` counts. Speeds are based on
@@ -81,7 +82,7 @@ def main() -> None:
 
 
 def speeds(asked: argparse.Namespace, rows: int, tokens: int, device: torch.device, compute: str) -> np.ndarray:
-    """Return the rows per second of each of these, by wall time and by processor time."""
+    """Return the rows per second of each program, by wall time and by processor time."""
     found = [authors(asked.backbone, rows, tokens, device)]
     if asked.peer:
         found.append(released(asked.peer, asked.backbone, rows, tokens, device))
@@ -95,7 +96,7 @@ def sizes(tokens: int) -> list[int]:
 
 
 def authors(backbone: str, rows: int, tokens: int, device: torch.device) -> np.ndarray:
-    """Return rows per second of the authors' forward pass; this and the next functions use wall and processor time."""
+    """Return rows per second of the authors' forward pass, by wall time and by processor time."""
     model = model_of(backbone, "eager", torch.float32, device)
     return per_second(rows, BATCH, lambda x: model(inputs_embeds=x).last_hidden_state[:, -1], tokens, model, device)
 
@@ -149,7 +150,7 @@ def per_second(
 
 @contextmanager
 def speed_of(rows: int) -> Iterator[np.ndarray]:
-    """Fill in, at the end of the context, its rows per second by wall time and by processor time."""
+    """Yield a list that holds, after the context, rows per second by wall time and by processor time."""
     speed = np.zeros(2)
     clock, processor = time.perf_counter(), time.process_time()
     yield speed
@@ -167,7 +168,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)
         run = start_run(options, prepared, root)
-        run.model.fpt.features(  # because the others are warm too
+        run.model.fpt.features(  # because the other programs are warm too
             torch.zeros(1, tokens, DIM, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),
             ["final/last"],

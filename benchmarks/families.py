@@ -1,4 +1,4 @@
-"""The table of known backbones with their parameters by group, as Markdown; no weights are made.
+"""Print the table of known backbones with their parameters by group, as Markdown, without creating weights.
 
 python benchmarks/families.py
 """

@@ -3,11 +3,11 @@
     python benchmarks/host_limit.py [--rows 98304] [--patch 4] [--dir DIR]
 
 The model is a fake that returns at once: 16 columns of width 256, kept as float16. Blocks and batches have the sizes
-that a GPU gets, so the table shows how fast a GPU may be before it waits for the host. The goal is 50,000 rows per
+that a GPU gets, so the table shows from which speed on a GPU would wait for the host. The goal is 50,000 rows per
 second on two cores, or the speed of the disk, whichever is lower. The disk's speed is that of plain files of the same
-sizes, each written, synced and renamed, right after each extraction. On a busy machine wall time says little. The third
-column is computed from the processor time of a row: it is the speed of two quiet cores if the threads share the work
-evenly.
+sizes, each written, synced and renamed, right after each extraction. On a busy machine wall time is unreliable. The
+third column is computed from the processor time of a row: it is the speed of two quiet cores if the threads share the
+work evenly.
 """
 
 from __future__ import annotations

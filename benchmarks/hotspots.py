@@ -51,7 +51,7 @@ def peak(dtype: torch.dtype) -> float:
 
 
 def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
-    """Return the processor seconds of an extraction, and their division among the operations of its main thread."""
+    """Return the processor seconds of an extraction, in total and by operation of its main thread."""
     compute, found = Run.compute, {}
 
     def watched(run: Run, *arguments: Any) -> int:

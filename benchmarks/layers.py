@@ -2,7 +2,7 @@
 
     python benchmarks/layers.py --data DIR                                # mini, and an untrained GPT-2 small
     python benchmarks/layers.py --data DIR --model MODEL --text TEXT      # also a model folder, and words of a text
-    python benchmarks/layers.py --only digits --rows 200                  # half a minute, to see that it runs
+    python benchmarks/layers.py --only digits --rows 200                  # a test of half a minute
 
 Each layer has the same poolings, each alone and all concatenated. The column and the penalty are chosen as `fit` does,
 without test rows, once among the columns of ``final`` and once among those of all layers; test rows are scored with

@@ -1,13 +1,13 @@
-"""Bits per byte of a byte-level language model on the test part of a text, compared with xz and zlib; and samples.
+"""Bits per byte of a byte-level language model on the end of a text, compared with xz and zlib, and samples.
 
     python benchmarks/mini.py ENWIK8                          # the model that comes with the package
     python benchmarks/mini.py ENWIK8 --model DIR              # a model that `reservoir pretrain` made
     python benchmarks/mini.py ENWIK8 --compute bfloat16       # faster where bfloat16 is native
-    python benchmarks/mini.py ENWIK8 --windows 50             # a minute, to see that it runs
+    python benchmarks/mini.py ENWIK8 --windows 50             # a test of a minute
 
 ENWIK8 is the first 10^8 bytes of an English Wikipedia dump (mattmahoney.net/dc/enwik8.zip), as they are or gzipped. The
 last 5% are the test: they are read in windows of the model's positions that overlap by a quarter, and each byte is
-predicted once, from at least that quarter before it. xz and zlib at their highest presets compress just the bytes that
+predicted once, from at least that quarter before it. xz and zlib at their highest presets compress only the bytes that
 were predicted. The samples follow a line feed, at temperature 0.8 from the model's whole distribution; on the same kind
 of device they are always the same.
 
@@ -46,14 +46,14 @@ def load_language_model(folder: Path, device: torch.device) -> LanguageModel:
 
 
 def bits_per_byte(model: LanguageModel, text: Text, held_out: HeldOut, compute: str) -> float:
-    """Return the mean loss in bits of the bytes that count."""
+    """Return the mean loss in bits of the predicted bytes."""
     window = held_out.windows.shape[1] - 1
     recipe = PretrainRecipe(steps=1, batch_tokens=window, context=window, short=window)
     return LanguageSteps(model, text, recipe, getattr(torch, compute), compiled=False).measure(held_out)
 
 
 def compressed(held_out: HeldOut) -> dict[str, float]:
-    """Return how many bits per byte general compressors need for the bytes that count."""
+    """Return how many bits per byte general compressors need for the predicted bytes."""
     pieces = [window[first:] for window, first in zip(held_out.windows, held_out.first, strict=True)]
     text = np.concatenate(pieces).tobytes()
     sizes = {

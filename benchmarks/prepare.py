@@ -1,11 +1,11 @@
-"""Rows per second of `prepare`, compared with a plain Python loop, and from which size on processes pay off.
+"""Rows per second of `prepare` compared with a plain Python loop, and the size from which on processes pay off.
 
     python benchmarks/prepare.py --data DIR [--rows 20000] [--workers 2]
 
-For cifar10-lra (the binary batches under DIR) and listops (expressions of 500 to 2,000 symbols), one table each:
+For cifar10-lra (the binary batches under DIR) and listops (expressions of 500 to 2,000 symbols), a table compares:
 
 * a plain loop, one row after the other, in plain Python with NumPy for the pixels (on a sample, ``--sample``);
-* `prepare` in this process, and with ``--workers`` processes, files written and read back for the digest included.
+* `prepare` in this process, and with ``--workers`` processes, including writing files and reading them for the digest.
 
 Then listops is prepared with more and more rows, in this process and with processes. The crossover is the first number
 of rows at which processes are faster; ``reservoir_pipelines.workers.PAYS_OFF`` is the time of that work in seconds.
@@ -39,7 +39,7 @@ def plain_cifar(data: Path, rows: int) -> None:
 
 
 def plain_listops(data: Path, rows: int) -> None:
-    """Grow, write and work out expressions one by one, by recursion."""
+    """Generate, write and evaluate expressions one by one, by recursion."""
 
     def grow(level: int) -> tuple[list[str], int]:
         if level == 10 or random.random() > 0.25:

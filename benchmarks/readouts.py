@@ -1,7 +1,7 @@
 """Time of the readout engine compared with scikit-learn and with the lower bound set by disk and multiplication.
 
     python benchmarks/readouts.py                                     # 50,000 x 768 x 13, 50 penalties, 10 classes
-    python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10     # seconds, to see that it runs
+    python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10     # a test of seconds
 
 The script writes columns of correlated float16 features to a temporary folder. Then it measures, streaming from disk:
 

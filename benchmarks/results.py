@@ -1,19 +1,19 @@
-"""Make the tables of RESULTS.md again by their commands, and compare or write them.
+"""Make the tables of RESULTS.md by their commands, and compare or write them.
 
-    python benchmarks/results.py --check DATA=DIR            # all but times, against what is written
-    python benchmarks/results.py --write DATA=DIR            # all of it, written
+    python benchmarks/results.py --check DATA=DIR            # compare all tables but times
+    python benchmarks/results.py --write DATA=DIR            # write all tables
     python benchmarks/results.py --write --only symbols
 
-results.toml says what makes each table: rows of `extract` and `fit`, or a script of this folder, and about how many
-minutes of a core it takes. Capitals in commands are what is given as NAME=PATH: DATA the publishers' files, TEXT
-enwik8.gz, VIT the vision model that docs/guides/images.md imports, ANTIBERTY the weights of its wheel, PEER a clone of
-the authors' code. A table that needs something that is missing is named and left out. Everything runs on one thread.
+results.toml has the command of each table (rows of `extract` and `fit`, or a script of this folder) and about how many
+minutes of a core it takes. Capitals in commands stand for inputs that are given as NAME=PATH: DATA the publishers'
+files, TEXT enwik8.gz, VIT the vision model that docs/guides/images.md imports, ANTIBERTY the weights of its wheel, PEER
+a clone of the authors' code. A table whose inputs are missing is named and left out. Everything runs on one thread.
 Long tables are compared only if ``--only`` names them.
 
 A table agrees if each of its numbers does within the last digit printed. If the processor multiplies bfloat16 natively,
-features are computed in bfloat16, and another of nearly tied readouts may be chosen. A table without ``--compute
-float32`` therefore depends on the instruction set, and is not judged on a machine of the other kind. Times and memory
-are never judged.
+features are computed in bfloat16, and a different one of nearly tied readouts may be chosen. A table without
+``--compute float32`` therefore depends on the instruction set, and is not compared on a machine of the other kind.
+Times and memory are never compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "be
 
 
 def commands(table: dict[str, Any]) -> list[str]:
-    """Return the commands of a table, as one would type them."""
+    """Return the commands of a table, as a user types them."""
     if "script" in table:
         return [f"python benchmarks/{table['script']}"]
     return [
@@ -92,7 +92,7 @@ def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str
 
 
 def differences(said: str, found: str) -> list[str]:
-    """Return where the numbers of two tables are not the same within the last digit, by row and column."""
+    """Return the rows and columns in which the numbers of two tables differ by more than the last digit."""
     old, new = ({row[next(iter(row))]: row for row in parsed(text)} for text in (said, found))
     wrong = [f"{name}: a row that is only written, or only found" for name in old.keys() ^ new.keys()]
     for name in old.keys() & new.keys():
@@ -151,7 +151,7 @@ def _same(said: str, found: str) -> bool:
 
 
 def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the tables to make, and say what they cost and which are left out."""
+    """Return the tables to make; print their cost and the tables that are left out."""
     tables = tomllib.loads(TABLES.read_text())
     only, chosen = asked.only.split(",") if asked.only else list(tables), {}
     if unknown := set(only) - tables.keys():
@@ -171,13 +171,13 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
 
 
 def main() -> int:
-    """Make the tables; return 1 if one does not agree or cannot be made."""
+    """Make the tables; return 1 if a table does not agree or cannot be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("places", nargs="*", metavar="NAME=PATH", help="Paths of the inputs, such as DATA=DIR.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="Compare; the exit code is 1 if a table does not agree.")
     what.add_argument("--write", action="store_true", help="Write the new tables.")
-    parser.add_argument("--cache", metavar="DIR", help="Folder that keeps the features; by default none does.")
+    parser.add_argument("--cache", metavar="DIR", help="Folder that keeps the features; by default they are deleted.")
     parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
     asked = parser.parse_args()
     places, failed = dict(place.split("=", 1) for place in asked.places if "=" in place), 0

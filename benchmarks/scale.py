@@ -1,7 +1,7 @@
-"""Extraction by several processes: the same bytes as by one, and how much faster.
+"""Extraction by several processes compared with one: the same bytes, and the speed.
 
     python benchmarks/scale.py                                       # GPT-2 small, 64 tokens, 1, 2 and 4 processes
-    python benchmarks/scale.py --rows 600 --backbone mini --pairs 1  # under a minute, to see that it runs
+    python benchmarks/scale.py --rows 600 --backbone mini --pairs 1  # a test of under a minute
     python benchmarks/scale.py --namespaces 2 --pairs 0              # as root: dask workers in separate networks
 
 Every run is a separate command on an empty cache, so start-up, loading the model and writing are included. Where
@@ -68,7 +68,7 @@ def extract(task: Path, options: argparse.Namespace, threads: int, *more: str) -
 
 
 def processor() -> float:
-    """Return the processor seconds of all processes that this one has waited for, and of their children."""
+    """Return the processor seconds of all finished child processes and of their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -102,7 +102,7 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def over_networks(task: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Extract by dask workers in separate networks; kill the first one as soon as there are some shards."""
+    """Extract by dask workers in separate networks; kill the first worker as soon as some shards exist."""
     scheduler = [PYTHON, "-m", "distributed.cli.dask_scheduler", "--port", str(PORT), "--no-dashboard"]
     worker = [PYTHON, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", "--memory-limit", "0"]
     with ExitStack() as stack:

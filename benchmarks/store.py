@@ -3,15 +3,16 @@
     python benchmarks/store.py [--rows 10000000] [--columns 10] [--dir DIR]
 
 The first table has three shapes of float16 features, written with fsync and read as float32, in seconds of processor
-time (user and system, the best of three). ``h5py`` is one chunked dataset per column, ``memmap`` one plain file of
-`numpy.memmap`; both convert from and to float32 as the store does. The store also computes offsets and checksums; its
-reads are shown as the first in a process, which compares the checksums, and a later one. The last line is the time to
-read 10,000 random rows of the last shape.
+time (user and system, the best of three).
+``h5py`` is one chunked dataset per column, ``memmap`` one plain file of `numpy.memmap`; both convert from and to
+float32 as the store does. The store also computes offsets and checksums; its two read times are those of the first read
+in a process, which compares the checksums, and of a later one. The last line is the time to read 10,000 random rows of
+the last shape.
 
 For the second table an entry of this number of rows in blocks of 256 is simulated. Every shard is listed and exists
-with its size, but holds no features, because nothing reads them. Then these are timed: `cache list`, opening the split
-for reading, finding what is missing, the sizes of all files, and claiming, writing, syncing and listing one more block,
-at the end of the entry and in an empty one.
+with its size, but holds no features, because no step reads them. Then these steps are timed: `cache list`, opening the
+split for reading, finding what is missing, the sizes of all files, and claiming, writing, syncing and listing one more
+block, at the end of the entry and in an empty one.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def cost(work: Callable[[], Any], repeats: int = REPEATS) -> float:
 
 
 def compare(root: Path, rows: int, columns: int, width: int) -> None:
-    """Print a line of the first table; the last shape also gathers rows."""
+    """Print a line of the first table; for the last shape, also time reading random rows."""
     x = np.random.default_rng(0).standard_normal((rows, 1, width), dtype=np.float32)
     names = [f"block{number:02d}/mean" for number in range(1, columns + 1)]
     plain, mapped, shape = root / "plain.h5", root / "mapped", (columns, rows, 1, width)

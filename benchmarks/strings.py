@@ -3,9 +3,9 @@
     python benchmarks/strings.py                                   # 20,000 strings of letters, and of words
     python benchmarks/strings.py --rows 100000 --kinds letters
 
-Each stage runs in a process of its own, on strings whose lengths are drawn uniformly. Padding is the share of tokens
-given to the model that are not real tokens. Letters reach the first block of mini through kernels of five letters, side
-by side; words reach one block of width 16 through a tokenizer, in up to 512 tokens.
+Each stage runs in its own process, on strings whose lengths are drawn uniformly. Padding is the share of tokens given
+to the model that are not real tokens. Letters reach the first block of mini through adjacent windows of five letters;
+words reach one block of width 16 through a tokenizer, in up to 512 tokens.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
     python benchmarks/symbols.py                                 # 200 rows of 60 letters, one draw of each kind
     python benchmarks/symbols.py --rows 1000 --length 100 --draws 3
 
-The label of each kind depends on: *splice*, conserved places near the middle and letters around them; *position*, each
-place by itself; *pairs*, whether neighbouring places agree; *promoter*, two motifs near fixed places; *motif*, a motif
-anywhere, against its letters in another order; *composition*, which letters follow each other. The default is compared
-with all tokens of the input layer concatenated, a ridge on one-hot symbols, and a logistic regression on these and on
-counts of up to four neighbours. Windows of symbols were chosen on these kinds with other seeds and ridge alone; the
-weight of the raw input among columns on seeds 100 to 102 and on the series of benchmarks/series.py not reported.
+The label of each kind depends on: *splice*, conserved positions near the middle and letters around them; *position*,
+each position by itself; *pairs*, whether neighbouring positions agree; *promoter*, two motifs near fixed positions;
+*motif*, a motif anywhere, against its letters in another order; *composition*, which letters follow each other. The
+default is compared with all tokens of the input layer concatenated, a ridge on one-hot symbols, and a logistic
+regression on these and on counts of up to four neighbours. Windows of symbols were chosen on these kinds with other
+seeds and ridge alone. The weight of the raw input was chosen on seeds 100 to 102 and on the unreported series of
+benchmarks/series.py.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ def splice(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def position(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Every place has a weight for each letter."""
+    """Every position has a weight for each letter."""
     scores = draw.standard_normal((x.shape[1], LETTERS))[np.arange(x.shape[1]), x].sum(axis=1)
     return (scores + 0.3 * scores.std() * draw.standard_normal(len(x)) > 0).astype(int)
 
 
 def pairs(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Three pairs of neighbours: whether at least two of them agree, which no single place shows."""
+    """Three pairs of neighbours: whether at least two of them agree, which no single position shows."""
     places = draw.choice(x.shape[1] - 2, 3, replace=False)
     y = draw.integers(0, 2, len(x))
     for place in places:
@@ -66,7 +67,7 @@ def pairs(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def promoter(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Two motifs of six letters, each roughly in its place, with errors."""
+    """Two motifs of six letters, each near its usual position, with errors."""
     motifs, y = draw.integers(0, LETTERS, (2, 6)), draw.integers(0, 2, len(x))
     for row in np.flatnonzero(y):
         start = x.shape[1] // 4 + draw.integers(-3, 4)
@@ -77,7 +78,7 @@ def promoter(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def motif(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Seven letters somewhere, in every second row with an error; in the other class in another order."""
+    """Seven letters at a random position, with an error in every second row; in the other class in another order."""
     mine, y = draw.integers(0, LETTERS, 7), draw.integers(0, 2, len(x))
     other = draw.permutation(mine)
     for row in range(len(x)):
@@ -112,7 +113,7 @@ def features(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]:
-    """Return the accuracy with default options, that with all tokens concatenated, and the columns of the first."""
+    """Return the accuracy with default options, the accuracy of all tokens concatenated, and the default's columns."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as quiet:
         for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
             quiet.enter_context(redirect(io.StringIO()))
@@ -125,7 +126,7 @@ def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]
 
 
 def scores_of(kind: Kind, number: int, rows: int, length: int) -> tuple[list[float], str]:
-    """Return the accuracies of the methods on one draw of a kind, and what the default reads."""
+    """Return the accuracies of the methods on one draw of a kind, and the columns that the default chooses."""
     draw = np.random.default_rng([number, length])
     x = draw.integers(0, LETTERS, (rows + TEST, length))
     y = kind(draw, x)

@@ -2,15 +2,15 @@
 
     python benchmarks/train.py                                   # GPT-2 small at 64, 512 and 1,024 tokens
     python benchmarks/train.py --peer universal-computation        # a clone of github.com/kzl/universal-computation
-    python benchmarks/train.py --depth 2 --tokens 64 --rounds 1     # seconds, to see that it runs
-    python benchmarks/train.py --compile                            # as ``train --compile`` does it, for GPUs
+    python benchmarks/train.py --depth 2 --tokens 64 --rounds 1     # a test of seconds
+    python benchmarks/train.py --compile                            # as ``train --compile``, for GPUs
 
 A step is forward, backward, clipping and Adam on the groups that an FPT trains, with dropout 0.1. Ours runs the loop of
 ``reservoir train`` in the precision that it chooses by itself (bfloat16 where that is native). The authors' code is
 their ``FPT`` and ``Trainer`` with eager float32 attention, as published; the loss of one step without dropout is
-compared first. The two take turns, and the medians over ``--rounds`` turns are printed. The column of peak is the speed
-of our products as a share of the measured speed of a large bfloat16 product: 100% divided by it is the factor that
-could still be gained.
+compared first. The two take turns, and the medians over ``--rounds`` turns are printed. The column ``of peak`` is the
+speed of our products as a share of the measured speed of a large bfloat16 product: 100% divided by it is the factor
+that could still be gained.
 
 Goals: 3 times the authors' steps at each length on a CPU with bfloat16; on an H200 15 times, and 45% of the measured
 peak at 1,024 tokens.
@@ -40,7 +40,7 @@ from reservoir.training.trainer import Processes, Trainer
 
 DIM, CLASSES = 16, 10
 ROWS = {"cpu": {64: 16, 512: 4, 1024: 2}, "cuda": {64: 256, 512: 32, 1024: 16}}
-"""Rows of a step: about as many tokens at each length."""
+"""Rows of a step by length, with about the same number of tokens."""
 
 
 def rows_of(tokens: int, batch: int) -> Split:
@@ -52,7 +52,7 @@ def rows_of(tokens: int, batch: int) -> Split:
 
 
 def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout: float) -> LoadedModel:
-    """Return an untrained GPT-2 small as `train` makes it."""
+    """Return an untrained GPT-2 small, built as by `train`."""
     task = Task(name="speed", form=Vectors(DIM), max_tokens=tokens, classes=CLASSES)
     model, _ = load_trainable(
         task, Reservoir(backbone="gpt2", init="random", depth=depth), None, device, compute, "orthogonal"
@@ -63,7 +63,7 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
 
 
 def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool) -> Callable[[int], None]:
-    """Return a function that takes a number of further steps, as `train` does."""
+    """Return a function that runs a number of further steps, as `train` does."""
     forward: Any = torch.compile(model.fpt) if compiled else model.fpt
     convert = raw_rows(model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
@@ -77,7 +77,7 @@ def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, comp
 
 
 class Rows:
-    """Gives the authors' trainer the same rows.
+    """Source of the same rows for the authors' trainer.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def their_model(peer: Path, ours: LoadedModel, dropout: float) -> nn.Module:
 
 
 def their_steps(model: nn.Module, split: Split, batch: int, device: torch.device) -> Callable[[int], None]:
-    """Return a function that takes a number of steps of the authors' trainer."""
+    """Return a function that runs a number of steps of the authors' trainer."""
     from universal_computation import trainer  # pyright: ignore[reportMissingImports]
 
     trainer.tqdm = lambda steps: steps
@@ -150,8 +150,8 @@ def per_second(run: Callable[[int], None], steps: int) -> float:
 def product_flops(model: LoadedModel, tokens: int, batch: int) -> float:
     """Return the floating-point operations of one step in products with frozen weights and in attention.
 
-    Frozen weights are multiplied twice, forwards and for the gradient of their input; of the two products of causal
-    attention half is needed, once forwards and twice backwards.
+    Each product with frozen weights runs twice, forwards and for the gradient of its input. Half of each of the two
+    products of causal attention is needed, once forwards and twice backwards.
     """
     weights = sum(p.numel() for p in model.fpt.backbone.blocks.parameters() if p.dim() == 2)
     attention = 2 * tokens * model.fpt.backbone.width * model.fpt.backbone.depth / 2

@@ -1,6 +1,6 @@
 """Measure the size of the wheel, and run the main job from it in an empty environment without a network.
 
-    python benchmarks/wheel.py                # minutes: pip installs all that the package needs
+    python benchmarks/wheel.py                # takes minutes: pip installs all dependencies
 
 Builds the wheel, installs it with pip into a fresh virtual environment, and then, with the network off and an empty
 cache, runs ``reservoir extract digits`` and ``reservoir fit digits`` there. A namespace turns the network off where the
@@ -31,7 +31,7 @@ def refuse(*_):
 
 socket.getaddrinfo = socket.socket.connect = socket.socket.connect_ex = refuse
 """
-"""Read by Python at its start, as ``sitecustomize``."""
+"""Code that Python runs at its start, as ``sitecustomize``."""
 
 PROBE = "import socket; socket.create_connection(('1.1.1.1', 443), 5)"
 
@@ -70,7 +70,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 def cut_off(folder: Path, programs: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return what to put before a command, and its environment, so that it has no network and nothing cached.
+    """Return a prefix and an environment that run a command without a network and with an empty cache.
 
     Raises
     ------
