@@ -125,7 +125,7 @@ def test_predictions_are_written_with_ids_and_a_column_per_class(fitted, tmp_pat
 
 @pytest.mark.parametrize(
     ("out", "message"),
-    [("found.txt", "written as .csv, .jsonl, .parquet"), ("gone/found.csv", "no file can be written")],
+    [("found.txt", "written as .csv, .jsonl, .parquet"), ("gone/found.csv", "cannot be written; name a file")],
 )
 def test_an_unwritable_file_is_refused_before_anything_is_computed(tmp_path, capsys, out, message):
     file = tmp_path / "no-data.npz"
@@ -410,7 +410,7 @@ def test_what_cannot_be_covered_is_refused_in_one_line(covered, regression, tmp_
     new = write_levels(tmp_path / "new.npz", 3, classes=True, seed=1)
     for flags, message in (
         ((covered[0], new, "--abstain"), "--abstain needs --coverage"),
-        ((covered[0], new, "--coverage", "0.999"), "--coverage 0.999 needs 999 validation rows, and the readout has"),
+        ((covered[0], new, "--coverage", "0.999"), "--coverage 0.999 needs 999 validation rows, but the readout has"),
         ((regression[0], new, "--coverage", "0.9", "--abstain"), "the readout gives numbers, not classes"),
     ):
         code, _, error = call("predict", *flags)
@@ -420,5 +420,5 @@ def test_what_cannot_be_covered_is_refused_in_one_line(covered, regression, tmp_
     old.mkdir()
     vars(bundle)["held_out"] = None  # as earlier versions saved it
     bundle.write(old)
-    with pytest.raises(InputError, match="it has no validation scores for --coverage"):
+    with pytest.raises(InputError, match="it has no validation scores, which --coverage needs"):
         predict(old, new, coverage=0.9)

@@ -216,7 +216,7 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
         ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: a text has the 256 bytes"),
         (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: nesting needs an even number"),
-        ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder has other files in it"),
+        ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder contains other files"),
         ([text, *tiny, *few, "--out", tmp_path / "file"], "file: this is a file; name a folder"),
         ([text, *tiny], "--out"),
     ]:
@@ -294,9 +294,9 @@ def test_it_goes_on_to_the_same_bits(made, root, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--context", 64], "--context 64: it does not apply to bit-memory"),
+        (["--context", 64], "--context 64: does not apply to bit-memory"),
         (["--vocabulary", 0], "--vocabulary 0: give a whole number from 1 to 1,048,576"),
-        (["--weight-decay", 0.0], "--weight-decay 0.0: it does not apply to bit-memory"),
+        (["--weight-decay", 0.0], "--weight-decay 0.0: does not apply to bit-memory"),
         (["--batch-tokens", 119], "--batch-tokens 119: give at least 120, the tokens of one row"),
         (["--backbone", "lstm"], "lstm models cannot be pretrained"),
         (["--backbone", "gpt2:n_positions=119,n_layer=1"], "sequences of 120 tokens, but this gpt2 has 119 positions"),

@@ -101,7 +101,7 @@ def test_results_of_another_format_count_as_not_run(cache, tmp_path, call, runs)
     assert kept.results() == kept.tables() == []
     code, _, err = call("report", kept.path)
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{kept.path}: made by another version of reservoir; run" in err
+    assert f"{kept.path}: another version of reservoir wrote it; run" in err
     assert reproduce([mine]).ran == 2
     assert call("report", kept.path)[0] == 0
 
@@ -338,7 +338,7 @@ def test_every_number_is_the_papers():
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("title = 'x'", "it has no rows"),
+        ("title = 'x'", "no rows; add rows"),
         ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpd' }]", "no cell 'fpd'"),
         ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cel = 'fpt' }]", "row 'a' has 'cel'"),
         (

@@ -231,7 +231,7 @@ def test_training_from_the_cache_takes_the_same_steps(cache):
         ({"steps": 0}, "--steps 0"),
         ({"learning_rate": -1.0}, "--learning-rate -1.0: give a positive"),
         ({"dropout": 1.0}, "--dropout 1.0"),
-        ({"rows": "augmented"}, "--rows augmented: task 'bit-xor' does not have them"),
+        ({"rows": "augmented"}, "--rows augmented: task 'bit-xor' has no such rows"),
         ({"rows": "new"}, "--rows new: choose among"),
         ({"rows": "fresh", "from_cache": True}, "remove one of the two flags"),
         ({"from_cache": True}, "--from-cache --train input,.*: only the output layer can be trained"),
@@ -247,7 +247,7 @@ def test_mistakes_end_in_one_line(settings, message, cache):
 
 def test_a_folder_with_another_run_is_refused(cache):
     train("bit-xor", steps=1, run=cache / "mine", **QUICK)
-    with pytest.raises(InputError, match=r"it has a run with recipe.batch = 8, not 4"):
+    with pytest.raises(InputError, match=r"the folder has a run with recipe.batch = 8, not 4"):
         train("bit-xor", steps=1, batch=4, run=cache / "mine", **QUICK)
     (cache / "other").mkdir()
     (cache / "other" / "thing").touch()

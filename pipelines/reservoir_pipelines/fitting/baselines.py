@@ -22,21 +22,18 @@ from reservoir_pipelines.output import notify
 WINDOW = 9  # tokens of a window, if the reservoir has no windows
 MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
 MOST_ROWS, MOST_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
-ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved once more for each fold
-CHEAP = 4e10  # products of a few seconds: logistic regression may always take this long
+ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved for each fold
+CHEAP = 4e10  # products of a few seconds, which logistic regression may always take
 # Cost of the Python calls for an output of four classes, in products: 1,000 outputs took a minute for each fold.
 CALLS = 2e8
 FEWEST = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
 
 def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fitted]:
-    """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
-
-    They are chosen like the readouts of the reservoir: by the same folds, or by the validation split.
-    """
+    """Return the best readout of each baseline, the raw input first; none if the prepared data was removed."""
     raw = pool.raw()
     if raw is None:
-        notify("baselines: the prepared data was removed, so they are left out; run reservoir prepare to restore it")
+        notify("baselines: skipped, because the prepared data was removed; run reservoir prepare to restore it")
         return []
     task = raw.prepared.task
     known = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
@@ -62,7 +59,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     tried += [(by.fit(source), source, by) for source, by in untried]
     found = [max(tried, key=lambda one: one[0].result.merit)]
     found += [(ridge.fit(source), source, ridge) for source in statistics]
-    if not task.classes:  # the readout of a constant feature is the mean of the training rows
+    if not task.classes:  # a readout of a constant feature predicts the mean of the training rows
         mean = replace(raw, title="the mean", features=partial(_ones, task))
         fit = replace(ridge, alphas=np.ones(1), widens=False).fit(mean)
         constant = replace(fit.result, readout="constant", alpha=None)
@@ -76,7 +73,7 @@ def _one_of(every: int, raw: RawSource) -> RawSource:
 
 
 def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tuple[RawSource, Fitter]]:
-    """Return logistic regression of the raw input, of as many training rows as cost at most a quarter of the fit."""
+    """Return logistic regression of the raw input, on training rows that take at most a quarter of the fit's time."""
     (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
     def work(number: float) -> float:  # products, principal axes, some hundred passes, and calls for each output
@@ -101,7 +98,7 @@ def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tup
 
 
 def _with_windows(raw: RawSource, pool: Pool, task: Task) -> RawSource:
-    """Return the raw input in windows of as many tokens as the reservoir's, around each token that has a label."""
+    """Return the raw input in windows of the reservoir's size, around each token that has a label."""
     made = pool.entry.made_with["reservoir"]
     patch = made["patch"] if made["patch"] and made["patch"] > 1 else WINDOW
     dilations = tuple(map(int, str(made["dilations"] or 1).split(",")))

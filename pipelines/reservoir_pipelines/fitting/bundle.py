@@ -1,8 +1,7 @@
-"""A readout on disk: its weights, and JSON with everything else that is needed to run it on new sequences.
+"""A readout on disk: its weights, and a JSON file with everything else that new sequences need.
 
-The JSON names the files of weights by the SHA-256 of their content and holds a checksum of its own. The JSON is
-replaced in one step after the weights are on disk. A reader therefore sees the old bundle or the new one, even if a
-writer is killed or several write at once.
+The JSON names the files of weights by the SHA-256 of their content and has a checksum. It is replaced atomically after
+the weights are on disk, so a reader sees the old or the new bundle, even if a writer is killed or several write.
 """
 
 import hashlib
@@ -29,14 +28,14 @@ FORMAT = 3
 READABLE = (2, 3)  # format 2 has no links, calls the input digests ``door``, and does not name its estimators
 CARD = "readout.json"
 INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
-"""The fields of the specification of an entry with native input that are SHA-256 digests."""
+"""The SHA-256 digests in the specification of an entry with native input."""
 
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The columns that a readout reads of one frozen model, given by its settings and the SHA-256 of its weights."""
+    """The columns of one frozen model that a readout reads; the SHA-256 of its weights identifies the model."""
 
     reservoir: Reservoir | None  # None for the raw input, and for imported features, which have a digest
     digest: str
@@ -52,7 +51,7 @@ class Bundle:
     """A fitted readout, and the models whose columns it reads side by side."""
 
     task: Task
-    scaling: Scaling | None  # from stored values to those that the model reads
+    scaling: Scaling | None  # from stored values to the values that the model reads
     parts: tuple[Part, ...]
     readout: Readout
     scores: dict[str, Any]  # scores on validation and test
@@ -94,20 +93,19 @@ class Bundle:
         )
 
     def radius(self, coverage: float, where: Path) -> float:
-        """Return the score that a share ``coverage`` of new rows stays below; ``where`` is the readout, for messages.
-
-        Of n validation scores it is the one of rank (n + 1) * coverage, rounded up.
-        """
+        """Return the validation score of rank ceil((n + 1) * coverage), ascending, of n; messages name ``where``."""
         rows = 0 if self.held_out is None else len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if self.held_out is None or not rows:
             raise InputError(
-                f"readout {where}: it has no validation scores for --coverage: an older version or train made it, its "
-                "rows have several labels, or it has no probabilities; fit a readout of one label per row again"
+                f"readout {where}: it has no validation scores, which --coverage needs: train or an older version "
+                "wrote it, its rows have several labels, or it has no probabilities; fit again with one label per row"
             )
         if rank > rows:
             least = math.ceil(round(coverage / (1 - coverage), 9))
-            raise InputError(f"--coverage {coverage:g} needs {least} validation rows, and the readout has {rows}")
+            raise InputError(
+                f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}; lower it"
+            )
         return float(self.held_out[rank - 1])
 
     def write(self, folder: Path) -> Path:
@@ -150,13 +148,9 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> "Bundle":
-        """Return the bundle in a folder, or of a JSON file; with ``linear`` only one of a linear readout.
+        """Return the bundle of a folder or JSON file; raise `InputError` if it is missing, damaged or not permitted.
 
-        Raises
-        ------
-        InputError
-            If there is no bundle, a byte has changed, or it holds an estimator that can run code and ``trust`` is not
-            given.
+        With ``linear``, only linear readouts are permitted; without ``trust``, no estimator that can run code is.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load
@@ -200,7 +194,7 @@ def _save_estimator(readout: EstimatorReadout) -> bytes:
 
     try:
         data = skops.io.dumps(readout.model)
-    except Exception as error:  # skops raises many kinds for what it cannot describe
+    except Exception as error:  # skops raises many types of errors for unsupported objects
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise InputError(f"readout {readout.name}: cannot be saved ({reason}); choose another estimator") from error
     notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
@@ -208,7 +202,7 @@ def _save_estimator(readout: EstimatorReadout) -> bytes:
 
 
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
-    """Return the estimator of a bundle, and print what it names; nothing of it is opened without ``trust``."""
+    """Return the estimator of a bundle, and print the types that it names; open nothing without ``trust``."""
     import skops.io
     from sklearn.pipeline import Pipeline
 
@@ -216,7 +210,7 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     if not trust:
         raise InputError(
             f"readout {folder} is {name!r}, which is not linear, and loading it can run code; pass --trust "
-            "(in Python trust=True) only if you trust whoever made it"
+            "(in Python trust=True) only if you trust its author"
         )
     try:
         types = skops.io.get_untrusted_types(data=data)
@@ -251,7 +245,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:
             raise InputError(
-                f"readout {folder} has format {card['format']}, and this version reads 2 and 3; fit it again, or "
+                f"readout {folder} has format {card['format']}, but this version reads 2 and 3; fit it again, or "
                 "install the version that made it"
             )
         try:

@@ -24,9 +24,9 @@ from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
 from reservoir_pipelines.output import notify
 
-FAR_BELOW = 0.2  # a caution is printed if R² on test is lower than on validation rows by this much
+FAR_BELOW = 0.2  # difference of R² between validation and test rows from which a caution is printed
 FEW_ROWS, FEW_PER_CLASS = 100, 5
-"""Smallest number of validation rows, in all and per class, that can tell readouts apart."""
+"""Smallest numbers of validation rows, in total and per class, that can distinguish readouts."""
 
 
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
@@ -39,7 +39,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     ridge = fitter if isinstance(fitter, RidgeFitter) else None
     sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()
     if sizes and not ridge:
-        raise InputError(f"--curve {options.curve}: a learning curve needs ridge readouts, not {options.readout}")
+        raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge, not {options.readout}")
     if tried.most and (not ridge or folds):
         raise InputError("--columns best:K needs ridge readouts chosen on valid; join columns by name, as in a+b")
     device = choose_device(place.device)
@@ -115,7 +115,7 @@ def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: 
             notify(f"CAUTION: {score} on {rows} is far below {result.valid_score:.3f} on validation rows")
     if chosen.at_edge:
         title, alpha = chosen.result.title, chosen.result.alpha
-        notify(f"{title}: penalty {alpha:g}, an end of the grid, scores best; --alphas LO:HI:N tries others")
+        notify(f"{title}: the best penalty {alpha:g} is at an end of the grid; pass --alphas LO:HI:N to try others")
     if not folds and readouts > 1 and valid < max(FEW_ROWS, FEW_PER_CLASS * classes):
         notify(
             f"CAUTION: {valid} validation rows are too few to choose among {readouts:,} readouts; choose by "

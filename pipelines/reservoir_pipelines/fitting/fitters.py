@@ -1,7 +1,4 @@
-"""The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator, each with all of its settings.
-
-The chosen readout is then calibrated, fitted to all rows that may be used, and scored on test.
-"""
+"""The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator, each with all of its settings."""
 
 import ast
 import itertools
@@ -61,20 +58,17 @@ GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers; memory grows with its square."""
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
-MOST_BYTES = 2 * 10**9  # size of float32 features, which an estimator gets all at once
+MOST_BYTES = 2 * 10**9  # largest size of the float32 features that an estimator gets at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFit:
-    """The score of every setting of one readout on one source, and the best one's index and model.
-
-    ``layer_weights`` are those of the columns in a weighted sum.
-    """
+    """The scores of every setting of one readout on one source, and the index and the model of the best setting."""
 
     results: tuple[Result, ...]
     best: int
     readout: Readout
-    layer_weights: Mapping[str, float] = field(default_factory=dict)
+    layer_weights: Mapping[str, float] = field(default_factory=dict)  # of each column in a weighted sum
 
     @property
     def result(self) -> Result:
@@ -125,33 +119,29 @@ def fit_penalties(
 
 @dataclass(frozen=True, kw_only=True)
 class PenaltyFitter:
-    """Fits readouts of every penalty, chosen on valid, or by cross-validation over train and valid.
-
-    ``folds`` is 0 for a choice on valid. With ``widens``, further penalties are tried if an end of ``alphas`` scores
-    best.
-    """
+    """Fits readouts of every penalty, and chooses one on valid, or by cross-validation over train and valid."""
 
     kind: ClassVar[str]
     classes: int
     alphas: np.ndarray
     balanced: bool = False
-    widens: bool = True
-    folds: int = 0
+    widens: bool = True  # try further penalties if an end of ``alphas`` scores best
+    folds: int = 0  # 0 for a choice on valid
 
     def best_of(self, source: Source, swept: Callable[[np.ndarray], Sweep]) -> ColumnFit:
-        """Return the fit of all penalties to a source by a function of the penalties."""
+        """Return the fit of all penalties to a source; ``swept`` scores a grid of penalties."""
         return fit_penalties(self.kind, source.columns, swept, self.alphas, widens=self.widens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RidgeFitter(PenaltyFitter):
-    """Exact ridge readouts; with ``refits``, one that was chosen on valid is fitted again to train and valid."""
+    """Exact ridge readouts; with ``refits``, a readout that was chosen on valid is fitted again to train and valid."""
 
     kind = "ridge"
     repeats: int = 1
     refits: bool = False
     one_standard_error: bool = False
-    # The last kernel matrix, by its columns; adding further columns to these starts from it.
+    # The last kernel matrix by its columns: the matrix of further columns is added to it.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
@@ -192,7 +182,7 @@ class RidgeFitter(PenaltyFitter):
         return self.best_of(source, cross)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout that was chosen on valid, fitted to train and valid; its temperature stays as it was."""
+        """Return a readout that was chosen on valid, fitted to train and valid, with its old temperature."""
         alphas, emphasis = np.array([alpha]), source.emphasis
         if moments := stored_moments(source, self.targets(source), source.stream("train")):
             both = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
@@ -218,16 +208,13 @@ class RidgeFitter(PenaltyFitter):
         return [column_fit("ridge", columns, swept) for columns, swept in steps[1:]]
 
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
-        """Return the scores of growing numbers of training rows, each over `CURVE_DRAWS` stratified draws.
-
-        In a draw each size takes its rows from the next larger one, and has its own penalty, chosen on valid. One pass
-        over the rows gives the moments of each stage, whose running sums are the moments of every size.
-        """
+        """Return the scores for each number of training rows over `CURVE_DRAWS` nested, stratified draws."""
         targets, emphasis = self.targets(source), source.emphasis
         scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
         with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
             for draw in range(CURVE_DRAWS):
                 blocks = stage_blocks(source, np.asarray(sizes), self.classes, draw)
+                # One pass gives the moments of the rows that each size adds; running sums are the moments of a size.
                 stages = fold_moments(blocks, targets, len(sizes))
                 for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
                     path = ridge_path(moments, self.alphas, emphasis=emphasis)
@@ -250,12 +237,12 @@ class LogisticFitter(PenaltyFitter):
             return self._fit_folds(source)
         targets = source.targets(self.classes, self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
-        moments = stored_moments(source, targets, train)  # their principal axes make the solver fast
+        moments = stored_moments(source, targets, train)  # the solver is fast in their principal axes
         swept = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
         return self.best_of(source, swept)
 
     def _fit_folds(self, source: Source) -> ColumnFit:
-        """Choose by cross-validation over train and valid, whose samples are held in memory."""
+        """Choose by cross-validation over train and valid, with all samples in memory."""
         targets = source.targets(self.classes, self.balanced, KNOWN)
         numbers = assign_folds(source, self.folds, self.classes)
         x, y, fold = map(np.concatenate, zip(*fold_blocks(source, numbers[:, 0]), strict=True))
@@ -313,7 +300,9 @@ class EstimatorFitter:
         known = _checked(path, estimator, classes).get_params()
         for name in values:
             if name not in known:
-                raise InputError(f"--readout {path}: it has no parameter {name!r}; it has {', '.join(sorted(known))}")
+                raise InputError(
+                    f"--readout {path}: no parameter {name!r}; the parameters are {', '.join(sorted(known))}"
+                )
         grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
         return cls(path=path, estimator=estimator, grid=grid, classes=classes, balanced=balanced)
 
@@ -395,18 +384,20 @@ def _import(path: str) -> Callable[..., Any]:
     # A recipe may name scikit-learn's estimators, but nothing else that its modules happen to hold.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
     if not estimates or foreign:
-        raise InputError(f"--readout {path}: it is not a scikit-learn classifier or regressor")
+        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name another class")
     return found
 
 
 def _checked(path: str, estimator: Callable[..., Any], classes: int) -> Any:
-    """Return an estimator with its default parameters; refuse one that does not suit the task's labels."""
+    """Return an estimator with its default parameters; raise `InputError` if it does not suit the task's labels."""
     from sklearn.base import is_classifier, is_regressor
 
     try:
         found = estimator()
     except TypeError as error:
-        raise InputError(f"--readout {path}: it cannot be made from numbers and names alone ({error})") from error
+        raise InputError(
+            f"--readout {path}: cannot be created with its defaults ({error}); name another class"
+        ) from error
     if not (is_classifier if classes else is_regressor)(found):
         kind, labels, other = (
             ("classifier", f"task has {classes} classes", "LogisticRegression")
@@ -432,7 +423,7 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
     if options.one_standard_error and not folds:
         raise InputError("--one-standard-error needs cross-validation of ridge readouts; add --select cv5")
     if balanced and not classes:
-        raise InputError("--class-weight balanced: the task has no classes; leave it out")
+        raise InputError("--class-weight balanced: the task has no classes; remove the flag")
     if folds and readout != "ridge":
         raise InputError(f"--select {options.select}: cross-validation is only for ridge; pass --select valid")
     if readout == "logistic" and not classes:
@@ -472,7 +463,7 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     readout = best.readout
     held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
     if isinstance(readout, LinearReadout):
-        # Cross-validation calibrates by itself, and scikit-learn's estimators keep their own probabilities.
+        # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own probabilities.
         if task.classes and not isinstance(fitter, EstimatorFitter) and not fitter.folds:
             readout = readout.calibrate(source.blocks("valid"))
             held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
@@ -490,14 +481,13 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
 def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
     """Return the nonconformity score of every validation row, ascending, (n,).
 
-    It is one minus the probability of the row's class, or the distance from the true value (split conformal prediction,
-    Vovk et al. 2005). A readout that cross-validation fitted to train and valid is fitted again to train alone. Return
-    nothing if rows have several labels or the readout has no probabilities.
+    The score is one minus the probability of the row's class, or the distance from the true value (split conformal
+    prediction, Vovk et al. 2005). The array is empty if rows have several labels or the readout has no probabilities.
     """
     targets = readout.targets
     if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
         return np.zeros(0)
-    if fitter.folds:
+    if fitter.folds:  # the readout was fitted to train and valid
         train, alphas = source.stream("train"), np.array([alpha])
         training = gather(train, targets)
         if isinstance(fitter, RidgeFitter):

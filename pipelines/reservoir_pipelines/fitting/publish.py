@@ -18,7 +18,7 @@ FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "
 
 
 def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default: Path, options: FitOptions) -> None:
-    """Write all files of a fit; ``shown`` is the best readout of the reservoir, which the pictures mark."""
+    """Write all files of a fit; the pictures mark ``shown``, the best readout of the reservoir."""
     folder, title = done.results.parent, f"{pool.task.name}, {pool.title}"
     made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
     commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
@@ -29,7 +29,7 @@ def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default:
         write_checked(folder / SUMMARY, summary)
         _draw(folder, title, done, shown)
     if options.out and default.parents[1].name == "readouts":
-        with suppress(OSError):  # a cache that others own may be read-only
+        with suppress(OSError):  # the cache may be read-only
             default.mkdir(parents=True, exist_ok=True)
             write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
 
@@ -47,7 +47,7 @@ def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
 
 
 def _draw(folder: Path, title: str, done: Fit, shown: Result) -> None:
-    """Draw the scores of all readouts, the learning curve, and the confusion."""
+    """Draw the scores of all readouts, the learning curve, and the confusion matrix."""
     columns, settings, scores = score_matrix(done.table)
     place = columns.index(shown.title), settings.index(shown.setting)
     level, metric = done.raw.valid_score if done.raw else None, done.best.metric

@@ -1,4 +1,4 @@
-"""The fits of columns, after a race: all columns are fitted to some of the rows, the best third to all rows."""
+"""Fit columns, with an optional race: all columns are fitted to some of the rows, and the best third to all rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from reservoir_pipelines.output import meter, notify
 
 
 def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFit], tuple[Result, ...]]:
-    """Return the fits of the columns to all rows, and the best result of each column that a race left out, best first.
-
-    The race chooses readouts as a fit to all rows does: by cross-validation, or on validation rows.
-    """
+    """Return the fits of columns to all rows, and the results of the columns that a race excluded, best first."""
     names, left_out = tried.columns, ()
     if tried.raced is not None:
         quick = fitter if isinstance(fitter, EstimatorFitter) else replace(fitter, widens=False)
@@ -26,7 +23,7 @@ def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFi
         most = math.ceil(len(names) / 3)
         going_on = {name for name, _ in ranked[:most]}
         rows = len(tried.raced["train"])
-        notify(f"race: {most} of {len(names)} columns go on to all rows, the best on {rows:,} training rows")
+        notify(f"race: the best {most} of {len(names)} columns on {rows:,} training rows are fitted to all rows")
         left_out = tuple(fit.result for _, fit in ranked[most:])
         names = tuple(name for name in names if name in going_on)
     return _fit_each("fit", pool, names, fitter), left_out
@@ -45,8 +42,8 @@ def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> l
 
 
 def _products(source: Source, fitter: Fitter) -> int:
-    """Return about how many billions of products a fit takes, at least 1."""
+    """Return the estimated products of a fit in billions, at least 1."""
     (samples, outputs), width = source.labels("train").shape, source.width()
-    size = min(samples, width)  # of the matrix that is reduced, for each fold
+    size = min(samples, width)  # of the matrix that is decomposed for each fold
     scored = width * outputs * max(1, fitter.classes) * len(DEFAULT_ALPHAS)
     return 1 + round((samples * (width * size + scored) + (fitter.folds + 1) * size**3) / 1e9)

@@ -24,20 +24,20 @@ class Result(Record):
     Parameters
     ----------
     columns : tuple of str
-        The columns that it reads side by side.
+        The columns that the readout reads side by side.
     readout : str
         ``ridge``, ``logistic``, ``weighted``, or the import path of an estimator with its parameters.
     alpha : float, optional
-        Its penalty; None for other estimators.
+        The penalty; None for scikit-learn estimators.
     valid_score : float
         Score on the validation split, or on the held-out folds of cross-validation.
     valid_loss : float, default 0
         Mean squared distance of the scores from the coding of the labels, which decides between equal scores.
     metric : {"accuracy", "balanced_accuracy", "R²"}, default "accuracy"
-        What the scores measure: the share of right labels; the same with all classes weighted equally, as class weights
-        ask; or R² for regression.
+        The metric of the scores: the share of correct labels; the same with equal weight for every class, if class
+        weights are used; or R² for regression.
     converged : bool
-        Whether its solver reached its tolerance.
+        Whether the solver reached its tolerance.
     test_score : float, optional
         Score on the test split; only for a chosen readout.
     test_interval : tuple of (float, float), optional
@@ -90,10 +90,7 @@ class Result(Record):
 
 
 class CurvePoint(NamedTuple):
-    """Mean scores over several random draws of a number of training rows, each draw with its own best penalty.
-
-    The ranges are the lowest and the highest score of the draws.
-    """
+    """Mean, lowest and highest scores over random draws of training rows, each draw with its own best penalty."""
 
     rows: int
     valid_score: float
@@ -121,26 +118,26 @@ class Fit:
     evaluation : Evaluation
         Its scores on the test split.
     raw : Result, optional
-        The best readout of the raw input; None if the prepared data is gone.
+        The best readout of the raw input; None if the prepared data was removed.
     baselines : tuple of Result
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
     adds_nothing_to : tuple of str
         The baselines that are as good on validation rows as the best readout of the reservoir.
     left_out : tuple of Result
-        The best readout of each column that was fitted to some of the rows alone, best first.
+        The best readout of each column that was fitted only to some of the rows, best first.
     p_value : float, optional
-        The p-value of the best readout and the raw input being equally good on the test rows: McNemar's mid-p, or for
-        regression that of a paired bootstrap.
+        The p-value of the hypothesis that the best readout and the raw input are equally good on the test rows:
+        McNemar's mid-p, or a paired bootstrap for regression.
     table : tuple of Result
         Every readout that was tried.
     curve : tuple of CurvePoint
-        The learning curve of the chosen columns, if one was asked for.
+        The learning curve of the chosen columns, if requested.
     layer_weights : mapping of str to float
         The weights of the columns in a weighted sum of layers; empty for other readouts.
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved : Path
-        Table of every readout, its picture, and the chosen readout for `predict`.
+        Files with the table of every readout, its picture, and the chosen readout for `predict`.
     seconds : float
         Wall time.
     """
@@ -195,7 +192,7 @@ class Fit:
 
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
-    """Return the columns, the settings, and the validation scores (columns, settings), NaN for what was not tried."""
+    """Return the columns, the settings, and the validation scores (columns, settings), NaN if not tried."""
     columns = list(dict.fromkeys(result.title for result in table))
     settings = list(dict.fromkeys(result.setting for result in sorted(table, key=lambda result: result.alpha or 0)))
     scores = np.full((len(columns), len(settings)), np.nan)

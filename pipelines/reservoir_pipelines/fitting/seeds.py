@@ -1,4 +1,4 @@
-"""Fits of several reservoirs that differ in their seed: how much a score depends on the random weights."""
+"""Fits of reservoirs that differ only in their seed, which show how a score depends on the random weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -52,12 +52,9 @@ def fit_seeds(
     *,
     data: Path | None = None,
 ) -> SeedsFit:
-    """Extract an entry's task with seeds 0 to ``seeds - 1``, and fit the columns that all of them have.
-
-    All other options are those of the entry.
-    """
+    """Extract an entry's task with its options and seeds 0 to ``seeds - 1``, and fit the columns that all have."""
     if len(entries) != 1:
-        raise InputError("--seeds: give one task or entry")
+        raise InputError("--seeds: give exactly one task or entry")
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: give at least 1")
     call = _call(entries[0])
@@ -77,7 +74,7 @@ def fit_seeds(
 
 
 def _call(entry: Entry) -> dict[str, Any]:
-    """Return how an entry was extracted."""
+    """Return the task and the options with which an entry was extracted."""
     task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
     known = {item.name for item in fields(ExtractOptions)}
     placed = isinstance(settings, dict) and without_where(settings).keys() != settings.keys() - {"data"}

@@ -1,7 +1,7 @@
 """A fitted scikit-learn estimator as a readout.
 
-A linear one is stored as coefficients, like the readouts of this project. Any other is stored as a skops archive, which
-can run code when it is loaded or used, so it is loaded only where the user trusts its origin.
+A linear estimator is stored as coefficients. Any other is stored as a skops archive, which can run code when it is
+loaded or used, so it is loaded only if the user trusts its origin.
 """
 
 from collections.abc import Iterator
@@ -28,16 +28,16 @@ class EstimatorReadout:
         return np.asarray(self.model.predict(x)).reshape(len(x), self.targets.outputs)
 
     def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the labels coded as targets, (n, T): what counting right labels needs."""
+        """Return the predicted labels coded as targets, (n, T)."""
         return self.targets.encode(self.predict(x))
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the model gives probabilities, and not only labels."""
+        """Whether the model gives probabilities in addition to labels."""
         return hasattr(self.model, "predict_proba")
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:
-        """Return the probability of each class, (n, outputs, classes); 1 for the label where the model has none."""
+        """Return the probability of each class, (n, outputs, classes); 1 for the label if the model has none."""
         classes = self.targets.classes
         if not self.has_probabilities:
             return np.eye(classes)[self.predict(x).astype(int)]
@@ -51,10 +51,9 @@ class EstimatorReadout:
 
 
 def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
-    """Return a fitted estimator as a linear readout for features as they are in the store; None if it is not linear.
+    """Return a fitted estimator as a linear readout of stored features, or None if it is not linear.
 
-    This depends on no list of classes: coefficients are read from any estimator that has some, and accepted only if
-    they reproduce its labels, scores and probabilities on the features ``x`` (n, w).
+    Any estimator with coefficients is accepted if they reproduce its labels, scores and probabilities on ``x`` (n, w).
     """
     scaler, estimator, targets = fitted.model[0], fitted.model[-1], fitted.targets
     x = x[:PROBE_ROWS].astype(np.float64)
@@ -70,7 +69,7 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
             return readout if _close(readout.predict(x), fitted.predict(x)) else None
         decision = getattr(fitted.model, "decision_function", None)
         same = decision is None or _close(readout.scores(x), decision(x).reshape(len(x), -1))
-        # Rounding may decide ties, as between classes that no feature tells apart.
+        # Rounding may decide ties, for example between classes with equal features.
         if not same or np.mean(readout.predict(x) == fitted.predict(x)) < 0.99:
             return None
         if not fitted.has_probabilities:
@@ -78,7 +77,7 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
         wanted = fitted.probabilities(x)
         links = (replace(readout, link=link) for link in LINKS if link != "none")
         return next((one for one in links if _close(one.probabilities(x), wanted)), None)
-    except (AttributeError, TypeError, ValueError):  # no coefficients, or not those of a linear model
+    except (AttributeError, TypeError, ValueError):  # without coefficients, or with those of another kind of model
         return None
 
 

@@ -1,4 +1,4 @@
-"""What ``fit`` reads: the columns of cached entries and the raw input, as streams of features and labels."""
+"""The sources of ``fit``: columns of cached entries and the raw input, as streams of features and labels."""
 
 import hashlib
 import itertools
@@ -28,7 +28,7 @@ Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: the result of `extract`, or the folder of an entry."""
 
 SomeRows = Mapping[str, np.ndarray]
-"""The numbers of the rows that are read, by split; all rows of a split that is not named."""
+"""Row numbers to read, by split; all rows of a split that is missing."""
 
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Features (rows, width), or (rows, tokens, width), of stored sequences and their lengths."""
@@ -53,26 +53,26 @@ class Source(ABC):
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The names of its columns, as results show them."""
+        """The names of the columns, as results show them."""
 
     @abstractmethod
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
 
     def stream(self, split: str) -> RereadableBlocks:
-        """Return the blocks of a split as a stream that starts again each time it is iterated."""
+        """Return the blocks of a split as a stream that can be iterated several times."""
         return RereadableBlocks(self.blocks, (split,))
 
     @abstractmethod
     def tokens(self) -> int:
-        """Return the number of samples per row; where rows differ, the largest."""
+        """Return the number of samples per row; if rows differ, the largest."""
 
     def width(self) -> int:
         """Return the number of features of a sample."""
         return next(self.blocks("train"))[0].shape[1]
 
     def kept(self, split: str) -> slice | np.ndarray:
-        """Return which rows of a split are read: all, or the numbers of some."""
+        """Return the rows of a split to read: a slice of all rows, or row numbers."""
         return self.some[split] if self.some and split in self.some else slice(None)
 
     def labels(self, split: str) -> np.ndarray:
@@ -96,7 +96,7 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class ColumnSource(Source):
-    """Samples of one cached column, such as ``block06/mean``; ``title`` is its name among those of several entries."""
+    """Samples of one cached column, such as ``block06/mean``; ``title`` is its name if there are several entries."""
 
     store: FeatureStore
     column: str
@@ -105,7 +105,7 @@ class ColumnSource(Source):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The title, or else the name of the column."""
+        """The title, or the name of the column without one."""
         return (self.title or self.column,)
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -143,11 +143,11 @@ class RawSource(Source):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Its title."""
+        """The title."""
         return (self.title,)
 
     def tokens(self) -> int:
-        """Return 1, or the number of tokens where each token has a label of its own."""
+        """Return 1, or the number of tokens if every token has a label."""
         return self.prepared.task.readout_tokens if self.prepared.task.each else 1
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -165,7 +165,7 @@ class RawSource(Source):
             if size <= RAW_BYTES:
                 blocks.append(block)
             yield block
-        if size <= RAW_BYTES:  # they are read again for each readout
+        if size <= RAW_BYTES:  # every readout reads the blocks
             self._memory[split] = blocks
 
     def rows(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -179,7 +179,7 @@ class RawSource(Source):
 
 @dataclass(frozen=True)
 class JoinedSource(Source):
-    """Samples of several columns side by side, which may come from several entries of the same rows."""
+    """Samples of several columns side by side; the columns may come from several entries of the same rows."""
 
     parts: tuple[Source, ...]
     store: FeatureStore = field(init=False)
@@ -192,7 +192,9 @@ class JoinedSource(Source):
         for part in self.parts[1:]:
             if part.tokens() != first.tokens():
                 names = "+".join(self.columns)
-                raise InputError(f"{names}: one has a sample per token, another one per row; join columns of one kind")
+                raise InputError(
+                    f"{names}: one column has a sample per token, another one per row; join columns of one kind"
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -222,7 +224,7 @@ class JoinedSource(Source):
         return sum(part.width() for part in self.parts)
 
     def tokens(self) -> int:
-        """Return the number of samples per row; where rows differ, the largest."""
+        """Return the number of samples per row; if rows differ, the largest."""
         return self.parts[0].tokens()
 
     @cached_property
@@ -235,14 +237,11 @@ class JoinedSource(Source):
 
 @dataclass(frozen=True)
 class Pool:
-    """The columns to choose from: those of one entry, or of several with numbered names.
-
-    ``only`` names the columns that are used, all by default; ``some`` are the rows that are read, all by default.
-    """
+    """The columns to choose from: those of one entry, or of several entries with numbered names."""
 
     stores: tuple[FeatureStore, ...]
-    only: tuple[str, ...] | None = None
-    some: SomeRows | None = field(default=None, compare=False)
+    only: tuple[str, ...] | None = None  # the columns to use, all by default
+    some: SomeRows | None = field(default=None, compare=False)  # the rows to read, all by default
 
     @classmethod
     def of(cls, features: "Pool | Features | Sequence[Features]") -> "Pool":
@@ -255,9 +254,7 @@ class Pool:
         opened = [one.store if isinstance(one, Extraction) else one for one in given]
         for one in opened:
             if not isinstance(one, FeatureStore) and Path(require_path(one, "fit: features")).is_file():
-                raise InputError(
-                    f"fit: {one} is a file, not an entry of the cache; fit(extract({str(one)!r})) makes one"
-                )
+                raise InputError(f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))")
         stores = tuple(
             one if isinstance(one, FeatureStore) else FeatureStore(Path(require_path(one, "fit: features")))
             for one in opened
@@ -298,7 +295,7 @@ class Pool:
 
     @property
     def grouped(self) -> bool:
-        """Whether rows have groups, which cross-validation keeps whole."""
+        """Whether rows have groups, which cross-validation never splits."""
         return self.store["train"].groups is not None and self.store["valid"].groups is not None
 
     @property
@@ -307,10 +304,7 @@ class Pool:
         return {split: self.store[split].rows for split in ("train", "valid", "test")}
 
     def folder(self, columns: Sequence[str], most: int, options: FitOptions) -> Path:
-        """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache.
-
-        Its name differs between fits of other columns or options.
-        """
+        """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
         settings = [columns, most, options.readout, options.alphas, options.select, options.class_weight]
         if options.one_standard_error:
             settings.append("one-standard-error")
@@ -335,7 +329,7 @@ class Pool:
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
 
     def raw(self) -> RawSource | None:
-        """Return the raw input of the same rows; None where the prepared data was removed."""
+        """Return the raw input of the same rows; None if the prepared data was removed."""
         place = Path(self.entry.made_with.get("prepared", ""))
         return RawSource(Prepared.open(place), self.store, some=self.some) if place.is_dir() else None
 
@@ -352,23 +346,18 @@ class Pool:
 
 
 class Tried(NamedTuple):
-    """What a fit tries: the columns, and the cross-validation that chooses among their readouts.
-
-    ``most`` is the largest number of columns that may be joined greedily, 0 if none may; ``folds`` is 0 for a choice on
-    validation rows. If ``raced`` names rows, all columns are fitted to these first, and the best third to all rows.
-    ``folder`` is the default folder of the results.
-    """
+    """The columns that a fit tries, and the cross-validation that chooses among their readouts."""
 
     columns: tuple[str, ...]
-    most: int
-    folds: int
+    most: int  # largest number of columns that may be joined greedily, 0 if none may
+    folds: int  # 0 for a choice on validation rows
     repeats: int
-    raced: SomeRows | None
-    folder: Path
+    raced: SomeRows | None  # rows to which all columns are fitted first; then the best third is fitted to all rows
+    folder: Path  # default folder of the results
 
 
 def choose_columns(pool: Pool, options: FitOptions) -> Tried:
-    """Return what a fit tries; ``weighted`` sums columns of one width, by default those of each pooling."""
+    """Return the columns to try; ``weighted`` sums columns of one width, by default the columns of each pooling."""
     cached, most = pool.columns(), 0
     columns, summed = options.columns, options.readout == "weighted"
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
@@ -417,10 +406,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
 
 
 def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows | None:
-    """Return the rows of train and valid that a race reads, drawn by a fixed seed.
-
-    Return None if a race would save nothing, or if the rows drawn lack a class or a group that all rows have.
-    """
+    """Return random rows of train and valid for a race; None if it saves no time, or a class or group is missing."""
     train, valid = pool.store["train"], pool.store["valid"]
     if train.rows < RACED_ROWS:
         return None
@@ -462,12 +448,11 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray,
 def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
     """Return the moments of a cached column, of all training samples or of each fold of train and valid.
 
-    They are computed from blocks of these samples once, and stored in the entry. None for joined columns, the raw input
-    and some of the rows, and below four samples per feature: then the float64 moments would be larger than the float16
-    features.
+    The moments are computed from ``blocks`` once, and stored in the entry. None for sources without stored moments.
     """
     if not isinstance(source, ColumnSource) or source.some:
         return None
+    # With fewer samples per feature, the float64 moments would be larger than the float16 features.
     if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
@@ -484,7 +469,7 @@ def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], fold
 
 
 def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
-    """Return the blocks of a stream as a list if they are few, since cross-validation iterates them many times."""
+    """Return the blocks of a stream as a list if they fit `MEMORY_BYTES`, because cross-validation reads them often."""
     blocks, size = [], 0
     for block in stream:
         size += block[0].nbytes
@@ -499,8 +484,7 @@ def stage_blocks(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield training samples with the stage of a learning curve that adds each, (m,).
 
-    Stage i holds the rows whose place in a random order, stratified by class, is below sizes[i] and not below
-    sizes[i - 1]; each ``draw`` is another order.
+    Stage i has the rows whose rank in a random order, stratified by class, is in [sizes[i - 1], sizes[i]).
     """
     counts = source.counts("train")
     ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
@@ -542,7 +526,7 @@ def draw_folds(
     if not 2 <= folds <= units:
         what = "rows" if groups is None else "groups"
         raise InputError(
-            f"cross-validation: {folds} folds of {units} {what}; give at least 2 folds, and {what} for each"
+            f"cross-validation: {folds} folds of {units} {what}; use at least 2 folds, and at least as many {what}"
         )
     draw = np.random.default_rng((0, repeat))
     if groups is not None:
@@ -550,16 +534,16 @@ def draw_folds(
     shuffled = draw.permutation(rows)
     order = shuffled if labels is None else shuffled[np.argsort(labels[shuffled], kind="stable")]
     fold = np.empty(rows, np.int64)
-    # Rows are assigned in turn, class after class: a fold with one row more of a class gets one less of the next.
+    # Rows are assigned to folds in turn, class after class, so fold sizes differ by one row at most.
     fold[order] = draw.permutation(folds)[np.arange(rows) % folds]
     return fold
 
 
 def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:
-    """Return the place of each row in a random order, (rows,); each ``draw`` is another order of the same rows.
+    """Return the rank of each row in a random order, (rows,); each ``draw`` is another order of the same rows.
 
-    With class labels (rows,), the first rows of the order, however many, have the shares of classes that all rows have,
-    to within one row of each class.
+    With class labels (rows,), the first n rows of the order, for any n, have the class shares of all rows to within one
+    row of each class.
     """
     generator = np.random.default_rng((1, draw))
     ranks = generator.permutation(rows)
@@ -573,7 +557,7 @@ def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np
 
 
 def _assign_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Return folds that keep groups whole, with as even a share of every class as the groups allow."""
+    """Return folds that never split a group, with shares of every class as even as the groups allow."""
     _, number = np.unique(groups, return_inverse=True)
     classes, code = np.unique(labels, return_inverse=True)
     counts = np.zeros((number.max() + 1, len(classes)))
@@ -583,7 +567,7 @@ def _assign_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, gr
     order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
     for group in order:
-        # The sum of squared shares of all folds grows least where the group meets fewest of its own classes.
+        # The fold with the fewest rows of the group's classes increases the sum of squared shares least.
         clash = held @ shares[group]
         best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
         chosen[group] = best[np.argmin(held[best].sum(axis=1))]

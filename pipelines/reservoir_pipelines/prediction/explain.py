@@ -20,7 +20,7 @@ from reservoir_pipelines.plots import COLOURS, INK, figure_of, picture, save, st
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import open_readout
 
-MOST_LETTERS = 120  # that are legible side by side
+MOST_LETTERS = 120  # letters that are legible in one row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class Explained(Record):
     """What each position of a sequence adds to the score of its label."""
 
     label: Any
-    score: float  # the logit of the class minus the mean of all logits; for regression the value
+    score: float  # the logit of the class minus the mean of all logits, or the predicted value
     added: list[float]  # what each position adds, compared with the mean token of the explained sequences
     elsewhere: float  # the rest of the score: the intercept, and poolings that are not sums over positions
-    occluded: list[float]  # how far the score falls if a stretch is hidden, divided among its positions
+    occluded: list[float]  # drop of the score if a stretch is hidden, divided by the positions of the stretch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     if lengths.max() > bundle.task.max_tokens:
         row, most = int(np.argmax(lengths)), bundle.task.max_tokens
         raise InputError(
-            f"{file}, row {row}: {lengths[row]:,} tokens; explain takes rows of up to the {most:,} that the "
-            "readout was fitted on. Cut the row, or use predict"
+            f"{file}, row {row}: {lengths[row]:,} tokens; explain takes rows of up to the {most:,} tokens that "
+            "the readout was fitted on; shorten the row, or use predict"
         )
     if bundle.task.pictures:
         x = as_patches(x)
@@ -115,8 +115,8 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
         signs = np.where(np.array(row.added) >= 0, COLOURS[0], COLOURS[1])
         first = number == 0
         below.bar(positions, row.added, width=1.0, color=signs)
-        below.bar(0, 0, color=COLOURS[0], label="adds" if first else None)
-        below.bar(0, 0, color=COLOURS[1], label="takes" if first else None)
+        below.bar(0, 0, color=COLOURS[0], label="raises the score" if first else None)
+        below.bar(0, 0, color=COLOURS[1], label="lowers the score" if first else None)
         below.step(positions, row.occluded, "k", where="mid", lw=1.2, label="drop if hidden" if first else None)
         below.sharex(above)
         style(below, "position" if row is rows[-1] else "", "score")

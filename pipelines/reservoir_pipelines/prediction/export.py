@@ -47,7 +47,7 @@ MEANINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
-    """The files that `export` wrote, a model and its description in JSON, and the fewest and most ``tokens``.
+    """The files that `export` wrote: a model and its JSON description; ``tokens`` has the fewest and most tokens.
 
     ``reader`` is the file of the tokenizer or of the image processor whose output a model with native input reads.
     """
@@ -64,7 +64,9 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise InputError("--to onnx needs two packages; pip install 'reservoir-features[onnx]', or choose --to torch")
+        raise InputError(
+            "--to onnx needs two packages; run pip install 'reservoir-features[onnx]', or choose --to torch"
+        )
     bundle = open_readout(readout, linear=True)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     if torch.__version__.startswith("2.6."):
@@ -87,7 +89,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
 
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
-    """Return the module of a bundle on the CPU, its models in the precision of the fit, or in another."""
+    """Return the module of a bundle on the CPU, in the precision of the fit, or in ``compute``."""
     assert isinstance(bundle.readout, LinearReadout)
     if bundle.task.each:
         raise InputError(f"readout {where}: it labels every token; export needs a readout of whole sequences")
@@ -103,11 +105,11 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
                 "exported; fit a readout of features made without --input native"
             )
         if model.compute != part.compute:
-            notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
+            notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by rounding")
         branches.append(Branch(model, part.columns))
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
     if len({reader and reader.digest for reader in readers}) > 1:
-        raise InputError(f"readout {where}: its columns read different inputs; fit columns that read the same one")
+        raise InputError(f"readout {where}: its columns read different inputs; fit columns of one input")
     scaling = None if readers[0] else bundle.scaling
     return SequenceModel(bundle.task, scaling, branches, bundle.readout)
 
@@ -123,10 +125,10 @@ class Traced:
 
 
 def trace(module: SequenceModel, task: Task) -> Traced:
-    """Return the program of a module for any batch size, and the fewest and most tokens that it takes.
+    """Return the program of a module for any batch size, with the fewest and most tokens that it accepts.
 
-    Sequences of any length up to the task's longest are accepted. With a recurrent backbone, or with windows, whose
-    number the tracer cannot bound, every sequence has to be padded to the longest.
+    Sequences may have any length up to the task's longest. With a recurrent backbone, or with windows, whose number
+    the tracer cannot bound, every sequence must be padded to the longest length.
     """
     branches = [branch for branch in module.branches if isinstance(branch, Branch)]
     # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
@@ -143,14 +145,14 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     for shape in shapes:
         try:
             with _quiet(), ExitStack() as cut:
-                for branch in branches:  # blocks that no column needs are left out
+                for branch in branches:  # later blocks than the columns need are left out
                     wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
                     cut.enter_context(branch.fpt.backbone.recording(wanted))
                 program = torch.export.export(whole, (*example.values(),), dynamic_shapes=shape, strict=False)
         except Exception as error:  # the tracer raises many types of errors, some of them private
             failure = error
             continue
-        # A pickle of the example and the paths of this machine would be written with the program.
+        # Otherwise a pickle of the example and paths of this machine would be written with the program.
         program.example_inputs = None
         for part in program.graph_module.modules():
             for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():

@@ -1,4 +1,4 @@
-"""Load saved readouts and trained runs, with the models whose features they read."""
+"""Load saved readouts and trained runs, and the models whose features they read."""
 
 from pathlib import Path
 
@@ -23,10 +23,7 @@ from reservoir_pipelines.training.run_folder import (
 
 
 def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
-    """Return the readout that `fit` saved, or the output layer of a run of `train`.
-
-    With ``trust`` an estimator that can run code is loaded too; with ``linear`` only linear readouts are loaded.
-    """
+    """Return the readout that `fit` saved (see `Bundle.load`), or the output layer of a run of `train`."""
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
         bundle = Bundle.load(path, trust=trust, linear=linear)
@@ -47,12 +44,12 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
         run=str(folder),
     )
     tensors = read_tensors(RunFolder(folder).best, TRAINED)
-    if "output.weight" not in tensors:  # it was not trained
+    if "output.weight" not in tensors:  # the output layer was not trained
         tensors = load_run(folder, "cpu").fpt.state_dict()
     coef, intercept = tensors["output.weight"].double().numpy().T, tensors["output.bias"].double().numpy()
     if task.classes == 2:  # the readout's score s stands for the logits -s and +s
         coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
-    if scale := config["settings"].get("targets"):  # to targets in the unit of the data
+    if scale := config["settings"].get("targets"):  # undo the standardisation of the targets
         targets = TargetScale(**{name: np.array(values) for name, values in scale.items()})
         coef, intercept = coef * targets.deviation, targets.restore(intercept)
     targets = Targets(task.outputs, task.classes)

@@ -15,14 +15,11 @@ from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import as_json
 from reservoir_pipelines.prediction.predict import Prediction
 
-BATCH = 4096  # predictions that are in memory at a time
+BATCH = 4096  # predictions in memory at a time
 
 
 class PredictionEvaluator(Iterator[Prediction]):
-    """Compares predictions with the labels of their file while they are iterated.
-
-    A label that is not one of the readout's classes counts as wrong.
-    """
+    """Compares predictions with the labels of their file while it is iterated; unknown labels count as wrong."""
 
     def __init__(self, predictions: Iterable[Prediction]) -> None:
         self.rows, self._predictions = 0, iter(predictions)
@@ -41,7 +38,7 @@ class PredictionEvaluator(Iterator[Prediction]):
         return prediction
 
     def result(self) -> Evaluation | None:
-        """Return the evaluation of all predictions, after iterating the rest; None where no row has a label."""
+        """Return the evaluation of all predictions, after iterating the rest; None if no row has a label."""
         for _ in self:
             pass
         if not self._last:
@@ -63,7 +60,7 @@ def check_out(out: Path) -> None:
     if out.suffix not in WRITERS:
         raise InputError(f"--out {out}: predictions are written as {', '.join(WRITERS)}; choose one of these")
     if not out.absolute().parent.is_dir() or out.is_dir():
-        raise InputError(f"--out {out}: no file can be written there; name one in an existing folder")
+        raise InputError(f"--out {out}: cannot be written; name a file in an existing folder")
     if out.suffix == ".parquet":
         _pyarrow(out)
 
@@ -71,9 +68,9 @@ def check_out(out: Path) -> None:
 def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int = 0) -> dict[str, list[Any]]:
     """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
-    Where a row has several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. ``truth`` is
-    added if the file is ``labelled``; ``first`` is the row of the first prediction. Predictions with a set of classes
-    have the column ``set``, those with an interval ``low`` and ``high``.
+    If rows have several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. ``truth`` is added
+    if the file is ``labelled``; ``first`` is the row of the first prediction. Sets of classes are in the
+    column ``set``, intervals in ``low`` and ``high``.
     """
     if not predictions:
         return {}
@@ -106,7 +103,7 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
 
 
 def write_predictions(out: Path, predictions: Iterable[Prediction], *, labelled: bool) -> None:
-    """Write predictions while they are computed, some at a time; the file appears when it is complete."""
+    """Write predictions in batches while they are computed; the file appears when it is complete."""
     replace_file(out, lambda part: WRITERS[out.suffix](part, iter(predictions), labelled))
 
 
@@ -130,7 +127,7 @@ def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool
     arrow = _pyarrow(part)
     batches = _batches(predictions, labelled)
     first = arrow.table(next(batches, {}))
-    # Where the first rows have no label, the column of true labels gets the type of the predicted ones.
+    # If the first rows have no label, the column of true labels gets the type of the predicted labels.
     labels = {name: name.replace("truth", "label", 1) for name in first.column_names if name.startswith("truth")}
     schema = first.schema
     for place, field in enumerate(schema):
@@ -165,5 +162,5 @@ def _pyarrow(out: Path) -> Any:
         import pyarrow  # pyright: ignore[reportMissingImports]
         import pyarrow.parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise InputError(f"--out {out}: Parquet needs a package: pip install pyarrow; or write .csv") from None
+        raise InputError(f"--out {out}: Parquet files need pyarrow; run pip install pyarrow, or write .csv") from None
     return pyarrow

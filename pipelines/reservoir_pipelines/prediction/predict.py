@@ -43,11 +43,11 @@ class Prediction:
     id : str, optional
         The name of the row in the file, if it has one.
     each : bool, default False
-        Whether every token, or word, has a label; lists are then as long as the sequence.
+        Whether every token, or word, has a label; lists then have the length of the sequence.
     set : list of str or int, optional
-        With ``coverage``, a set of classes that holds the truth with that probability.
+        With ``coverage``, a set of classes that contains the true class with that probability.
     interval : list of float, optional
-        With ``coverage``, the two ends of an interval that holds the true value with that probability.
+        With ``coverage``, the ends of an interval that contains the true value with that probability.
     """
 
     label: Any
@@ -67,7 +67,7 @@ class Prediction:
         return named | found | {name: value for name, value in region.items() if value is not None}
 
     def as_text(self, label: Any) -> Any:
-        """Return labels of every token that are single letters as one text, and any other label as it is."""
+        """Return a list of single letters, one per token, as one text, and any other label unchanged."""
         letters = self.each and label and all(isinstance(one, str) and len(one) == 1 for one in label)
         return "".join(label) if letters else label
 
@@ -84,15 +84,15 @@ def predict(
     bundle = open_readout(readout, trust=safety.trust)
     task = bundle.task
     if cover.abstain and not task.classes:
-        raise InputError("--abstain: the readout gives numbers, not classes; leave it out")
+        raise InputError("--abstain: the readout gives numbers, not classes; remove the flag")
     radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
     if radius is not None:
         notify(
-            f"coverage {cover.coverage:g} is approximate: it is measured on validation rows by the readout as fitted "
-            "to train alone, but these rows also chose the readout, and its final fit may contain them"
+            f"coverage {cover.coverage:g} is approximate: it is measured on validation rows, which also chose the "
+            "readout, and which its final fit may include"
         )
     raw, given, ids, y = read_new(file, task)
-    if bundle.lengths and given is None and raw.dtype.kind != "U":  # the lengths of texts are known
+    if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths
         raise InputError(
             f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths; add the number "
             "of real tokens of each row"
@@ -104,10 +104,8 @@ def predict(
         bundle = replace(bundle, task=task)
     size = len(x) * task.readout_tokens * task.outputs
     if y is not None and (len(y) != len(x) or (counts is None and y.size != size)):
-        raise InputError(
-            f"{file}: y has the shape {y.shape}, and the readout gives {len(x)} rows {task.readout_tokens} x "
-            f"{task.outputs} labels; give as many, or leave y out"
-        )
+        labels = f"{task.readout_tokens} x {task.outputs} labels for each of {len(x)} rows"
+        raise InputError(f"{file}: y has the shape {y.shape}, but the readout gives {labels}; correct or remove y")
     _warn(bundle, file, lengths, labelled=y is not None)
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):
@@ -121,8 +119,8 @@ class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
     ``x`` and ``lengths`` are the encoded sequences, ``y`` their labels in the file. ``counts`` (rows,) is the number of
-    labels of each row where every token has one. ``radius`` is the largest score of a class in a set, or of a value in
-    an interval.
+    labels of each row if every token has a label. ``radius`` is the largest nonconformity score of a class in a set,
+    or of a value in an interval.
     """
 
     bundle: Bundle
@@ -159,7 +157,7 @@ class Predictions(Iterator[Prediction]):
             each = np.full(len(x), len(features) // len(x)) if counts is None else counts
             row = start + int(np.searchsorted(each.cumsum(), np.argmax(wrong), "right"))
             raise InputError(
-                f"{self.file}: the model overflows in row {row}; its values are too large: repair or remove it"
+                f"{self.file}: the model overflows in row {row}, whose values are too large; correct or remove it"
             )
         truths, classes = self._truths(rows), tuple(map(task.label, range(task.classes)))
         for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
@@ -182,7 +180,7 @@ class Predictions(Iterator[Prediction]):
             )
 
     def _features(self, rows: slice) -> np.ndarray:
-        """Return the features (samples, width) of some rows; a row has one sample or several."""
+        """Return the features (samples, width) of some rows; a row has one or several samples."""
         x, lengths, task, scaling = self.x[rows], self.lengths[rows], self.bundle.task, self.bundle.scaling
         labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # placeholders for unknown labels
         if self.counts is not None:
@@ -198,7 +196,7 @@ class Predictions(Iterator[Prediction]):
         return np.concatenate(read, axis=1)
 
     def _truths(self, rows: slice) -> list[Any]:
-        """Return the labels of some rows in the file, nested as predictions are; None for rows without."""
+        """Return the labels of some rows in the file, nested like predictions; None for rows without a label."""
         if self.y is None:
             return [None] * len(self.x[rows])
         task, y = self.bundle.task, self.y[rows]
@@ -254,11 +252,13 @@ def _unnested(nested: list[Any], *, each: bool = False) -> Any:
 
 
 def _as_label(file: Path, is_class: bool, value: Any) -> Any:
-    """Return a label as a number, or in the type of the names of classes."""
+    """Return a label as a number, or in the type of the class names."""
     if is_class:
         value = value.decode() if isinstance(value, bytes) else value  # HDF5 stores texts as bytes
         return int(value) if isinstance(value, float) and value.is_integer() else value
     try:
         return None if value is None else float(value)
     except ValueError:
-        raise InputError(f"{file}: the label {value!r} is not a number, and the readout gives numbers") from None
+        raise InputError(
+            f"{file}: the label {value!r} is not a number, but the readout gives numbers; correct or remove it"
+        ) from None

@@ -28,7 +28,7 @@ RUN = "pretraining"  # name of the folder inside the model's folder that holds t
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(Record):
-    """The result of a pretraining: losses in bits for a language model, accuracies for bit memory.
+    """The result of a pretraining: losses in bits for a language model, accuracies for bit-memory.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Pretraining(Record):
     corpus : dict
         Description of the corpus.
     steps, tokens : int
-        Number of steps, and of the tokens that they read.
+        Number of steps, and number of tokens read.
     parameters : int
         Number of the model's parameters.
     seconds : float
@@ -47,7 +47,7 @@ class Pretraining(Record):
     valid_bits, test_bits : float or None
         Mean loss on the held-out parts of the corpus, in bits per unit.
     entropy : float or None
-        Lowest possible mean loss in bits per unit, where it is known.
+        Lowest possible mean loss in bits per unit, if known.
     valid_accuracy, test_accuracy : float or None
         Accuracy on held-out rows of a task.
     floor : float or None
@@ -69,20 +69,20 @@ class Pretraining(Record):
     floor: float | None = None
 
     def score_text(self, split: str) -> str:
-        """Return the score of a split: ``1.873 bits per byte``, or ``99.98% right (75% by copying)``."""
+        """Return the score of a split: ``1.873 bits per byte``, or ``99.98% accuracy (75% by copying)``."""
         bits, accuracy = getattr(self, f"{split}_bits"), getattr(self, f"{split}_accuracy")
         if bits is not None:
             return f"{bits:.3f} bits per {self.unit}"
-        return f"{100 * accuracy:.2f}% right ({100 * (self.floor or 0):.0f}% by copying)"
+        return f"{100 * accuracy:.2f}% accuracy ({100 * (self.floor or 0):.0f}% by copying)"
 
 
 def check_folder(out: Path) -> None:
-    """Raise `InputError` unless the folder is new, empty, or that of a pretraining."""
+    """Raise `InputError` unless the folder is new, empty, or holds a pretraining."""
     refuse_links(out / RUN)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: this is a file; name a folder")
     if out.exists() and not (out / RUN).is_dir() and any(out.iterdir()):
-        raise InputError(f"--out {out}: the folder has other files in it; name an empty or a new folder")
+        raise InputError(f"--out {out}: the folder contains other files; name an empty or a new folder")
 
 
 def has_model(out: Path, corpus: Corpus) -> bool:
@@ -117,12 +117,12 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
         shutil.rmtree(part, ignore_errors=True)
 
 
-FINAL_TOKENS = 2**18  # largest number of held-out tokens that the final losses are measured on
+FINAL_TOKENS = 2**18  # largest number of held-out tokens for the final losses
 BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 
 LEARNING_RATE = 5e-4
-"""A constant rate for bit-memory; with it ``mini`` recalls more than 99.9% of the bits after 300 steps of 34 rows."""
+"""The constant rate for bit-memory: after 300 steps of 34 rows, ``mini`` recalls more than 99.9% of the bits."""
 
 UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
 """Options of language models that do not apply to bit-memory."""
@@ -144,7 +144,7 @@ def pretrain(
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
     window = recipe.context + 1
-    # A corpus that is too short for a window is refused before anything is written.
+    # This raises `InputError` for a corpus that is too short before anything is written.
     held_out = {split: source.held_out(split, window) for split in HELD_OUT}
     described = source.describe()
     settings = {"corpus": described, "backbone": backbone, "recipe": recipe.to_dict(), "compute": compute}
@@ -154,7 +154,7 @@ def pretrain(
         state, result = run.state, run.result
         if result and has_model(out, source):
             return Pretraining(**{**result, "folder": str(out)})
-        if state.step and not options.resume and not result:  # a finished run without its model writes the model again
+        if state.step and not options.resume and not result:  # a finished run whose model is missing writes it again
             raise InputError(
                 f"{out}: this pretraining is at step {state.step:,} of {recipe.steps:,}; pass --resume to continue "
                 "it, or remove the folder to start again"
@@ -183,17 +183,17 @@ def pretrain(
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
-        write_checked(run.path / RESULT, done.to_dict())  # comes last: a resumed run still draws its picture
+        write_checked(run.path / RESULT, done.to_dict())  # last, so that a resumed run draws its picture
         return done
 
 
 def _pretrain_bit_memory(
     backbone: str, seed: int, options: PretrainOptions, place: PlaceOptions, out: Path
 ) -> Pretraining:
-    """Train a whole model on the task bit-memory by the stage ``train``, and write its backbone as a language model."""
+    """Train all parameters on bit-memory with the stage ``train``, and write the backbone as a language model."""
     for item in fields(PretrainOptions):
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
-            raise InputError(f"{flag_of(item)} {value}: it does not apply to {BIT_MEMORY}; remove it")
+            raise InputError(f"{flag_of(item)} {value}: does not apply to {BIT_MEMORY}; remove the flag")
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
     if not 1 <= vocabulary <= MOST_TOKENS:
         raise InputError(f"--vocabulary {vocabulary}: give a whole number from 1 to {MOST_TOKENS:,}")

@@ -43,7 +43,7 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
 
 
 def _all_parts(root: Path) -> list[dict[str, Any]]:
-    """Return the parts about all reproductions in the cache and the latest other fits, in the cache or elsewhere."""
+    """Return the parts about all reproductions in the cache, and about the latest other fits in any folder."""
     made = sorted(path for path in (root / "reproductions").glob("*") if is_reproduction(path))
     theirs = {result["folder"] for path in made for result in ReproductionFolder(path).results()}
     folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
@@ -57,7 +57,7 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
         try:
             parts.append(_part(path, number))
         except InputError as error:
-            notify(f"not on the page: {error}")
+            notify(f"left out of the page: {error}")
     return parts
 
 
@@ -69,13 +69,15 @@ def _part(path: Path, number: int) -> dict[str, Any]:
             return fit_part(path, number)
         if (path / "config.json").is_file() and (path / "run.json").is_file():
             return run_part(path, number)
-    except (KeyError, TypeError) as error:  # the files are undamaged, but their fields have other names now
-        raise InputError(f"{path}: made by another version of reservoir ({error}); run its command again") from error
-    raise InputError(f"{path}: not a finished folder of reproduce, fit or train; name one")
+    except (KeyError, TypeError) as error:  # undamaged files whose fields have older names
+        raise InputError(
+            f"{path}: another version of reservoir wrote this folder ({error}); run its command again"
+        ) from error
+    raise InputError(f"{path}: not a finished folder of reproduce, fit or train; name such a folder")
 
 
 def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[Any], Any]) -> str:
-    """Return the page by its template; jinja escapes markup if the template is HTML."""
+    """Return the page as text; jinja escapes markup if the template is HTML."""
     from jinja2 import Environment, PackageLoader, select_autoescape
 
     loader = PackageLoader("reservoir_pipelines", "reports")

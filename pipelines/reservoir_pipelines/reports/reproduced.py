@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCALES = {
-    "smoke": "Smoke scale: small shapes, few rows, few steps. It shows that everything runs, not the paper's results.",
-    "hour": "Hour scale: all of a small backbone, thousands of rows, hundreds of steps: fewer than in the paper.",
+    "smoke": "Smoke scale: small shapes, few rows, few steps. A test of all cells, without the paper's results.",
+    "hour": "Hour scale: a small backbone, thousands of rows, hundreds of steps: fewer than in the paper.",
     "day": "Day scale: a small backbone, all training rows, thousands of steps.",
     "full": "Full scale: all training rows through the first blocks of GPT-2 small.",
-    "paper": "The paper's sizes.",
+    "paper": "Paper scale: the sizes of the paper.",
 }
 PROGRESS = re.compile(r" of [\d,]+ \(\d+%\), ")
-"""Part of every line of progress, which is not kept among the notes of a cell."""
+"""Pattern of progress lines, which are left out of the notes of a cell."""
 
 Values = Mapping[str, Any]
 
@@ -36,8 +36,8 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     """Return the page's part about a reproduction."""
     tables = folder.tables()
     if not tables:
-        what = "made by another version of reservoir" if any(folder.path.glob("tables/*.json")) else "it has no table"
-        raise InputError(f"{folder.path}: {what}; run the same reproduce again")
+        what = "another version of reservoir wrote it" if any(folder.path.glob("tables/*.json")) else "it has no table"
+        raise InputError(f"{folder.path}: {what}; run the same reproduce command again")
     keys = dict.fromkeys(key for table in tables for key in table["keys"])
     results = {key: found for key in keys if (found := folder.result(key))}
     failed = sum(bool(folder.failure(key)) for key in keys if key not in results)
@@ -48,8 +48,8 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     facts = [
         ("scale", " ".join(dict.fromkeys(SCALES[table["scale"]] for table in tables))),
         ("cells", f"{len(results)} finished, {failed} failed, {waiting} not run yet"),
-        ("time", f"{seconds:.1f} minutes of work, {cpu:.1f} of a processor"),
-        ("forward passes", f"{passes:,} rows, without those of validations"),
+        ("time", f"{seconds:.1f} minutes of wall time, {cpu:.1f} minutes of processor time"),
+        ("forward passes", f"{passes:,} rows, without validations"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
         ("versions", "; ".join(dict.fromkeys(_versions(r["made_with"]) for r in results.values()))),
     ]
@@ -85,7 +85,7 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
 
 
 def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our number, with its standard error if there are several seeds, with the paper's and a later one."""
+    """Return our number, with its standard error over several seeds, the paper's number and a later one."""
     measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
     difference = ""
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
@@ -114,7 +114,7 @@ def _number_text(value: Any, measure: str) -> str:
 
 
 def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
-    """Return the pictures of a table that is drawn; pictures of costs are at the top of the page."""
+    """Return the pictures of a table; pictures of costs are at the top of the page."""
     cells = ((row["name"], k) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for k in c)
     found = {key: (name, results[key]) for name, key in cells if key in results}
     if table["drawn"] in ("attention", "deviations"):
@@ -168,10 +168,7 @@ def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[fl
 
 
 def _draw_costs(axes: Axes, rows: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw the test accuracy in percent over the seconds of each row, and a dashed line at the paper's accuracy.
-
-    A row whose cost or paper's accuracy is NaN keeps its colour.
-    """
+    """Draw the test accuracy in percent over the seconds of each row, and the paper's accuracy as a dashed line."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     for number, (name, (cost, mean, published)) in enumerate(rows.items()):

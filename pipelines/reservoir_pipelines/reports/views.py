@@ -1,4 +1,4 @@
-"""Values, facts and pictures of one finished piece of work: a fit, a training, attention maps, a backbone."""
+"""Values, facts and pictures of one result: a fit, a training, attention maps, or a backbone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from reservoir_pipelines.training.run_folder import Training
 
-MOST_POINTS = 60  # points of a stored curve: as many as a small picture can show
+MOST_POINTS = 60  # points of a stored curve
 MOST_CLASSES = 40  # largest number of classes of a confusion matrix on the page
 WORST = 10  # classes whose recall is listed
 Values = Mapping[str, Any]
@@ -31,7 +31,7 @@ Facts = list[tuple[str, Any]]
 
 
 def fit_values(found: Values, results: Path) -> dict[str, Any]:
-    """Return the shown values of a fit, from its summary and the table of its readouts."""
+    """Return the values of a fit for the page, from its summary and the table of its readouts."""
     best, evaluation = found["best"], found["evaluation"]
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
@@ -47,7 +47,7 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
 
 
 def _read_sweep(results: Path) -> dict[str, Any]:
-    """Return the validation scores (columns, settings) of the table that a fit wrote, and the place of the best."""
+    """Return the validation scores (columns, settings) of the table that a fit wrote, and the indices of the best."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
     tried = [line for line in lines if line["columns"] != "raw"] or lines
@@ -68,7 +68,7 @@ def _read_sweep(results: Path) -> dict[str, Any]:
 
 
 def train_values(done: Training) -> dict[str, Any]:
-    """Return the shown values of a training, with thinned curves."""
+    """Return the values of a training for the page, with thinned curves."""
     names = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
     found = done.evaluation
     return {name: getattr(done, name) for name in names.split()} | {
@@ -82,7 +82,7 @@ def train_values(done: Training) -> dict[str, Any]:
 
 
 def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
-    """Return at most `MOST_POINTS` points of a curve, each the mean over its stretch."""
+    """Return at most `MOST_POINTS` points of a curve, each the mean over an interval."""
     points = plots.curve_points(history, name)
     parts = np.array_split(points, min(len(points), MOST_POINTS)) if len(points) else []
     return [[float(part[-1, 0]), round(float(part[:, 1].mean()), 5)] for part in parts]
@@ -97,7 +97,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         raise InputError(f"{path}: damaged ({error}); run reservoir fit again") from error
     entry, chosen_by = Path(found["entry"]), found["best"]["metric"]
     facts = [("entry", entry), *facts_of("fit", values)]
-    for name, value in found["evaluation"].items():  # all metrics, first the one by which the readout was chosen
+    for name, value in found["evaluation"].items():  # all metrics but the one that chose the readout
         if isinstance(value, int | float) and name != chosen_by:
             facts.append((name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.3f}"))
     if found["p_value"] is not None:
@@ -141,7 +141,7 @@ def _fit_facts(values: Values, metric: str) -> Facts:
     facts.append(("raw input, test", score_text(values.get("raw_score"), metric)))
     if bins := values["reliability"]:
         gap = sum(n * abs(probability - right) for n, probability, right in bins) / sum(n for n, *_ in bins)
-        facts.append(("calibration error", f"{100 * gap:.1f} points between probability and share of right labels"))
+        facts.append(("calibration error", f"{100 * gap:.1f} points between probability and share of correct labels"))
     worst = sorted(values["recall"].items(), key=lambda item: item[1])[:WORST]
     recalls = ", ".join(f"{name} {percent(share)}" for name, share in worst)
     return facts + ([("recall by class, lowest first", recalls)] if recalls else [])
@@ -159,13 +159,13 @@ def _training_facts(values: Values, metric: str) -> Facts:
 
 
 def picture_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
-    """Return the HTML of what ``draw(axes, ...)`` draws; nothing if it fails."""
+    """Return the HTML of what ``draw(axes, ...)`` draws; empty if it fails."""
     source = page_picture(size, draw, *arguments)
     return Markup('<figure><img src="{}" alt="{}"></figure>' if source else "").format(source, description)
 
 
 def pictures_of(stage: str, values: Values) -> list[Markup]:
-    """Return the pictures of a piece of work, by its stage; none for a stage that has no pictures."""
+    """Return the pictures of a result; an empty list for a stage without pictures."""
     if stage == "fit":
         return _fit_pictures(values)
     if stage == "train":
@@ -192,7 +192,7 @@ def pictures_of(stage: str, values: Values) -> list[Markup]:
 
 
 def curve_picture(values: Values) -> Markup:
-    """Return the learning curve of a fit; nothing if none was asked for."""
+    """Return the picture of the learning curve of a fit; empty without a curve."""
     curve, metric = values.get("curve"), values["metric"]
     if not curve:
         return Markup("")
@@ -217,14 +217,14 @@ def _fit_pictures(values: Values) -> list[Markup]:
         side = 0.75 * plots.confusion_side(classes)
         pictures.append(picture_of(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
     if bins := values["reliability"]:
-        listed = "; ".join(f"{n} labels of {100 * p:.0f}%: {100 * right:.0f}% right" for n, p, right in bins)
+        listed = "; ".join(f"{n} labels of {100 * p:.0f}%: {100 * right:.0f}% correct" for n, p, right in bins)
         pictures.append(picture_of(f"calibration on the test rows: {listed}", _draw_calibration, bins))
     return pictures
 
 
 def _draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:
-    """Draw the share of right labels over their mean probability, for bins of (labels, probability, share)."""
+    """Draw the share of correct labels over their mean probability; ``bins`` have (labels, probability, share)."""
     values = 100 * np.array([each[1:] for each in bins], float).T
     axes.plot([0, 100], [0, 100], "--", color=INK, linewidth=1, label="calibrated")
-    axes.plot(*values, "o-", color=COLOURS[0], markersize=4, label="found")
-    style(axes, "probability (%)", "right (%)")
+    axes.plot(*values, "o-", color=COLOURS[0], markersize=4, label="measured")
+    style(axes, "probability (%)", "correct (%)")

@@ -1,1 +1,1 @@
-"""The stage ``reproduce``: tables and figures as data; each of their cells is saved when it finishes."""
+"""The stage ``reproduce``: tables and figures as data, whose cells are saved as they finish."""

@@ -1,6 +1,6 @@
 """Recipes: tables and figures as data, read from TOML and turned into cells at one scale.
 
-A cell is one stage on one task with settings; equal work has an equal key in every table.
+A cell is one stage on one task with settings; equal cells have equal keys in every table.
 ``docs/reproduce.md`` describes the keys of a recipe. A name in a recipe's ``rows`` or ``columns`` that is the name of a
 task also sets the task, unless the row, the column or the recipe sets another.
 """
@@ -26,7 +26,7 @@ SCALES = {
     "full": ("full", "paper"),
     "paper": ("paper",),
 }
-"""For each scale, the scales whose settings it uses: those of the first one that is given."""
+"""For each scale, the scales whose settings apply: the settings of the first scale that is given."""
 
 LARGE = ("full", "paper")  # scales that use the paper's backbone instead of the small one of this package
 STAGES: dict[str, tuple[type[Options], ...]] = {
@@ -51,7 +51,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A stage on a task with settings; a setting that is a cell means the folder that this cell writes."""
+    """A stage on a task with settings; a setting that is another cell means the folder of that cell."""
 
     stage: str
     task: str | None
@@ -94,14 +94,10 @@ def groups(stage: str, settings: Mapping[str, Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or a figure at one scale.
+    """A table or a figure at one scale."""
 
-    ``table`` has JSON values without the table's numbers, as `ReproductionFolder.save_table` takes them. A cell comes
-    after those that it needs.
-    """
-
-    table: dict[str, Any]
-    cells: list[Cell]
+    table: dict[str, Any]  # JSON values without numbers, for `ReproductionFolder.save_table`
+    cells: list[Cell]  # a cell comes after the cells that it needs
 
 
 RECIPES = files("reservoir_pipelines") / "recipes"
@@ -123,10 +119,9 @@ def load_recipe(
 ) -> Recipe:
     """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
 
-    ``seeds`` is the number of seeds, from 0; the scale has a default. The settings of ``override`` replace those of the
-    scale; settings of a row or a column take precedence. ``only`` selects tasks, rows and columns: ``["mnist", "FPT"]``
-    is the row FPT on the task mnist; a recipe without such a task, or without any of the other names, becomes empty.
-    `InputError` names what does not exist.
+    The settings of ``override`` replace those of the scale; settings of a row or a column take precedence. ``only``
+    selects tasks, rows and columns: ``["mnist", "FPT"]`` is the row FPT on the task mnist. A recipe becomes empty if it
+    has none of these tasks, or none of the other names.
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
@@ -159,7 +154,7 @@ class _Builder:
         self._check_keys("recipe", self.table, "it has")
         for key in ("title", "rows", "columns"):
             if not self.table.get(key):
-                raise InputError(f"{self.where}: it has no {key}")
+                raise InputError(f"{self.where}: no {key}; add {key} = ... to the file")
         _check_settings(without_where(self.override, "--override"), set[str]().union(*OPTIONS.values()), "--override")
         for settings in self._settings(self.table):
             self._check_file(settings)
@@ -190,7 +185,7 @@ class _Builder:
         return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
 
     def _claims(self, places: Container[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return the claims about these places; one that needs another scale says so."""
+        """Return the claims about these places; claims about another scale are marked as unseen."""
         claims = []
         for claim in self.table.get("claims", []):
             self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
@@ -201,7 +196,7 @@ class _Builder:
         return claims
 
     def _selected(self, spots: list[dict[str, Any]], only: set[str]) -> list[dict[str, Any]]:
-        """Return the places with the tasks, rows and columns that ``only`` names: all of a kind if it names none."""
+        """Return the places with the tasks, rows and columns that ``only`` names; all of a kind if it names none."""
         tasks = {*self.shared["tasks"]}
         chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
         found = set[str]().union(*chosen.values())
@@ -214,7 +209,7 @@ class _Builder:
         if isinstance(entry, str):
             entry = {"name": entry}
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise InputError(f"{self.where}: a {kind} has no name")
+            raise InputError(f"{self.where}: a {kind} has no name; add name = ... to it")
         self._check_keys(kind, entry, f"{kind} {entry['name']!r} has")
         return entry
 
@@ -226,12 +221,14 @@ class _Builder:
     def _spots(self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range) -> Iterator[dict[str, Any]]:
         """Yield the places of the numbers of a row, as `ReproductionFolder.fill` takes them.
 
-        ``cells`` has the keys of the cells of each seed that the number is made of. ``combine`` is "best" for the cell
-        with the best validation score, "ratio" for the first divided by the second. Without cells, ``reason`` is why.
+        ``cells`` has the keys of the cells of each seed. ``combine`` is "best" for the cell with the best validation
+        score, "ratio" for the first cell divided by the second. ``reason`` says why a number has no cells.
         """
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
-            raise InputError(f"{self.where}: row {row['name']!r} has {len(published)} published numbers")
+            raise InputError(
+                f"{self.where}: row {row['name']!r} has {len(published)} published numbers for {len(columns)} columns"
+            )
         for number, column in zip(published, columns, strict=True):
             name = column["name"]
             measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")
@@ -242,7 +239,7 @@ class _Builder:
             names, combine = (named, "ratio") if isinstance(named, list) else ([named], "")
             if not at and "best" in row:
                 names, combine = row["best"], "best"
-            reason = row.get("reason", "") or ("" if names else "no cell is named for it")
+            reason = row.get("reason", "") or ("" if names else "the recipe names no cell for it")
             if self.scale not in LARGE:
                 reason = reason or row.get("absent", {}).get(name, "")
             tasks = (each["name"] for each in (row, column) if each["name"] in self.shared["tasks"])
@@ -262,7 +259,7 @@ class _Builder:
             }
 
     def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], task: str | None, seed: int) -> Cell:
-        """Return a cell by its name in ``cells.toml``, after those that it needs; equal cells are one."""
+        """Return a cell by its name in ``cells.toml``, after adding the cells that it needs."""
         named = self.shared["cells"].get(name)
         if named is None:
             raise InputError(f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}")
@@ -293,7 +290,7 @@ class _Builder:
         yield next((entry[name] for name in SCALES[self.scale] if name in entry), {})
 
     def _check_file(self, settings: Mapping[str, Any]) -> None:
-        """Refuse what only a person may decide: where work runs, and which modules are imported."""
+        """Raise `InputError` for settings that only a person may decide: places, devices, and modules to import."""
         run = str(settings.get("run", ""))
         # A recipe may name only one kind of folder: that of another cell of this reproduction.
         without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, self.where)

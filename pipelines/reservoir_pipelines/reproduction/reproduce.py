@@ -19,7 +19,7 @@ from reservoir_pipelines.reproduction.recipe import Cell, Recipe, load_recipe, r
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.workers import map_pieces, run_processes
 
-_one_cell = threading.Lock()  # a dask worker with several threads runs one cell at a time: a model takes all cores
+_one_cell = threading.Lock()  # a dask worker runs one cell at a time, because a model uses all cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Reproduction(Record):
     tables : tuple of dict
         The tables with their numbers.
     ran, reused : int
-        Number of cells that this call finished, and that had been finished before.
+        Number of cells that this call finished, and number of cells that were finished before.
     failed : dict of str to str
-        Why cells failed, by their keys.
+        The reasons of failed cells, by the keys of the cells.
     seconds : float
         Wall time.
     """
@@ -81,11 +81,7 @@ def reproduce(
 def planned(
     names: Sequence[str], options: ReproduceOptions, source: TaskOptions, place: PlaceOptions
 ) -> tuple[list[Recipe], list[Cell], ReproductionFolder, dict[str, Any]]:
-    """Return recipes, their cells, the folder of the results, and cache, data folder and device, if they are given.
-
-    Without names, return all recipes that contain what ``only`` selects. Paths are absolute, so that the commands of
-    the cells work in any folder.
-    """
+    """Return recipes, their cells, the folder of the results, and the given cache, data folder and device."""
     only = options.only.split(",") if isinstance(options.only, str) else list(options.only or ())
     given: dict[str, Any] = {"seeds": options.seeds, "override": options.override, "only": only}
     loaded = [load_recipe(name, options.scale, **given) for name in names or recipe_names()]
@@ -98,6 +94,7 @@ def planned(
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
     folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
     data = data_folder(source.data) if source.data else None
+    # Absolute paths make the commands of the cells work in any folder.
     paths = {"cache": place.cache and place.cache.absolute(), "data": data and data.absolute()}
     places: dict[str, Any] = {name: path for name, path in paths.items() if path}
     if place.device != "auto":
@@ -135,11 +132,10 @@ def run_cells(
     since: float,
     process: int | None = None,
 ) -> None:
-    """Run the cells that have not finished and that no other process is running.
+    """Run the cells that have not finished, first those that no other process is running.
 
-    After that, wait for the cells of other processes, and run them here if such a process dies. A cell comes after
-    those that it needs. A cell that failed before the time ``since`` is tried again. Local processes are numbered; with
-    several GPUs, each ``process`` uses a different one.
+    A cell comes after the cells that it needs. A cell that failed before the time ``since`` is tried again. With
+    several GPUs, each ``process`` number uses a different one.
     """
     if process is not None and "device" not in places:
         import torch
@@ -151,7 +147,7 @@ def run_cells(
     def has_ended(cell: Cell) -> bool:
         return folder.result(cell.key) is not None or folder.failed_since(cell.key, since)
 
-    for wait in (False, True):
+    for wait in (False, True):  # then wait for other processes, and run their cells if they die
         for number, cell in list(left.items()):
             if not wait and not all(map(has_ended, cell.needs)):
                 continue  # another process is still running what this cell needs
@@ -173,7 +169,7 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
     folders: dict[str, str] = {}
     for need in cell.needs:
         if not (found := folder.result(need.key)):
-            reason = f"it needs a {need.stage} that failed: {folder.failure(need.key) or 'it was not run'}"
+            reason = f"it needs a {need.stage} that failed: {folder.failure(need.key) or 'not run'}"
             folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
             return
         folders[need.key] = found["folder"]

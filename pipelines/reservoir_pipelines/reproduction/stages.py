@@ -29,12 +29,12 @@ from reservoir_pipelines.reproduction.recipe import Cell, groups
 from reservoir_pipelines.training.train import train
 
 STEPS, ROWS = 8, 32  # steps and rows of a trial
-FORWARD = 1 / 3  # share of the forward pass in the time of a training step; validation takes this share
+FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
 MOST_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
 
 def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a cell and return its result; ``folders`` are those of the cells that it needs, by their keys."""
+    """Run a cell and return its result; ``folders`` has the folders of the cells that it needs, by key."""
     refuse_links(folder / cell.key)
     settings = {n: folders[v.key] if isinstance(v, Cell) else v for n, v in cell.settings.items()}
     run = _RUNNERS[cell.stage]
@@ -44,7 +44,7 @@ def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mappi
 
 
 Ran = tuple[list[str], Path, int, dict[str, Any]]
-"""What a cell did: the commands that do it again, the folder or file of the result, its bytes, and its values."""
+"""The result of a cell: commands that reproduce it, its folder or file, its size in bytes, and its values."""
 
 
 def _fit(task: str, settings: dict[str, Any], _: Path) -> Ran:
@@ -98,7 +98,7 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> Ran:
 def _pretrain(_: str, settings: dict[str, Any], out: Path) -> Ran:
     corpus = settings.get("corpus")
     if corpus is None:
-        raise InputError("this package has no text; pass --override corpus=TEXT, a file or a folder")
+        raise InputError("this package contains no text corpus; pass --override corpus=TEXT, a file or a folder")
     _, shape, recipe, place = groups("pretrain", settings)
     done = pretrain(corpus, shape, recipe, place, out=out)
     values = {"test_score": done.test_accuracy, "test_bits": done.test_bits, "steps": done.steps}
@@ -158,7 +158,7 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
 
 
 def _kind(cell: Cell) -> tuple[Any, ...]:
-    """Return what cells of about equal cost have in common."""
+    """Return the settings that determine the cost of a cell."""
     settings = cell.settings
     shape, train = settings.get("backbone"), settings.get("train", "")
     most = any(group in train for group in ("all", "attention", "feedforward"))
@@ -167,7 +167,7 @@ def _kind(cell: Cell) -> tuple[Any, ...]:
 
 
 def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
-    # A pretrained backbone does not exist yet. One with random weights costs the same.
+    # The backbone of another cell does not exist yet; random weights cost the same.
     settings = {n: v for n, v in cell.settings.items() if not isinstance(v, Cell)} | dict(places)
     if cell.needs:
         settings["init"] = "random"
@@ -177,7 +177,9 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             if cell.stage == "fit":
                 found = plan(task, as_group(settings, opt.ExtractOptions))
                 return Cost(found.seconds, found.bytes)
-            if cell.stage != "train":  # maps and cards take seconds; scoring a pretraining takes as long as many steps
+            if (
+                cell.stage != "train"
+            ):  # maps and cards take seconds; the final scores of a pretraining take as long as many steps
                 return Cost()
             rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows
             steps, every = settings["steps"], settings["eval_every"]

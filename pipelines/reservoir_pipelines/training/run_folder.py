@@ -76,7 +76,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def remove_others(folder: Path, state: State) -> None:
-    """Remove all checkpoints except that of a state and the best one; a killed process may have left others."""
+    """Remove all checkpoints except the state's and the best one; a killed process may have left others."""
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - kept:
         shutil.rmtree(old, ignore_errors=True)
@@ -115,7 +115,7 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
 
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    """Return the tensors of one file of a checkpoint, whose SHA-256 is checked."""
+    """Return the tensors of one file of a checkpoint after checking its SHA-256."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -150,7 +150,7 @@ def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dic
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is that of a training."""
+    """Return whether a folder holds a training."""
     return (path / CONFIG).is_file() and (path / METRICS).is_file()
 
 
@@ -167,7 +167,7 @@ class RunFolder:
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """The configuration of a run of `train`; a pretraining has no task, and is refused."""
+        """The configuration of a run of `train`; raises `InputError` for a pretraining, which has no task."""
         return self._read_config("settings", "reservoir", "scaling", "lengths")
 
     def _read_config(self, *parts: str) -> dict[str, Any]:
@@ -230,21 +230,18 @@ class RunFolder:
             raise InputError(f"{path}: damaged ({error}); remove it, and continue with --resume") from error
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration to a new folder, or check that a run in it has the same settings.
-
-        Raises `InputError` if the folder holds other files, or a run with other settings.
-        """
+        """Write the configuration, or raise `InputError` if the folder has other files or a run of other settings."""
         for folder in (self.path, self.path / CHECKPOINTS):
             remove_parts(folder)
         names = {path.name for path in self.path.iterdir()}
         if CONFIG not in names and names - {"lock"}:
-            raise InputError(f"{self.path}: the folder has other files in it; name an empty or a new folder")
+            raise InputError(f"{self.path}: the folder contains other files; name an empty or a new folder")
         old = self.config["settings"] if CONFIG in names else {}
         if self.last is None and RESULT not in names:
             write_checked(self.path / CONFIG, config)
             return
         for name, value, new in _differences(old, json.loads(json.dumps(config["settings"]))):
-            raise InputError(f"{self.path}: it has a run with {name} = {value}, not {new}; name another folder")
+            raise InputError(f"{self.path}: the folder has a run with {name} = {value}, not {new}; name another folder")
 
     def train(
         self,
@@ -259,17 +256,17 @@ class RunFolder:
     ) -> State:
         """Train until the run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
 
-        ``shown`` formats the numbers of a step for the progress bar; ``unit`` has the units of a step and their name. A
-        loss above ``bound`` counts as diverged. The first of the ``ranks`` that share each step writes to the folder.
+        ``shown`` formats the numbers of a step for the progress bar; ``unit`` is the number of units per step and their
+        name. A loss above ``bound`` counts as diverged. Only the first of the ``ranks`` writes to the folder.
         """
         ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS
         state, last = self.state, options.steps or 0
         if checkpoint := self.last:
-            if self.best != checkpoint:  # the file is needed at the end, and damage should be found now
+            if self.best != checkpoint:  # it is needed at the end, so damage is reported now
                 load_trained(self.best, model)
             load_trained(checkpoint, model)
             load_optimizer(checkpoint, model, steps.optimizer)
-        ranks.wait()  # all processes have read before the first one writes
+        ranks.wait()  # until all processes have read the checkpoint
         settings = {"eval_every": options.eval_every, "state": state, "bound": bound}
         if not ranks.first:
             return Trainer(model, steps, report=lambda *_: None, keep=lambda _: None, **settings).run(last)
@@ -282,7 +279,7 @@ class RunFolder:
 
             def report(step: int, numbers: dict[str, float]) -> None:
                 journal.add(step, numbers)
-                if "norm" in numbers:  # a step; a validation has no gradient norm
+                if "norm" in numbers:  # a training step; validations have no gradient norm
                     show(step, *numbers.values())
 
             def keep(state: State) -> None:
@@ -309,7 +306,7 @@ class RunFolder:
 
 
 class Journal:
-    """Appends lines to ``metrics.jsonl``; lines after the step that the run continues from are removed first."""
+    """Appends lines to ``metrics.jsonl``, after removing the lines of later steps than the checkpoint's."""
 
     def __init__(self, path: Path, step: int) -> None:
         self._path, self._waiting, self._flushed = path, [], time.monotonic()
@@ -317,14 +314,14 @@ class Journal:
         replace_file(path, lambda part: part.write_text("".join(map(checked_line, kept))))
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
-        """Add a line, which is written within about a second; JSON has no NaN or infinity, so they become null."""
+        """Add a line, which is written within about a second; NaN and infinity become null, as JSON has neither."""
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self._waiting.append(checked_line({"step": step, **finite}))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write the lines in memory; ``durable`` lines, as those before a checkpoint, survive a power loss."""
+        """Write the lines in memory; ``durable`` lines survive a power loss."""
         with self._path.open("a") as file:
             file.write("".join(self._waiting))
         if durable:
@@ -334,7 +331,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal, up to a line that was not completely written; an empty list without a file."""
+    """Return the lines of a journal before an incomplete last line; an empty list without a file."""
     lines = []
     for text, line in read_lines(path):
         # kill -9 may leave an incomplete last line; a power loss may leave zeros.
@@ -349,7 +346,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def load_trainable(
     task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str, output_init: str
 ) -> tuple[LoadedModel, tuple[str, ...]]:
-    """Build a model and unfreeze groups, by default those of an FPT; only frozen weights use bfloat16."""
+    """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32."""
     if task.each:
         raise InputError(
             f"task {task.name!r}: every token has a label, which train does not support; use extract and fit"
@@ -379,7 +376,7 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 
 
 def check_digest(model: LoadedModel, digest: str, where: str) -> None:
-    """Raise `InputError` if the frozen weights are not those that something was fitted or trained on."""
+    """Raise `InputError` unless the frozen weights have the digest that a fit or training recorded."""
     if model.digest != digest:
         raise InputError(
             f"{where}: the weights of {model.settings.backbone!r} have changed since it was fitted; restore "
@@ -405,9 +402,9 @@ class Training(Record):
     run : str
         Folder of the run, for `predict` and ``reservoir attention``.
     steps : int
-        Steps done.
+        Number of steps.
     best_step : int or None
-        Step of the best validation score, whose weights are kept; None if the loss diverged before the first
+        Step of the best validation score, whose weights are saved; None if the loss diverged before the first
         validation.
     metric : str
         ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
@@ -416,12 +413,12 @@ class Training(Record):
     test_score, test_loss : float or None
         Score and loss of these weights on the test split.
     test_score_of_all : float or None
-        Test accuracy when sequences that were dropped as too long count as wrong.
+        Test accuracy if sequences that were dropped because of their length count as wrong.
     floor : float
         Validation score of a constant output, or of copying the input if that is higher.
     converged_step : int or None
-        First validation from which on the score stays within 0.01 of the last one; None with fewer than three
-        validations, or if the last score is not above the floor.
+        Step of the first validation after which all scores stay within 0.01 of the last one; None with fewer than three
+        validations, or if the last score is not above ``floor``.
     diverged_step : int or None
         Step at which the loss diverged, if it did.
     groups : tuple of str
@@ -429,13 +426,13 @@ class Training(Record):
     trained : int
         Number of trained parameters.
     frozen_tensors : int
-        Number of tensors that were not trained; a checksum shows that none has changed.
+        Number of tensors that were not trained; a checksum verifies that none has changed.
     seconds : float
         Wall time of the steps, without validations.
     evaluation : Evaluation or None
         Measures on the test split, in the unit of the data.
     swept : tuple of dict
-        For each run of a sweep its values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run``; the best first.
+        The values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run`` of each run of a sweep, best run first.
     """
 
     run: str

@@ -54,11 +54,7 @@ STEPS = 5000
 def train(
     task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
 ) -> Training:
-    """Train some groups of a model's parameters on a task; see `api.train`.
-
-    The run of a sweep with the best validation score (and among equal ones the smallest loss) is scored on test rows. A
-    run that diverges counts with its best validation before that.
-    """
+    """Train some groups of a model's parameters on a task; see `api.train`."""
     if not options.sweep:
         return _train_once(task, reservoir, source, place, options)
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
@@ -70,6 +66,7 @@ def train(
         settings: dict[str, Any] = {**values, "sweep": None, "resume": True, "run": folder, "on_divergence": "report"}
         one = replace(options, **settings)
         done = _train_once(task, reservoir, source, place, one, test=False)
+        # A run that diverged has the score of its best validation before.
         merit = -math.inf if done.valid_score is None else done.valid_score, -(done.valid_loss or 0.0)
         kept = ("valid_score", "valid_loss", "best_step", "diverged_step", "seconds", "run")
         runs.append((merit, {**values, **{name: getattr(done, name) for name in kept}}, one))
@@ -152,9 +149,8 @@ def _train_once(
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
             plot_confusion(run.path / CONFUSION, done.evaluation, title)
-            write_checked(
-                run.path / RESULT, done.to_dict()
-            )  # comes last: a run killed before draws its pictures when resumed
+            # The result is written last, so that a resumed run draws the pictures of a killed one.
+            write_checked(run.path / RESULT, done.to_dict())
         return done
 
 
@@ -167,7 +163,7 @@ def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
     if kind == "auto":
         return "stored" if options.from_cache else next(name for name, possible in can.items() if possible)
     if not can[kind]:
-        raise InputError(f"--rows {kind}: task {task!r} does not have them; use --rows stored")
+        raise InputError(f"--rows {kind}: task {task!r} has no such rows; use --rows stored")
     return kind
 
 
@@ -175,7 +171,7 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
     options, model, prepared = job.options, job.model, job.prepared
     store = (options.store or "float16") if options.from_cache else "float32"
     spec = make_spec(prepared, job.numbers, model, store).to_dict()
-    if not devices.on_gpu(model.device):  # as in the first runs, which had a GELU of their own
+    if not devices.on_gpu(model.device):  # so that the keys of older runs stay valid
         spec["backbone"].pop("gelu", None)
     settings = {
         "spec": spec,
@@ -199,12 +195,12 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
 
 
 def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *, test: bool) -> Training | None:
-    """Return the result of a run that needs no more steps, else None; raise `InputError` if ``--resume`` is missing."""
+    """Return the result of a finished run, else None; raise `InputError` if ``--resume`` is needed."""
     state, last = run.state, options.steps or 0
     if found := run.result:
         result = Training.from_dict(found)
         if test and result.best_step is not None and result.test_score is None and state.step == last:
-            return None  # a run of a sweep, which has not been scored on the test rows
+            return None  # a run of a sweep that was not scored on the test rows
         if state.step and state.step >= last:
             if state.step > last and ranks.first:
                 notify(f"{run.path}: this run already has {state.step:,} steps; printing its result")
@@ -215,13 +211,13 @@ def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *,
     if state.step and not options.resume:
         raise InputError(
             f"{run.path}: this run is at step {state.step:,} of {last:,}; pass --resume to continue it, or remove the "
-            "folder to start again"
+            "folder to start over"
         )
     return None
 
 
 def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows]:
-    """Return the steps of a training, and the rows that they read."""
+    """Return the steps of a training and their rows."""
     model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
     forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
     if options.from_cache:
@@ -253,7 +249,7 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
 
 
 def _from_cache(job: _Job) -> Callable[[str], Split]:
-    """Return a function that reads the cached hidden states of a split, those that the output layer reads."""
+    """Return a function that reads the cached inputs of the output layer for a split."""
     model, options = job.model, job.options
     if trained_layer(model.fpt) != "final":
         raise InputError(
@@ -262,8 +258,8 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
         )
     if options.dropout and job.source.published:
         raise InputError(
-            "--from-cache --protocol paper: the authors' dropout also applies to frozen layers, which the cache cannot "
-            "repeat; pass --dropout 0, or remove --from-cache"
+            "--from-cache --protocol paper: the authors' dropout also applies to frozen layers, which cached "
+            "features cannot reproduce; pass --dropout 0, or remove --from-cache"
         )
     with job.ranks.first_alone():
         read = {"layers": "final", "pool": "last", "store": options.store or "float16"}
@@ -280,7 +276,7 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
 
 
 def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int | None]:
-    """Train; return the last state, and the step at which the loss diverged, if it did and that is reported."""
+    """Train; return the last state, and the step of a divergence that ``on_divergence`` reports, or None."""
     fpt, options = job.model.fpt, job.options
     shown = "loss {0:.4f}  accuracy {1:.1%}" if fpt.task.classes else "loss {0:.4f}"
     try:
@@ -288,7 +284,7 @@ def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int 
     except DivergedError as error:
         if options.on_divergence == "report":
             return error.state, error.step
-        good = f"the last good checkpoint is {run.last}" if error.state.step else "there is no checkpoint before it"
+        good = f"the last good checkpoint is {run.last}" if error.state.step else "the run has no earlier checkpoint"
         message = f"{error}; {good}; use a smaller --learning-rate"
         raise DivergedError(message, error.step, error.state) from None
 
@@ -296,7 +292,7 @@ def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int 
 def _result(
     job: _Job, run: RunFolder, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None, *, test: bool
 ) -> Training:
-    """Return the result; with ``test`` the best weights are scored on the test rows, in the unit of the data."""
+    """Return the result; with ``test``, score the best weights on the test rows in the unit of the data."""
     fpt, task, targets = job.model.fpt, job.prepared.task, job.targets
     kept, found, evaluation = job.prepared.kept("test"), None, None
     job.ranks.wait()  # until the first process has written checkpoints and journal

@@ -1,1 +1,1 @@
-"""The stage ``tune``: which reservoirs suit some data."""
+"""The stage ``tune``: the search for the reservoirs that suit a data set."""

@@ -1,4 +1,4 @@
-"""Judge columns by held-out rows of train and valid, never by test, and choose reservoirs to read together."""
+"""Score columns on held-out rows of train and valid, never on test rows, and choose reservoirs to join."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from reservoir.readouts.sweep import HeldOutScore, kernel_matrix, score_by_kerne
 from reservoir_pipelines.fitting.sources import KNOWN, ColumnSource, Source, assign_folds, groups_of
 
 VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
-"""Poolings of the values of a channel, which are judged side by side; others are judged one by one."""
+"""Poolings of the values of a channel, which are scored side by side; all others are scored separately."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class ColumnKernel:
         return cls(columns=kernel_matrix(x), width=x.shape[1])
 
     def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
-        """Return the kernel matrix of the columns of both together, which is the sum."""
+        """Return the kernel matrix of the columns of both side by side, which is the sum."""
         return ColumnKernel(
             columns=self.columns + other.columns,
             raw=self.raw + other.raw,
@@ -42,27 +42,24 @@ class ColumnKernel:
         )
 
     def matrix(self) -> np.ndarray:
-        """Return the sum in which columns and the raw input each have half of the variance, as in `fit`."""
+        """Return the sum, scaled so that columns and raw input each have half of the variance, as in `fit`."""
         if not (self.width and self.raw_width):
             return np.asarray(self.columns + self.raw)
         half = (self.width + self.raw_width) / 2
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]  # names of columns that are read together, and their kernel
+Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of columns that are read side by side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The labels of train and valid and their folds, which are the same for all reservoirs.
-
-    ``folds`` (repeats, samples) is the number of each sample's fold, ``tokens`` the samples of each row.
-    """
+    """The labels of train and valid and their folds, which are the same for all reservoirs."""
 
     y: np.ndarray
     targets: Targets
-    folds: np.ndarray
-    tokens: int
+    folds: np.ndarray  # (repeats, samples): the fold of each sample
+    tokens: int  # samples of each row
 
     @classmethod
     def of(cls, source: Source, classes: int) -> "Judge":
@@ -74,12 +71,12 @@ class Judge:
         return cls(y=y, targets=source.targets(classes), folds=folds, tokens=source.tokens())
 
     def __call__(self, kernels: Iterable[ColumnKernel]) -> HeldOutScore:
-        """Return how columns side by side predict held-out samples."""
+        """Return the score of columns side by side on held-out samples."""
         return score_by_kernel(sum(kernels, start=ColumnKernel()).matrix(), self.y, self.targets, self.folds)
 
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
-    """Return the kernels of a reservoir's columns: those of `VALUES` of a layer together, others one by one."""
+    """Return the kernels of a reservoir's columns: one kernel for `VALUES` of a layer, and one per other column."""
     found: Kernels = {}
     groups: dict[str, list[ColumnSource]] = {}
     for column in columns:
@@ -107,16 +104,12 @@ def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldO
 def join(
     kernels: Mapping[int, ColumnKernel], judge: Judge, most: int, go_on: Callable[[], bool]
 ) -> tuple[tuple[int, ...], HeldOutScore]:
-    """Choose reservoirs to read side by side, greedily, while held-out results improve, up to a number and a time.
-
-    ``kernels`` has the kernels by the number of the candidate; 0 is the default. Return the numbers in the order of
-    joining, and their held-out results.
-    """
+    """Join up to ``most`` reservoirs greedily while held-out results improve; return candidate numbers and results."""
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
     first = max(alone, key=lambda number: alone[number].merit)
-    # The best of many is best by chance too, so it replaces the default only if its score is no lower and its loss is
-    # lower by more than the paired standard error over rows. Joining needs no such margin, because it averages out
-    # chance.
+    # The best of many candidates may be best by chance, so it replaces the default, number 0, only if its score is no
+    # lower and its loss is lower by more than the paired standard error over rows. Joining needs no such margin,
+    # because it averages out chance.
     gain = alone[0].losses - alone[first].losses
     noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
     if alone[first].score < alone[0].score or gain.mean() <= noise:

@@ -1,4 +1,4 @@
-"""The search: candidates are tried on few rows, the best of them on more, within a budget of time."""
+"""The search: all candidates are tried on few rows, the best ones on more rows, within a budget of time."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ SCALES = "channel", "series", "both", "differences", "differences"
 def draw_candidate(
     number: int, task: Task, rows: int, width: int, *, seed: int, backbone: str | None
 ) -> dict[str, Any]:
-    """Return a candidate by its number from 1, as options of `extract`: always the same for the same data and seed."""
+    """Return a candidate by its number from 1, as options of `extract`; data and seed determine it."""
     draw = generator(seed, f"tune-{number}")
     kind, tokens = kind_of(task), task.max_tokens
     found: dict[str, Any]
@@ -59,7 +59,7 @@ def draw_candidate(
             return {"backbone": "esn"}
         return {"init": "random"} if share < 0.35 else {}
 
-    # Aligned sequences need their positions, so poolings that keep every token are among these if they fit.
+    # Aligned sequences need their positions, so poolings that keep every token are included if they are not too wide.
     aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * width <= WIDEST_TOKENS else []
     if kind == "series":
         stride = default_windows(task, rows, tokens)["stride"]
@@ -106,7 +106,7 @@ ROUNDS = (25, 100, 400, 800)
 """Rows of a split in the rounds of the search. Kernel matrices (samples, samples) would be too large for more."""
 
 USUAL = 400  # rows of the first round if the budget allows it
-AT_LEAST = 10  # candidates of the first round, on as many rows as the budget allows
+AT_LEAST = 10  # smallest number of candidates of the first round
 SURVIVORS = 0.25  # share of a round's candidates that are tried again in the next one
 PROBE_SHARE = 0.2  # share of the time for trials that measuring the cost on more rows may take
 END_SHARE = 0.4  # share of the budget for the final extraction and fit; it limits the joined reservoirs
@@ -115,7 +115,7 @@ CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
 CONSTANT = 0.5  # share of the cost of trials assumed not to grow with the work: loading, files
 UNKNOWN = 3.0  # factor on the predicted cost of a backbone that was not tried yet
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
-START_UP = 4.0  # seconds of the final fit, whatever its size, if the machine is idle: libraries, pictures, files
+START_UP = 4.0  # seconds of the final fit on an idle machine that do not depend on its size: libraries, pictures, files
 MOST_DELAY = 2.5  # the largest factor on `START_UP` for a machine that also runs other programs
 FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
 JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
@@ -123,52 +123,43 @@ JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
 @dataclass(frozen=True, kw_only=True)
 class ReservoirTrial(Record):
-    """A candidate that was tried on at most ``limit`` rows of each split, or on all, with its best columns.
+    """The held-out results of a candidate's best columns side by side."""
 
-    ``number`` is 0 for the default; ``title`` says what is special about the others. ``score`` (in ``metric``), the
-    squared error ``loss`` and the best penalty ``alpha`` are those of the columns side by side on held-out ``samples``:
-    rows, or tokens, of train and valid. ``judging`` is the part of ``seconds`` after the columns were extracted.
-    """
-
-    number: int
-    limit: int | None
-    title: str
+    number: int  # 0 for the default
+    limit: int | None  # largest number of rows of each split; None for all rows
+    title: str  # the options that differ from the default
     entry: str
     columns: tuple[str, ...]
     metric: str
     score: float
-    loss: float
-    alpha: float
-    samples: int
+    loss: float  # mean squared error
+    alpha: float  # the best penalty
+    samples: int  # number of held-out rows, or tokens, of train and valid
     seconds: float
-    judging: float
+    judging: float  # the part of ``seconds`` after the columns were extracted
 
     @property
     def merit(self) -> tuple[float, float]:
-        """The rank: of equal scores the smaller loss is better."""
+        """The rank: by score, then by smaller loss."""
         return self.score, -self.loss
 
 
 def read_trials(file: Path) -> list[ReservoirTrial]:
-    """Return the trials of a file of checked lines; lines that have changed are left out."""
+    """Return the trials of a file of checked lines; damaged lines are skipped."""
     lines = [line for _, line in read_lines(file) if line]
     return [ReservoirTrial(**{**line, "columns": tuple(line["columns"])}) for line in lines]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchData:
-    """The prepared data of a search, and the options that all its candidates share.
-
-    ``folder`` holds the trials; its name identifies the rows, the seed, the backbone, its weights and precision.
-    ``width`` is the hidden width of the default backbone, ``default`` the candidate that `extract` would compute.
-    """
+    """The prepared data of a search, and the options that all its candidates share."""
 
     task: str
     options: ExtractOptions
     prepared: Prepared
-    folder: Path
-    width: int
-    default: dict[str, Any]
+    folder: Path  # of the trials; its name identifies rows, seed, backbone, weights and precision
+    width: int  # hidden width of the default backbone
+    default: dict[str, Any]  # the candidate that `extract` would compute
 
     @classmethod
     def read(cls, task: str, options: ExtractOptions) -> "SearchData":
@@ -201,7 +192,7 @@ class SearchData:
         )
 
     def rows(self, limit: int | None, splits: tuple[str, ...]) -> int:
-        """Return the rows of some splits, of each at most ``limit``."""
+        """Return the number of rows of some splits, with at most ``limit`` rows of each."""
         most = min((each for each in (limit, self.options.limit) if each), default=None)
         return sum(min(self.prepared.rows[split], most or self.prepared.rows[split]) for split in splits)
 
@@ -219,7 +210,7 @@ class SearchData:
         return extract(self.task, self.options_of(number, limit), cluster, splits=splits)
 
     def work(self, number: int, rows: int) -> float:
-        """Return a measure of the cost of a candidate: tokens of the rows, times layers computed or pooled."""
+        """Return the relative cost of a candidate: tokens of the rows, times layers computed or pooled."""
         candidate = self.candidate(number)
         windows = -(-self.prepared.task.max_tokens // int(candidate.get("stride", 1)))
         layers = 4 if candidate["layers"] == "all" else candidate["layers"].count(",") + 1
@@ -235,7 +226,7 @@ class SearchData:
 class Costs:
     """Seconds of trials by backbone, as a constant and a part that grows with the work."""
 
-    constant: float  # share of the cost that is assumed not to grow, as long as all trials had the same work
+    constant: float  # share of the cost that is assumed not to grow while all trials have had the same work
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, backbone: str, work: float, seconds: float) -> None:
@@ -243,7 +234,7 @@ class Costs:
         self.seen.setdefault(backbone, []).append((work, seconds))
 
     def predict(self, backbone: str, work: float) -> float:
-        """Return the seconds that a trial will take at most; 0 if nothing was tried yet."""
+        """Return the most seconds that a trial is expected to take; 0 before the first trial."""
         if backbone in self.seen:
             return CAUTION * _extrapolate(self.seen[backbone], work, self.constant)
         others = [_extrapolate(seen, work, self.constant) for seen in self.seen.values()]
@@ -251,11 +242,11 @@ class Costs:
 
 
 def _extrapolate(seen: list[tuple[float, float]], work: float, constant: float) -> float:
-    """Return the seconds for some work, by a line through the smallest and the largest work seen."""
+    """Return the seconds for some work, extrapolated from the smallest and the largest work seen."""
     works = sorted({size for size, _ in seen})
     slowest = {size: max([took for each, took in seen if each == size][-5:]) for size in (works[0], works[-1])}
     low, high = works[0], works[-1]
-    if high < 2 * low:  # too close to tell the constant part
+    if high < 2 * low:  # too close to estimate the constant part
         return max(slowest.values()) * (constant + (1 - constant) * max(1.0, work / low))
     slope = max(0.0, (slowest[high] - slowest[low]) / (high - low))
     return max(slowest[high] + slope * (work - high), 0.5 * slowest[low])
@@ -263,7 +254,7 @@ def _extrapolate(seen: list[tuple[float, float]], work: float, constant: float) 
 
 @dataclass
 class Search:
-    """Trials within a budget of seconds; those of earlier calls are read from their file, and their time counts."""
+    """Trials within a budget of seconds, which includes the time of earlier trials in the file of trials."""
 
     data: SearchData
     budget: float
@@ -287,10 +278,7 @@ class Search:
         return self.budget - self._spent - (self.clock() - self.started)
 
     def run(self, most: int | None) -> list[ReservoirTrial]:
-        """Try candidates as long as there is time, and return the trials of the last round, the best first.
-
-        ``most`` is the greatest number of candidates.
-        """
+        """Try at most ``most`` candidates while time is left, and return the trials of the last round, best first."""
         first, *later = self._affordable()
         found = self._round(first, most=most, last=not later)
         for limit in later:
@@ -303,14 +291,14 @@ class Search:
         return found
 
     def add(self, trial: ReservoirTrial) -> None:
-        """Record a trial; it is on disk when this function returns."""
+        """Record a trial, and write it to disk."""
         self.trials[trial.number, trial.limit] = trial
         text = "".join(checked_line(each.to_dict()) for each in self.trials.values())
         self.file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.file, lambda part: part.write_text(text))
 
     def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
-        """Return the labels and folds of at most ``limit`` rows of each split, read with any column."""
+        """Return the labels and folds of at most ``limit`` rows of each split; any column will do."""
         if limit not in self.judges:
             self.judges[limit] = Judge.of(ColumnSource(store, column), self.data.prepared.task.classes)
         return self.judges[limit]
@@ -332,10 +320,10 @@ class Search:
         return found
 
     def final_seconds(self, number: int, limit: int | None = None) -> float:
-        """Return the seconds that extracting ``number`` reservoirs on all splits and fitting them takes."""
+        """Return the estimated seconds for extracting ``number`` reservoirs on all splits and fitting them."""
         trials = list(self.trials.values())
         delay = (self.clock() - self.started) / max(time.process_time() - self._used, 1e-3)
-        # The first candidates take precedence, because with fewer there is no choice.
+        # The first candidates take precedence over this reserve, because a search needs several candidates.
         start_up = START_UP * (min(max(delay, 1.0), MOST_DELAY) if len(trials) >= AT_LEAST else 1.0)
         if not trials:
             return start_up
@@ -348,14 +336,14 @@ class Search:
         return start_up + number * (extracting + FIT_JUDGINGS * judging * rows / known)
 
     def joined(self) -> int:
-        """Return how many reservoirs may be joined, so that the end takes at most `END_SHARE` of the budget."""
+        """Return how many reservoirs may be joined if the final fit takes at most `END_SHARE` of the budget."""
         fitting = [
             number for number in range(2, self.join + 1) if self.final_seconds(number) <= END_SHARE * self.budget
         ]
         return max(fitting, default=1)
 
     def final_limit(self, number: int, at_least: int | None) -> int | None:
-        """Return the rows of a split on which ``number`` reservoirs can be extracted and fitted in time, or None."""
+        """Return the rows of a split on which ``number`` reservoirs can be fitted in time; None for all rows."""
         rows = max(self.data.prepared.rows.values())
         if at_least is None or self.final_seconds(number) <= self.left:
             return None
@@ -363,18 +351,14 @@ class Search:
         return next((limit for limit in fitting if self.final_seconds(number, limit) <= self.left), at_least)
 
     def _affordable(self) -> list[int | None]:
-        """Return the rows of a split in each round, from the first in which the budget allows `AT_LEAST` candidates.
-
-        The last round has at most ``ROUNDS[-1]`` rows; None means all rows. The default is tried in one round after the
-        other to measure the cost of each.
-        """
+        """Return the rows of a split in each round that the budget allows; None means all rows."""
         each = self.data.prepared.task.readout_tokens
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each
         limits: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
         limits.append(None if samples <= 1.5 * ROUNDS[-1] else max(1, ROUNDS[-1] // each))
         usual = USUAL // each
         chosen = 0
-        for place, limit in enumerate(limits):
+        for place, limit in enumerate(limits):  # trying the default measures the cost of a round
             known = self.trials.get((0, limit))
             if place and not known and self._seconds(0, limit) > PROBE_SHARE * self._trial_seconds():
                 break
@@ -388,10 +372,10 @@ class Search:
         return limits[chosen:]
 
     def _trial_seconds(self) -> float:
-        """Return the time for trials: what is left after joining, the final extraction and the fit."""
+        """Return the seconds for trials: the time left without joining, the final extraction and the fit."""
         judging = [trial.judging for trial in self.trials.values()]
         joining = JOIN_JUDGINGS * float(np.median(judging)) if judging else 0.0
-        # If all rows take longer, the winner is fitted on fewer.
+        # If all rows take longer, the winner is fitted on fewer rows.
         final = min(self.final_seconds(self.joined()), END_SHARE * self.budget)
         return max(0.0, self.left - joining - final)
 
@@ -403,10 +387,7 @@ class Search:
         most: int | None = None,
         last: bool,
     ) -> list[ReservoirTrial]:
-        """Try candidates on at most ``limit`` rows of each split; return their trials, the best first.
-
-        ``columns`` are the best columns of candidates that were tried before; without them, new ones are tried.
-        """
+        """Try new candidates, or the best ``columns`` of earlier ones, on ``limit`` rows; return trials, best first."""
         found: list[ReservoirTrial] = []
         reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
         for number in islice(columns or count(), most):
@@ -424,9 +405,9 @@ class Search:
         return self.costs.predict(self._backbone(number), self.data.work(number, self.data.rows(limit, KNOWN)))
 
     def _try(self, number: int, limit: int | None, known: tuple[str, ...] | None = None) -> ReservoirTrial | None:
-        """Return the trial of a candidate, which is made unless it is in the file; None if it does not suit the data.
+        """Return the stored or a new trial of a candidate; None if the candidate does not suit the data.
 
-        Train and valid are extracted and their columns judged: the ``known`` best ones, or all to find the best.
+        A new trial extracts train and valid, and scores the ``known`` best columns, or all columns to find the best.
         """
         trial = self.trials.get((number, limit))
         if trial is None:

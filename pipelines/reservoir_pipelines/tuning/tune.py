@@ -1,4 +1,4 @@
-"""The stage ``tune``: which reservoirs suit some data, within a budget of time, by held-out training rows alone."""
+"""The stage ``tune``: a search for reservoirs within a budget of time, by scores on held-out training rows."""
 
 import time
 from collections.abc import Callable
@@ -27,16 +27,16 @@ class Tuning(Record):
     trials : tuple of ReservoirTrial
         The candidates of the last round, the best first.
     tried : int
-        Candidates that were tried, on any number of rows.
+        Number of candidates that were tried, on any number of rows.
     valid_score, default_valid_score, raw_valid_score : float
-        Scores of the winner, the default and the raw input on held-out rows of train and valid, by which the winner was
-        chosen; None if the raw input cannot be compared.
+        Scores of the winner, the default and the raw input on the held-out rows of train and valid that chose the
+        winner; None if the raw input cannot be compared.
     metric : {"accuracy", "R²"}
         The metric of the scores.
     fit : Fit
-        The winner, fitted to train and valid, with the one score on test.
+        The winner, fitted to train and valid, with its score on test.
     commands : tuple of str
-        Commands that make the same entries and the same readout.
+        Commands that reproduce the entries and the readout.
     folder : Path
         Folder of the trials, from which another call continues.
     seconds : float
@@ -72,10 +72,7 @@ def tune(
     clock: Callable[[], float] = time.monotonic,
     started: float | None = None,
 ) -> Tuning:
-    """Search for the reservoirs that suit some data, and fit the best of them together; see `api.tune`.
-
-    The budget begins at the time ``started``, by default now.
-    """
+    """Search for the reservoirs that suit a data set, within a budget that begins at ``started``; see `api.tune`."""
     started = clock() if started is None else started
     data = SearchData.read(task, opt.ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in data.prepared.notes():
@@ -84,7 +81,7 @@ def tune(
     ranked = search.run(options.trials)
     tried = len({trial.number for trial in search.trials.values()})
     if tried < AT_LEAST and not options.trials:
-        notify(f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows by --limit")
+        notify(f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows with --limit")
     default = next(trial for trial in ranked if trial.number == 0)
     finalists = {trial.number: trial for trial in [default, *[t for t in ranked if t.number][:FINALISTS]]}
     kernels = search.kernels([*finalists.values()])
