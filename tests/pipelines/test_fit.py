@@ -297,7 +297,7 @@ def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, tmp_p
 
 def test_files_that_are_no_readouts_or_no_rows_are_refused(fitted, tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.zeros((9, 3)), y=np.arange(9) % 2)
-    with pytest.raises(InputError, match=r"is a file, not an entry of the cache; fit\(extract\('.*rows\.npz'\)\)"):
+    with pytest.raises(InputError, match=r"is a file, not an entry of the cache; call fit\(extract\('.*rows\.npz'\)\)"):
         fit(tmp_path / "rows.npz")
     with pytest.raises(InputError, match="give at least one entry"):
         fit([])
@@ -363,7 +363,7 @@ def test_a_learning_curve_may_start_with_fewer_rows_than_shards(three_shards, cu
         ("sklearn.cluster.KMeans", 10, "not a classifier"),
         ("sklearn.cluster.KMeans", 0, "not a regressor"),
         ("sklearn.linear_model.LogisticRegression", 0, "not a regressor"),
-        ("sklearn.pipeline.Pipeline", 10, "cannot be made"),
+        ("sklearn.pipeline.Pipeline", 10, "cannot be created"),
     ],
 )
 def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, words):
