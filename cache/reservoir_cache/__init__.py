@@ -1,7 +1,4 @@
-"""A cache of features in HDF5 shards that are complete or absent; FORMAT.md describes the format.
-
-Nothing here imports h5py or numpy before it is used, so that the command line starts quickly.
-"""
+"""A cache of features in HDF5 shards that are complete or absent; FORMAT.md describes the format."""
 
 from __future__ import annotations
 
@@ -52,6 +49,7 @@ __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block
 __all__ += ["FeatureStore", "SplitFeatures", "ahead", "new_file", "refuse_links", "repair", "untracked", "verify"]
 __all__ += ["ShardWriter", "write_block", "write_targets"]
 
+# Modules that are imported when they are first used, because h5py and numpy would slow down the command line's start.
 _LATER = {
     **dict.fromkeys(("load_arrays", "save_arrays"), "derived"),
     **dict.fromkeys(("FeatureStore", "SplitFeatures"), "reader"),

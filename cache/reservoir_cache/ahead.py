@@ -1,4 +1,4 @@
-"""Compute items in a thread before they are asked for."""
+"""Compute items in a thread before they are needed."""
 
 from collections import deque
 from collections.abc import Generator, Iterable
@@ -9,10 +9,9 @@ Item = TypeVar("Item")
 
 
 def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
-    """Yield the items, which another thread makes in order, up to ``depth`` of them before they are asked for.
+    """Yield the items in order; another thread computes up to ``depth`` of them in advance.
 
-    An error of the thread is raised where its item would be. Close the iterator if it is left early: the thread then
-    ends with the item that it is making.
+    An error is raised in place of its item. Close the iterator if not all items are taken, which ends the thread.
     """
     iterator, end = iter(items), object()
     thread = ThreadPoolExecutor(1)
@@ -21,6 +20,6 @@ def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
         while (item := made.popleft().result()) is not end:
             made.append(thread.submit(next, iterator, end))
             yield item
-            del item  # it may be large
+            del item  # frees its memory before the next is awaited
     finally:
         thread.shutdown(cancel_futures=True)

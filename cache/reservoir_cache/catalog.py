@@ -1,4 +1,4 @@
-"""The entries of a cache: listing, finding, removing, and the space they need."""
+"""List, find and remove the entries of a cache, and compute the space that they need."""
 
 import errno
 import os
@@ -17,12 +17,12 @@ from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
 _FILE_OVERHEAD = 4096  # superblock, root group and attributes of a shard
-_COLUMN_OVERHEAD = 3072  # groups, object headers and the manifest's line of a column in a shard, measured below this
+_COLUMN_OVERHEAD = 3072  # upper bound of a column's groups, object headers and line in the manifest, as measured
 
 
 @dataclass(frozen=True)
 class EntrySummary:
-    """What `cache list` shows of an entry; times are UTC."""
+    """The facts of an entry that `cache list` shows; times are UTC."""
 
     entry: Entry
     bytes: int  # total size of its files
@@ -31,7 +31,7 @@ class EntrySummary:
     columns: tuple[str, ...]  # columns that any block has, sorted
     blocks_done: int  # blocks that have all columns, see ``Entry.progress``
     blocks: int
-    fault: str | None  # why a manifest cannot be read
+    fault: str | None  # why a manifest cannot be read; None if all can
 
     @property
     def finished(self) -> bool:
@@ -45,16 +45,14 @@ def list_entries(root: Path) -> list[Entry]:
 
 
 def broken_entries(root: Path) -> list[Problem]:
-    """Return the folders among the entries that cannot be opened, and why."""
+    """Return the folders in a cache that cannot be opened as entries, and why."""
     return [found for found in _scan(root) if isinstance(found, Problem)]
 
 
 def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True) -> Entry | None:
-    """Return the accepted entry that an extract of this task created or opened last, or None.
-
-    If all of them were made within ``untracked``, it is the one used last.
-    """
+    """Return the accepted entry that an extract of this task created or opened last, or None."""
     entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
+    # The access time decides among entries made within `untracked`, whose modification time is 0.
     return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE), default=None)
 
 
@@ -109,7 +107,7 @@ def remove(path: Path) -> None:
             try:
                 path.rmdir()
             except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # else another run has just begun the entry anew
+                if error.errno != errno.ENOTEMPTY:  # not empty: another run has just created the entry
                     raise
     except OSError as error:
         raise CacheError(f"{path}: cannot be removed ({error.strerror}); check permissions") from error
@@ -118,12 +116,11 @@ def remove(path: Path) -> None:
 def prunable(
     root: Path, *, older: timedelta | None = None, keep_bytes: int | None = None, unfinished: bool = False
 ) -> list[EntrySummary]:
-    """Return the entries that may be removed to save space, in the order of their last use; nothing is removed.
+    """Return the entries that may be removed to save space, least recently used first; nothing is removed.
 
-    Entries in use by a run and entries that cannot be read are never chosen. The others are chosen if they were not
-    used for longer than ``older``, or, least recently used first, until the rest takes at most ``keep_bytes``, except
-    entries that need not go once a larger one, chosen later, is removed. With ``unfinished``, unfinished extractions
-    follow the finished ones.
+    Entries are chosen if they were not used for longer than ``older``, or, in this order, until the others take at most
+    ``keep_bytes``. Entries that a run uses or that cannot be read are never chosen, and unfinished ones only with
+    ``unfinished``, after the finished ones.
     """
     now = datetime.now(UTC)
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
@@ -137,7 +134,7 @@ def prunable(
             if remaining > keep_bytes and each.entry.path not in chosen:
                 crowded.append(each)
                 remaining -= each.bytes
-        for each in reversed(crowded):
+        for each in reversed(crowded):  # keep an entry if removing a later, larger one makes enough room
             if remaining + each.bytes <= keep_bytes:
                 remaining += each.bytes
             else:
@@ -146,7 +143,7 @@ def prunable(
 
 
 def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:
-    """Return the bytes that columns need on disk, a little more than they will take.
+    """Return an upper bound of the bytes that columns need on disk.
 
         sum over splits of  rows * sum(tokens * width) * itemsize + blocks * overhead + offsets * sum(4 * width)
 
@@ -176,7 +173,7 @@ def folder_bytes(folder: Path | str) -> int:
     total = 0
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for item in found:
-            with suppress(FileNotFoundError):  # a working run removes its temporary files
+            with suppress(FileNotFoundError):  # a run may remove its temporary files meanwhile
                 if item.is_dir(follow_symlinks=False):
                     total += folder_bytes(item.path)
                 elif item.is_file(follow_symlinks=False):

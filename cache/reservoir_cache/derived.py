@@ -22,7 +22,7 @@ FOLDER = "moments"
 def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> bool:
     """Save arrays of numbers with JSON values under a name, replacing earlier ones; names of arrays may contain '/'.
 
-    Returns whether they were saved: False if this user may only read the entry, or the disk is full.
+    Returns False if the entry is read-only for this user, or the disk is full.
     """
     folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
@@ -40,7 +40,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
-            # The manifest, which is published next, syncs the folder.
+            # Publishing the manifest syncs the folder.
             size, crc = publish(path, image.getbuffer(), sync_folder=False)
             line = {"bytes": size, "crc32": crc}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
@@ -80,7 +80,7 @@ def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
 
 
 def forget(folder: Path, files: Iterable[str]) -> None:
-    """Remove files and their lines in the folder's manifest; all files if the manifest is damaged."""
+    """Remove files and their lines from the folder's manifest; remove all files if the manifest is damaged."""
     lines = listed(folder) or {}
     gone = set(files) if lines else {path.name for path in folder.glob("*.h5")}
     publish_json(folder / NAME, {"files": {file: line for file, line in lines.items() if file not in gone}})

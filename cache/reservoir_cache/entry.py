@@ -1,7 +1,6 @@
-"""An entry: everything cached for one task and reservoir, in one folder; and the manifest of each split.
+"""An entry, the folder with everything cached for one task and reservoir; and the manifests, which list its shards.
 
-A manifest lists what exists: a shard that is not in it does not exist. It has pages of `PAGE_BLOCKS` blocks, so that
-adding a shard costs the same however many there are.
+A file that is not listed in a manifest is ignored.
 """
 
 import os
@@ -26,7 +25,7 @@ from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, re
 
 MOST_BLOCKS = 1_000_000
 NAME = "manifest.json"  # the first page, which also names the labels
-PAGE_BLOCKS = 128  # blocks of a page
+PAGE_BLOCKS = 128  # blocks of a page of a manifest; adding a shard writes only its page, whatever the number of shards
 TARGETS_FILE = "targets.h5"
 
 _PAGE_FILE = re.compile(r"manifest(?:-([1-9][0-9]*))?\.json")
@@ -44,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Shard:
-    """One immutable file with some columns of one block; ``columns`` maps each to its CRC-32 of values, then offset."""
+    """One immutable file with some columns of one block; ``columns`` maps each to the CRC-32 of values and offsets."""
 
     file: str
     block: int
@@ -64,7 +63,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A split, or a page of it: the columns of any shard, the shards by block and file, the labels if written."""
+    """The files of a split, or of a page of it: columns, shards sorted by block and file, and labels if written."""
 
     format: int
     key: str
@@ -93,7 +92,7 @@ class Manifest:
         return found
 
     def with_shard(self, shard: Shard, columns: dict[str, Column]) -> "Manifest":
-        """Return the manifest with a shard, and the shapes of its columns, added or in place of a file of that name."""
+        """Return the manifest with a shard and the shapes of its columns; a shard of the same file is replaced."""
         others = (each for each in self.shards if each.file != shard.file)
         shards = sorted((*others, shard), key=lambda each: (each.block, each.file))
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
@@ -119,7 +118,7 @@ class Manifest:
 
 
 def is_sound(folder: Path, line: Shard | Targets | None) -> bool:
-    """Return whether a file is listed and exists with its size: the cheap check, made on every open."""
+    """Return whether a file is listed and exists with its size; this cheap check is made on every open."""
     return line is not None and is_regular(folder / line.file, line.bytes)
 
 
@@ -129,7 +128,7 @@ def page_name(page: int) -> str:
 
 
 def page_of(file: str | int) -> int:
-    """Return the page that a file is, or that lists it, or a block; raises CacheError for any other name."""
+    """Return the page of a block, of a shard's file, or of a page's own file; raises CacheError for other names."""
     if isinstance(file, int):
         return file // PAGE_BLOCKS
     if match := _PAGE_FILE.fullmatch(file):
@@ -164,7 +163,7 @@ def _check(manifest: Manifest, page: int) -> None:
         held = {(shard.block, name) for name in shard.columns}
         elsewhere = block_of(shard.file) != shard.block or page_of(shard.block) != page
         if elsewhere or seen & held or not shard.columns.keys() <= manifest.columns.keys():
-            raise CacheError(f"{shard.file} is of another block, or holds a column twice, or one that is not listed")
+            raise CacheError(f"{shard.file} is of another block, or has a column that is repeated or not listed")
         seen |= held
         crcs += shard.columns.values()
     for file, line in manifest.files.items():
@@ -180,15 +179,15 @@ def _check(manifest: Manifest, page: int) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One folder of the cache; make it with ``Entry.create`` or ``Entry.open``."""
+    """One folder of the cache; use ``Entry.create`` or ``Entry.open``."""
 
     path: Path  # <root>/features/<task>/<name>-<key16>
     spec: Spec
     layout: Layout
-    made_with: Mapping[str, Any] = field(compare=False)  # host, library versions and the like; for people
+    made_with: Mapping[str, Any] = field(compare=False)  # host, library versions and the like, for information only
 
     def __post_init__(self) -> None:
-        """Refuse more blocks than can be listed: a file may claim any number."""
+        """Refuse more than `MOST_BLOCKS` blocks: a damaged file may claim any number."""
         if sum(map(self.layout.count, self.spec.rows.values())) > MOST_BLOCKS:
             raise CacheError(
                 f"{self.path / SPEC_FILE}: {sum(self.spec.rows.values()):,} rows in blocks of "
@@ -199,8 +198,8 @@ class Entry:
     def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> "Entry":
         """Open the entry of a specification, or create it, and make it the task's last unless within ``untracked``.
 
-        ``name`` is the readable first part of the folder's name, like ``gpt2-random``. An existing entry keeps its
-        layout, and this user may be allowed to read it only. Two processes may do this at once.
+        ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps its layout, and
+        may be read-only. Two processes may call this at the same time.
         """
         if spec.format != FORMAT:
             raise CacheError(f"specification: format is {spec.format}; this program writes format {FORMAT}")
@@ -256,7 +255,7 @@ class Entry:
         return page_of(self.block_count(split) - 1) + 1
 
     def manifest(self, split: str) -> Manifest:
-        """Return what exists of a split; an empty manifest if nothing does."""
+        """Return the manifest of a split, which is empty if nothing is written yet."""
         pages = [self.page(split, page) for page in range(self.page_count(split))]
         columns, shards = dict[str, Column](), list[Shard]()
         for page in pages:
@@ -267,7 +266,7 @@ class Entry:
         return replace(pages[0], columns=columns, shards=tuple(shards))
 
     def page(self, split: str, page: int) -> Manifest:
-        """Return what one page of a split's manifest lists; nothing if it is not written yet."""
+        """Return one page of a split's manifest, which is empty if it is not written yet."""
         empty, where = Manifest(FORMAT, self.key, split, self._rows(split)), self.path / split / page_name(page)
         try:
             content = read_json(where)
@@ -292,7 +291,7 @@ class Entry:
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
-        """Return the blocks that lack any of the columns, with the columns that they lack."""
+        """Return the blocks that lack any of the columns, each with the columns that it lacks."""
         wanted, held = dict.fromkeys(columns), self.manifest(split).held(self.path / split)
         lacking = {
             block: tuple(name for name in wanted if name not in held.get(block, ()))
@@ -301,15 +300,15 @@ class Entry:
         return {block: names for block, names in lacking.items() if names}
 
     def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the columns that a block lacks; call this after claiming the block."""
+        """Return the columns that a block lacks; call this after claiming the block."""
         shards = self.page(split, page_of(block)).of_block(block)
         sound = [shard for shard in shards if is_sound(self.path / split, shard)]
         return tuple(name for name in dict.fromkeys(columns) if not any(name in shard.columns for shard in sound))
 
     def progress(self, manifests: Mapping[str, Manifest] | None = None) -> dict[str, tuple[int, int]]:
-        """Return for each split how many blocks are finished, and how many there are.
+        """Return for each split the number of finished blocks, and of all blocks.
 
-        A block is finished when its split has labels and it has every column that any block of any split has.
+        A block is finished if its split has labels and it has every column that any block of any split has.
         """
         manifests = manifests or {split: self.manifest(split) for split in self.splits}
         columns = {name for manifest in manifests.values() for name in manifest.columns}
@@ -320,7 +319,7 @@ class Entry:
         return done
 
     def running(self) -> list[dict[str, Any]]:
-        """Return host, pid and start of the runs at work on this entry now."""
+        """Return host, pid and start time of the runs that are working on this entry now."""
         return live_runs(self.path)
 
     def block_number(self, split: str, block: int) -> int:
@@ -346,6 +345,6 @@ def _refuse_links(path: Path) -> None:
     try:
         refuse_links(*path.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        return  # the caller finds and reports it
+        return  # the caller reports a missing folder
     except OSError as error:
         raise CacheError(f"{path}: cannot be read ({error.strerror}); check permissions") from error

@@ -1,4 +1,4 @@
-"""An HDF5 file in memory that does not copy its large arrays."""
+"""An HDF5 file in memory that refers to large arrays and does not copy them."""
 
 import io
 import zlib
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, its bits reversed
+_POLYNOMIAL = 0xEDB88320  # the polynomial of CRC-32, with reversed bits
 
 
 class Image(io.BytesIO):
@@ -17,14 +17,14 @@ class Image(io.BytesIO):
     def __init__(self) -> None:
         super().__init__()
         self.next: tuple[NDArray, int] | None = None  # the array that is written next, and its CRC-32
-        self._arrays = list[tuple[int, NDArray, int]]()  # each with its place in what is held here, and its CRC-32
+        self._arrays = list[tuple[int, NDArray, int]]()  # position in this buffer, array, and CRC-32
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Go to a position in the whole file."""
         return super().seek(self._place(offset), whence)
 
     def truncate(self, size: int | None = None) -> int:
-        """Cut the whole file, or fill it with zeros, to a size."""
+        """Cut or extend the whole file to a size."""
         return super().truncate(self._place(size or 0))
 
     def write(self, data: Any) -> int:
@@ -51,7 +51,7 @@ class Image(io.BytesIO):
 
 
 def combined_crc32(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two pieces one after the other from theirs; ``size`` is the bytes of the second."""
+    """Return the CRC-32 of two concatenated pieces from their CRC-32s; ``size`` is the bytes of the second."""
     return _product(first, _shift(size)) ^ second
 
 
@@ -66,7 +66,7 @@ def _shift(size: int) -> int:
 
 
 def _product(a: int, b: int) -> int:
-    """Return the product of two polynomials modulo that of CRC-32."""
+    """Return the product of two polynomials modulo the polynomial of CRC-32."""
     found = 0
     for bit in range(31, -1, -1):
         found ^= b if a >> bit & 1 else 0

@@ -1,10 +1,9 @@
 """Locks of an entry, which end with the process that holds them.
 
 Every claim is a POSIX record lock (``fcntl.lockf``) on one byte of the entry's empty ``lock`` file: byte 0 guards the
-manifests and the run records, byte 1 + n the n-th block of the entry. The kernel drops a process's locks when it ends,
-however it ends. Two properties of these locks shape this module: they belong to the process, so threads need a table of
-their own; and closing *any* descriptor of a file drops all of the process's locks on it, so a process has one
-descriptor per lock file, and closes it only when the entry has been removed.
+manifests and the run records, byte 1 + n the n-th block of the entry. These locks belong to the process, so threads
+need a table of their own; and closing *any* descriptor of a file drops all of the process's locks on it, so a process
+has one descriptor per lock file, and closes it only when the entry has been removed.
 """
 
 import errno
@@ -30,7 +29,7 @@ _untracked = ContextVar("untracked", default=False)
 
 
 class EntryLocks:
-    """The locks of the entry in ``folder``, shared by everything in this process; get it from ``entry_locks``."""
+    """The locks of the entry in ``folder``, one object per process; use ``entry_locks``."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self._folder = folder
@@ -43,10 +42,9 @@ class EntryLocks:
 
     @contextmanager
     def mutex(self, *, whole: bool = True) -> Iterator[None]:
-        """Wait for the entry's mutex and hold it, to read, change and replace a manifest. Not reentrant.
+        """Wait for the entry's mutex and hold it, to replace a manifest; not reentrant.
 
-        Raises CacheError if the entry was removed meanwhile, even if another has been made in its place. ``whole``:
-        whether the entry must have its ``spec.json``.
+        Raises CacheError if the entry was removed or replaced meanwhile, or, if ``whole``, has no ``spec.json``.
         """
         with self._guard:
             self._lock(MUTEX_BYTE, fcntl.LOCK_EX)
@@ -76,13 +74,10 @@ class EntryLocks:
 
     @contextmanager
     def run(self, *, whole: bool = True) -> Iterator[None]:
-        """Register this process as working on the entry within the context.
-
-        The first registration also removes the records and temporary files of dead runs.
-        """
+        """Register this process as working on the entry; first remove the records and temporary files of dead runs."""
         with self._guard:
             if self._runs == 0:
-                with self.mutex(whole=whole):  # so that no other run is registering itself
+                with self.mutex(whole=whole):  # so that no other run registers itself meanwhile
                     path = self._folder / "runs" / f"{run_identity()}.json"
                     publish_json(path, _run_record(), durable=False)  # no run survives a power loss
                     self._record = os.open(path, os.O_RDWR)
@@ -120,7 +115,7 @@ class EntryLocks:
 
     def _check_present(self, present: bool) -> None:
         if not present:
-            raise CacheError(f"{self._folder}: was removed while it was being worked on; run the same command again")
+            raise CacheError(f"{self._folder}: removed during this run; run the same command again")
 
     def _lock(self, byte: int, operation: int) -> bool:
         self._check_present(self._descriptor >= 0)
@@ -139,7 +134,7 @@ _open_guard = threading.Lock()
 
 
 def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
-    """Return the locks of an entry, one object per lock file and process; CacheError if it may not be written."""
+    """Return the locks of an entry, one object per lock file and process; raises CacheError if it is read-only."""
     path = folder / LOCK_FILE
     with _open_guard:
         try:
@@ -147,7 +142,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
             if found := _open_locks.get((status.st_dev, status.st_ino)):
                 return found
         except OSError:
-            pass  # opening it below raises a better error
+            pass  # opening the file below raises a better error
         try:
             descriptor = open_lock(path, create=create)
         except FileNotFoundError as error:
@@ -160,7 +155,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Within the context no extraction becomes the last one of its task, because it is a step of another command."""
+    """Do not make extractions the last one of their task within the context; for steps of another command."""
     token = _untracked.set(True)
     try:
         yield
@@ -169,14 +164,11 @@ def untracked() -> Iterator[None]:
 
 
 def touch(folder: Path, *, new: bool = False) -> None:
-    """Make an entry the last one of its task, by the modification time of its lock file.
-
-    Within `untracked` a new entry gets a time before all others, and an older one keeps its time.
-    """
+    """Make an entry the last one of its task, by the modification time of its lock file."""
     path, now = folder / LOCK_FILE, time.time_ns()
     with suppress(OSError):
         if _untracked.get():
-            if new:
+            if new:  # before all others
                 os.utime(path, ns=(now, 0))
             return
         # Later than all others, even if the clock was ahead when they were made and has been set back since.
@@ -198,10 +190,10 @@ def mark_used(folder: Path) -> None:
 
 
 def live_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the records (host, pid, started) of the runs that are at work on the entry in ``folder``."""
+    """Return the records (host, pid, started) of the runs that are working on the entry in ``folder``."""
     found = []
     for path in _records(folder):
-        if path.stem == run_identity():  # not read from the file, because closing it would drop the lock on it
+        if path.stem == run_identity():  # this process must not open its own record: closing it would drop the lock
             found.append(_run_record())
         elif _is_locked(path):
             with suppress(FileNotFoundError, CacheError):  # the run may end between the two checks
@@ -220,13 +212,13 @@ def _records(folder: Path) -> list[Path]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another process holds a run record; never call it for this process's own, whose lock it would drop."""
+    """Return whether another process holds a run record; not for records of this process, whose lock it drops."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # another user's file, which cannot be read: the run may be working
+        return True  # another user's file, which cannot be read: the run may be alive
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
     except OSError as error:
@@ -238,7 +230,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _forget() -> None:
-    """Start afresh in a forked child, which has the tables of its parent but none of its locks."""
+    """Clear the tables in a forked child, which inherits them from its parent but not the locks."""
     global _open_guard  # noqa: PLW0603
     _open_locks.clear()
     _open_guard = threading.Lock()

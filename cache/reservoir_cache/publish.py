@@ -1,4 +1,4 @@
-"""Write files that are complete or absent, in the steps that FORMAT.md lists under "Publication"; errors."""
+"""Write files that are complete or absent, in the steps that FORMAT.md lists under "Publication"; and errors."""
 
 import errno
 import itertools
@@ -24,15 +24,12 @@ _reached: Counter[str] = Counter()
 
 
 class CacheError(ValueError):
-    """An error of the cache: a file, a specification, a value or the disk.
-
-    The message is one line that says what is wrong, where, and what to do.
-    """
+    """An error of a file, a specification, a value or the disk; one line that says where, what, and what to do."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Damage on disk: the file (or folder), what is wrong with it, and what to do about it."""
+    """Damage on disk: the file or folder, what is wrong with it, and how to repair it."""
 
     path: Path
     what: str
@@ -53,10 +50,9 @@ def repair_command(key: str) -> str:
 
 
 def fault_point(step: str) -> None:
-    """Die or fail at a named step if ``RESERVOIR_FAULT`` says so: the tests show that the next run recovers.
+    """Kill the process, or raise an OSError such as ENOSPC, if ``RESERVOIR_FAULT`` names this step; for tests.
 
-    The variable has the form ``STEP[:N[:ERROR]]``: at the N-th visit of the step the process is killed, or an OSError
-    such as ENOSPC is raised.
+    The variable has the form ``STEP[:N[:ERROR]]``, for the N-th visit of the step.
     """
     if not (armed := os.environ.get("RESERVOIR_FAULT")):
         return
@@ -75,14 +71,13 @@ def publish(
     sync_file: bool = True,
     sync_folder: bool = True,
 ) -> tuple[int, str]:
-    """Write a file so that under its final name it is either complete or as it was before; return its size and CRC-32.
+    """Write ``content`` to a file that is complete under its final name or unchanged; return its size and CRC-32.
 
-    ``content`` is given in one or more pieces, ``crc32`` where it is known.
     ``sync_file`` and ``sync_folder``: whether the content, and the name, must survive a power loss after the return.
-    Raises CacheError if the file cannot be written, or does not read back as written.
+    Raises CacheError if the file cannot be written, or if its content differs when it is read again.
     """
     pieces = [memoryview(piece).cast("B") for piece in content]
-    # The name ends in the identity of the run, by which a later run recognises the files that a dead one left behind.
+    # The identity of the run is part of the name, so that a later run recognises the files of dead runs.
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
@@ -111,16 +106,13 @@ def publish(
 
 
 def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
-    """Publish a JSON document, on one line or indented; add ``crc32``, that of the other fields' compact text.
-
-    A document that is not ``durable`` may be damaged or gone after a power loss.
-    """
+    """Publish a JSON document with the CRC-32 of its compact text; if not ``durable``, a power loss may destroy it."""
     text = _text({**content, "crc32": _checksum(content)}, indent)
     publish(final, text.encode("ascii"), sync_file=durable, sync_folder=durable)
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
-    """Read a document of ``publish_json``, without its ``crc32``; CacheError if a single byte of it has changed."""
+    """Read a document of ``publish_json``, without its ``crc32``; raises CacheError if a single byte has changed."""
     try:
         text = path.read_bytes().decode("ascii")
         content = json.loads(text)
@@ -150,7 +142,7 @@ def run_identity() -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents, each of which survives a power loss; raises OSError on failure."""
+    """Create a folder with its parents, and sync each; raises OSError on failure."""
     if not path.is_dir():
         if not path.parent.exists():
             make_folder(path.parent)
@@ -159,7 +151,7 @@ def make_folder(path: Path) -> None:
 
 
 def is_regular(path: Path, size: int | None = None) -> bool:
-    """Whether a path is a regular file, with that size if one is given; links, pipes and devices are not."""
+    """Return whether a path is a regular file (no link, pipe or device), of the given size if any."""
     try:
         status = path.lstat()
     except OSError:
@@ -175,11 +167,8 @@ def refuse_links(*paths: Path) -> None:
 
 
 def path_below(root: Path, *names: str) -> Path:
-    """Return the path of a file or folder below a root; raises CacheError if any folder on the way is a symbolic link.
-
-    The root itself may be a link: the user chose it. Its content may have come from somebody else.
-    """
-    path = Path(root)
+    """Return the path of a file or folder below a root; raises CacheError if any part below it is a symbolic link."""
+    path = Path(root)  # the user chose the root, which may be a link; its content may come from somebody else
     for name in names:
         path /= name
         refuse_links(path)
@@ -187,10 +176,7 @@ def path_below(root: Path, *names: str) -> Path:
 
 
 def open_lock(path: Path, *, create: bool = True) -> int:
-    """Open a lock file for reading and writing and return its descriptor; its content is left as it is.
-
-    Raises CacheError if the file is a symbolic link: opening it could create or change a file anywhere.
-    """
+    """Return a descriptor of a lock file, for reading and writing; raises CacheError if it is a symbolic link."""
     try:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
     except OSError as error:
@@ -215,7 +201,7 @@ def _holds(path: Path, *pieces: memoryview) -> bool:
             for low in range(0, len(piece), _CHUNK):
                 wanted = piece[low : low + _CHUNK]
                 found = found if len(found) == len(wanted) else bytearray(len(wanted))
-                if file.readinto(found) != len(wanted) or found != wanted:  # memoryviews would compare item by item
+                if file.readinto(found) != len(wanted) or found != wanted:  # comparing two memoryviews is slow
                     return False
         return not file.read(1)
 

@@ -1,4 +1,4 @@
-"""Reading an entry: columns as arrays, or block by block in bounded memory."""
+"""Read the columns of an entry as arrays, or block by block in bounded memory."""
 
 import math
 import os
@@ -18,19 +18,16 @@ from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, read_array, target_ranks
 
-FEW = 1 / 8  # share of the rows of a block below which they are read one by one
+FEW = 1 / 8  # rows are read one by one if they are less than this share of a block
 Stamp = tuple[int, int, int, int]
-"""Device, inode, modification time and size of a file: another stamp means other content."""
+"""Device, inode, modification time and size of a file, which change with its content."""
 
-# What this process has already compared with its checksum: the stamp of a file, and a column, or "" for all of it.
+# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file.
 _checked: set[tuple[int, int, int, int, str]] = set()
 
 
 class FeatureStore:
-    """The features and labels of an entry, given by itself or its folder; read-only.
-
-    ``store["train"]["block06/mean"]`` is an array of shape (rows, width), float32.
-    """
+    """The features and labels of an entry, read-only: ``store["train"]["block06/mean"]`` is (rows, width) float32."""
 
     def __init__(self, entry: Entry | Path | str) -> None:
         self.entry = entry if isinstance(entry, Entry) else Entry.open(Path(entry))
@@ -99,13 +96,13 @@ class SplitFeatures:
         out = np.empty(0, np.float32)
         for block, (low, high) in enumerate(self._ranges):
             encoded = self._encoded(block, column)
-            if not block:  # not before a block is read, because a file may claim any number of rows
+            if not block:  # allocate only after reading a block, because a damaged file may claim any number of rows
                 out = np.empty((self.rows, *encoded.values.shape[1:]), np.float32)
             self._decode(encoded, out[low:high])
         return out
 
     def gather(self, column: str, rows: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return some rows of a column, (len(rows), tokens, width), in the order in which they are named."""
+        """Return some rows of a column, (len(rows), tokens, width), in the order of ``rows``."""
         self._require(column)
         shape, block_rows, store = self.shape(column), self.entry.layout.block_rows, self.entry.spec.store
         out, blocks = np.empty((len(rows), *shape), np.float32), rows // block_rows
@@ -117,10 +114,7 @@ class SplitFeatures:
         return out
 
     def blocks(self, column: str, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """Yield a column block by block in row order, each (rows of the block, tokens, width) float32.
-
-        The blocks numbered from ``start`` up to ``stop``, all by default; their rows are ``entry.blocks(split)``.
-        """
+        """Yield the blocks ``start`` to ``stop`` of a column in row order, each (rows, tokens, width) of float32."""
         self._require(column)
         return (self._decode(self._encoded(block, column)) for block in range(len(self._ranges))[start:stop])
 
@@ -166,14 +160,14 @@ class SplitFeatures:
 
     @property
     def groups(self) -> NDArray | None:
-        """The number of the group of each row, (rows,); None where rows are in no groups."""
+        """The number of the group of each row, (rows,); None if the rows have no groups."""
         return self._targets.get("groups")
 
     def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Return a block of a column as stored, or some of its rows; check all of it once in a process."""
+        """Return a block of a column as stored, or some of its rows; verify its checksum once in a process."""
         shard, (low, high) = self._shards[block][column], self._ranges[block]
         step, shape = self.entry.layout.offset_rows, self._manifest.columns[column]
         try:
@@ -196,7 +190,7 @@ class SplitFeatures:
         return Encoded(encoded.values if few else encoded.values[rows], offset)
 
     def _place(self, shard: Shard, column: str, stamp: Stamp) -> Place:
-        """Return where a column lies in its shard; the structure of the file is read once for all its columns."""
+        """Return the position of a column in its shard; the structure of the file is read once for all its columns."""
         if self._places.get(shard.file, ((),))[0] != stamp:
             found = {}
             with h5py.File(self._folder / shard.file, "r", locking=False) as file:
@@ -224,8 +218,8 @@ class SplitFeatures:
 class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
-    It can take the place of an array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the
-    methods of arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
+    It can replace an array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the methods of
+    arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:

@@ -1,7 +1,4 @@
-"""One shard, an HDF5 file with some columns of one block of rows; and how this package reads and writes HDF5.
-
-FORMAT.md has the layout of a shard, and under "Encoding" the equations and the reason for offsets.
-"""
+"""Shards: HDF5 files with some columns of one block of rows. FORMAT.md has the layout and, in "Encoding", equations."""
 
 import io
 import math
@@ -26,16 +23,16 @@ from reservoir_cache.publish import CacheError
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 
-_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits; with the sign bit those of its negative
+_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
-_INNER = 512  # values of an inner loop: numpy takes as long for 16 of them
-_SLAB = 2**16  # values that are widened and added to while they are in the processor's cache
-_ROUNDED = 2**15 - 1  # values that are rounded while they are in the cache; torch uses no threads for so few values
+_INNER = 512  # values of an inner loop; numpy takes about as long for 16 values
+_SLAB = 2**16  # values that are decoded while they are in the processor's cache
+_ROUNDED = 2**15 - 1  # values that are rounded while they are in the cache; below 2**15, torch uses one thread
 
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
 """Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
 
-# What HDF5 and h5py raise on a damaged file: CacheError, which says more, is a ValueError.
+# The errors that HDF5 and h5py raise for a damaged file; CacheError is a ValueError.
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)
 
 
@@ -49,10 +46,8 @@ class Extent:
 
     @classmethod
     def of(cls, group: h5py.Group, name: str) -> "Extent":
-        """Find a dataset of numbers; raises KeyError if it is absent, or its values do not lie in this very file.
-
-        Links and datasets may name other files (virtual and external storage), and one without storage reads as zeros.
-        """
+        """Find a dataset of numbers; raises KeyError if it is absent, or its values are not stored in this file."""
+        # Links and datasets may name other files (virtual and external storage); one without storage reads as zeros.
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             if group.id.links.get_info("/".join(parts[:depth]).encode()).type != h5l.TYPE_HARD:
@@ -79,10 +74,8 @@ class Extent:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[h5py.File]:
-    """Make an HDF5 file in memory and write it to ``path``, which must not exist.
-
-    HDF5 itself never meets a full disk: after a failed write it cannot close the file, and crashes the process later.
-    """
+    """Create an HDF5 file in memory and write it to ``path``, which must not exist."""
+    # On a full disk HDF5 cannot close its file, and crashes the process later.
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         yield file
@@ -91,20 +84,20 @@ def new_file(path: Path) -> Iterator[h5py.File]:
 
 
 def read_array(group: h5py.Group, name: str) -> NDArray:
-    """Read a whole dataset of numbers; raises KeyError if it is absent, or its values do not lie in this very file."""
+    """Read a whole dataset of numbers; raises KeyError if it is absent, or its values are not stored in this file."""
     Extent.of(group, name)
     return np.asarray(group[name][()])  # pyright: ignore[reportIndexIssue]
 
 
 def dataset_names(group: h5py.Group) -> list[str]:
-    """Return the names of the datasets below a group of this very file; links to other files are not followed."""
+    """Return the names of the datasets below a group; links to other files are not followed."""
     found = list[str]()
     group.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
     return found
 
 
 def target_ranks(names: Container[str]) -> dict[str, int]:
-    """Return the numbers of dimensions that datasets of targets must have, with groups if these are among them."""
+    """Return the number of dimensions of each dataset of targets, with groups only if ``names`` has them."""
     return {name: rank for name, rank in TARGET_RANKS.items() if name != "groups" or name in names}
 
 
@@ -129,7 +122,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the values and offsets of a column lie in the file of a shard."""
+    """The positions of the values and offsets of a column in the file of a shard."""
 
     values: Extent
     offset: Extent | None
@@ -166,7 +159,7 @@ def encode(
         part = x[low:high].reshape(-1, min(step, high - low) * tokens, width)
         with np.errstate(invalid="ignore"):
             mean = part.mean(axis=1, dtype=np.float64)
-        if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
+        if not np.isfinite(mean).all():  # a float64 sum of finite float32 values is finite
             place, where = _farthest(~np.isfinite(x[low:high]), column, first_row + low)
             start = f"{where}: {x[low:high][place]} is not finite and cannot be stored; the forward pass failed there"
             raise CacheError(f"{start}: check that row of the input, or compute in float32")
@@ -226,12 +219,10 @@ def decode(
 
 
 def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round finite float32 to bfloat16, ties to even, and return its bits.
-
-    bfloat16 is the upper half of float32: adding 0x7FFF, plus one where the kept half is odd, carries into it exactly
-    when the value must be rounded up.
-    """
+    """Round finite float32 to bfloat16, ties to even, and return its bits."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    # bfloat16 is the upper half of float32. Adding 0x7FFF, and one if that half is odd, carries into it exactly if the
+    # value must be rounded up.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
@@ -239,7 +230,7 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
     """Round finite float32 to float16 or bfloat16, ties to even."""
     if store == "bfloat16":
         out[...] = bfloat16_bits(x)
-    # torch rounds ten times as fast as numpy. This package does without it, but extract has imported it.
+    # torch rounds ten times as fast as numpy; this package does not need it, but extract has imported it.
     elif torch := sys.modules.get("torch"):
         torch.from_numpy(out).copy_(torch.from_numpy(x))
     else:
@@ -267,7 +258,7 @@ def shard_pieces(
 
 
 def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
-    """Read a shard by itself: its header, and each column's shape and CRC-32, checked against its own record."""
+    """Return the header of a shard, and the shapes and CRC-32s of its columns, checked against those in the file."""
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
         header = {name: v.decode() if isinstance(v, bytes) else int(v) for name, v in file.attrs.items()}
@@ -282,6 +273,6 @@ def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[st
 
 
 def _farthest(x: NDArray, column: str, first_row: int) -> tuple[tuple[int, ...], str]:
-    """Return the index of the largest value, and its place in words."""
+    """Return the index of the largest value, and a description of its place."""
     row, token, channel = (int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
     return (row, token, channel), f"column {column}, row {first_row + row}, token {token}, channel {channel}"

@@ -1,4 +1,4 @@
-"""The specification of an entry, its canonical text and key, and how it is read from ``spec.json``."""
+"""The specification of an entry, its canonical text and key, and the reader of ``spec.json``."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from reservoir_cache.publish import CacheError, read_json
 
 FORMAT = 1
 BLOCK_BYTES = 2**24
-"""Size of a shard: a file costs some milliseconds whatever its size, and a killed run loses the current block."""
+"""Size of a shard in bytes: many small files are slow to write, and a killed run loses the current block."""
 
 SPEC_FILE = "spec.json"
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}  # the data types on disk, and the bytes of a value in each
@@ -33,9 +33,8 @@ _REQUIRED = {
 class Spec:
     """Everything that changes a number of an entry, and nothing else.
 
-    Paths, the batch size, the device, the host and library versions are not in it. Two specifications with the same
-    numbers have the same key, whatever the order of their mappings and whether a whole number is written 1 or 1.0.
-    Values are JSON: null, bool, int, finite float, str, list, mapping.
+    Paths, the batch size, the device, the host and library versions are not in it. The order of mappings, and whether a
+    whole number is written 1 or 1.0, do not change the key. Values are JSON: null, bool, number, str, list, mapping.
     """
 
     task: Mapping[str, Any]  # ``name`` and every parameter
@@ -86,12 +85,11 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How an entry is cut into files, chosen when it is created and kept with it; not part of the key."""
+    """The division of an entry into files, chosen when it is created and stored in it; not part of the key."""
 
     batch_rows: int  # rows of one forward pass; later runs keep this number, because it changes the last bits
     block_rows: int = 256  # rows of one shard
-    # Rows that are computed together and share an offset, counted from the first of a block; by default all of a block.
-    offset_rows: int = 0
+    offset_rows: int = 0  # rows that are computed together and share an offset; by default all of a block
 
     def __post_init__(self) -> None:
         whole = self.offset_rows == 0 or (isinstance(self.block_rows, int) and self.offset_rows > self.block_rows)
@@ -119,10 +117,7 @@ class Layout:
 
 
 def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
-    """Return the rows of a block of about `BLOCK_BYTES`: a multiple of ``unit``, at most ``most`` or one unit.
-
-    A row takes ``row_bytes`` on disk; ``unit`` rows are computed together.
-    """
+    """Return the rows, of ``row_bytes`` each, of a block: a multiple of ``unit``, at most ``most`` or one unit."""
     return max(1, min(BLOCK_BYTES // max(row_bytes, 1), most) // unit) * unit
 
 
@@ -142,7 +137,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     """Read an entry's ``spec.json``; raises CacheError if it is absent, damaged, of another format or key."""
     path = folder / SPEC_FILE
     try:
-        # Another format is refused before anything else in the file is trusted.
+        # Check the format before anything else in the file is used.
         version = json.loads(path.read_bytes())["spec"]["format"]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CacheError(f"{folder}: not an entry of the cache, it has no {SPEC_FILE}") from error

@@ -1,4 +1,4 @@
-"""Find all damage of an entry, and remove it so that a rerun computes only the damaged parts again."""
+"""Find all damage of an entry, and remove the damaged files so that a rerun computes only these again."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -15,10 +15,9 @@ from reservoir_cache.spec import FORMAT
 
 
 def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
-    """Read every file of an entry and return everything that is damaged or unfinished, split by split.
+    """Read every file of an entry and return all damaged files and the folders of unfinished splits.
 
-    Damage names the file, an unfinished split its folder. An entry is finished if every split has its labels and every
-    block has all columns that any block has. Without ``contents`` files are not read; only their sizes are compared.
+    `Entry.progress` defines finished splits. Without ``contents``, files are not read; only their sizes are compared.
     """
     problems, remedy = list[Problem](), repair_command(entry.key)
     for split in entry.splits:
@@ -52,20 +51,19 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
 def _damage(
     manifest: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, files_exist: bool, contents: bool
 ) -> list[Problem]:
-    """Compare files with the lines of their manifest; ``files_exist``: whether there are files that it should list."""
+    """Compare files with the lines of their manifest, which must not be empty if ``files_exist``."""
     if not lines and files_exist:
-        return [Problem(manifest, "missing, though there are files that it should list", remedy)]
+        return [Problem(manifest, "missing, although files exist that it should list", remedy)]
     paths = {manifest.with_name(file): line for file, line in lines.items()}
     faults = {path: fault(path, line, contents=contents) for path, line in paths.items()}
     return [Problem(path, what, remedy) for path, what in faults.items() if what]
 
 
 def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Problem]:
-    """Remove damaged files and their lines in the manifests, so that a rerun of extract computes only them again.
+    """Remove damaged files and their lines in the manifests; return the problems that were repaired.
 
-    A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has repaired are left
-    alone, and so are unfinished splits. ``problems`` are the results of ``verify``, which runs by default; returns the
-    problems that were repaired.
+    A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has repaired, and
+    unfinished splits, are not changed. ``problems`` are the results of ``verify``, which runs by default.
     """
     repaired = []
     by_folder: dict[Path, list[Problem]] = {}
@@ -116,7 +114,7 @@ def _repair(entry: Entry, split: str, files: set[str]) -> set[str]:
 
 
 def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
-    """Make a page from the shards that match their own checksums; extract writes the labels again."""
+    """Return a page with the shards that match their own checksums, without labels, which extract writes again."""
     folder = entry.path / split
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):

@@ -1,4 +1,4 @@
-"""Writing blocks and labels: encode, publish a file, list it in the manifest, in threads during the forward pass."""
+"""Write blocks and labels: encode, publish and list them, in threads, during the forward pass."""
 
 import queue
 import threading
@@ -24,7 +24,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 
 
 def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
-    """Write those of the columns that a block lacks as one shard; return the bytes written."""
+    """Write the columns that a block lacks as one shard; return the bytes written."""
     locks, number = entry_locks(entry.path), entry.block_number(split, block)
     if not locks.claim(number):
         raise CacheError(f"{entry.path}: block {block} of {split} is being written by another run; wait for it")
@@ -35,10 +35,10 @@ def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
-    """Write the labels, lengths and source row numbers of a split, unless they are there.
+    """Write the labels, lengths and source row numbers of a split, unless they exist.
 
-    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,); and ``groups``
-    (rows,), the same number for rows that belong together, where there are any.
+    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,), ``index`` (rows,) and, if any, the group
+    numbers ``groups`` (rows,).
     """
     folder, rows = entry.path / split, entry.page(split, 0).rows
     arrays = {name: np.ascontiguousarray(array) for name, array in targets.items()}
@@ -66,12 +66,10 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
 
 
 class ShardWriter:
-    """Two threads behind a bounded queue, one that encodes and one that writes; use it as a context manager.
+    """Context manager with two threads, one that encodes and one that writes, behind a queue of ``maxsize`` blocks.
 
     A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for the queue, even after an
-    exception, since every block in it is complete. An error in a thread is raised by the next ``put`` or on leaving.
-
-    ``put`` blocks when ``maxsize`` blocks wait. ``bytes_written`` counts the bytes that are on disk.
+    exception, because every block in it is complete. An error in a thread is raised by the next ``put`` or on leaving.
     """
 
     def __init__(self, entry: Entry, maxsize: int = 3) -> None:
@@ -99,10 +97,7 @@ class ShardWriter:
             raise self._error
 
     def claim(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
-        """Claim a block and return the columns that it lacks; none, and no claim, if another run has the block.
-
-        The claim ends when the block is on disk, or with the context if it is never put.
-        """
+        """Claim a block until it is on disk; return the columns that it lacks, none if another run has claimed it."""
         number = self._entry.block_number(split, block)
         if not self._locks.claim(number):
             return ()
@@ -113,16 +108,13 @@ class ShardWriter:
         return lacking
 
     def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
-        """Queue a claimed block with the arguments of ``write_block``; the arrays must not be changed afterwards.
-
-        A function is called in the thread that encodes, so that the caller need not wait for a device.
-        """
+        """Queue a claimed block; the encoding thread calls ``arrays`` if it is a function. Do not change them later."""
         if self._error:
             raise self._error
         self._queue.put((split, block, arrays))  # if this is interrupted, the claim ends with the context
 
     def _encoded(self) -> Iterator[tuple[str, int, dict[str, Encoded]]]:
-        """Yield the blocks of the queue, encoded, without columns after an error."""
+        """Yield the encoded blocks of the queue; after an error, blocks without columns."""
         while (item := self._queue.get()) is not None:
             split, block, arrays = item
             found = dict[str, Encoded]()
@@ -131,7 +123,7 @@ class ShardWriter:
                     found = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
             except BaseException as error:  # raised again in the thread that puts
                 self._error = error
-            del item, arrays  # they may be large
+            del item, arrays  # frees their memory before the next item is awaited
             yield split, block, found
 
     def _work(self) -> None:
@@ -150,7 +142,7 @@ class ShardWriter:
 
 
 def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, Encoded]:
-    """Return the columns of a block as they are stored, in the order of their names, with their checksums."""
+    """Return the columns of a block as they are stored, sorted by name, with their checksums."""
     (low, high), found = entry.layout.block(entry.spec.rows[split], block), dict[str, Encoded]()
     for name, x in sorted(arrays.items()):
         check_column_name(name)
@@ -160,12 +152,12 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
             )
         step = entry.layout.offset_rows
         found[name] = encode(x, entry.spec.store, column=name, first_row=low, offset_rows=step)
-        found[name].crc32  # noqa: B018, computed here and not by the thread that writes
+        found[name].crc32  # noqa: B018, the checksum is computed here and not in the writing thread
     return found
 
 
 def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, Encoded]) -> int:
-    """Write those columns of a claimed block that it lacks as one shard; return the bytes written."""
+    """Write the columns that a claimed block lacks as one shard; return the bytes written."""
     locks, folder, number = entry_locks(entry.path), entry.path / split, page_of(block)
     with locks.run(), locks.writing:
         page = entry.page(split, number)
@@ -181,8 +173,8 @@ def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, En
             if shape != (other := known.get(name, shape)):
                 each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
                 raise CacheError(f"column {name}: shape {each}")
-        # The lowest part that no undamaged shard has, so that a rerun after any interruption or repair makes the same
-        # names, and an unlisted file that a killed run left is replaced.
+        # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a repair makes
+        # the same names, and replaces an unlisted file of a killed run.
         taken = {shard.file for shard in sound}
         file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
         pieces, crc32 = shard_pieces(entry.header(split, block), new, entry.spec.store)

@@ -179,7 +179,7 @@ def write_random(path, seed):
 def test_files_of_one_name_are_told_apart(cache, tmp_path):
     first, second = write_random(tmp_path / "a" / "data.npz", 1), write_random(tmp_path / "b" / "data.npz", 2)
     of_first = extract(str(first), **ONE_BLOCK).entry
-    with pytest.raises(InputError, match=r"what is cached under this name was made of .*a.data\.npz"):
+    with pytest.raises(InputError, match=r"the cached features of this name are those of .*a.data\.npz"):
         find_entry(cache, str(second))
     of_second = extract(str(second), **ONE_BLOCK).entry
     assert find_entry(cache, str(first)).path == of_first

@@ -105,7 +105,7 @@ def with_parameters(*own: str) -> Any:
 
 
 class _ReservoirEstimator(BaseEstimator):
-    """Base class of the estimators of raw sequences: it turns raw sequences into features."""
+    """Base class of the estimators of raw sequences, which computes their features."""
 
     vocabulary_: int | None
     n_features_in_: int
@@ -133,7 +133,7 @@ class _ReservoirEstimator(BaseEstimator):
         finite: Any = True if self.missing == "refuse" else "allow-nan"
         if is_list(x):
             x, lengths = padded(x, 0 if reset else self.n_features_in_)
-            if not reset:  # new sequences may be longer, which scikit-learn's own check refuses
+            if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, allow_nd=True, ensure_all_finite=finite), lengths
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": finite}
         found = _validate(self, x, *more, reset=reset, **checks)
@@ -149,7 +149,7 @@ class _ReservoirEstimator(BaseEstimator):
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
         given = {item.name: getattr(self, item.name) for item in _OPTIONS}
-        # Kept for predict: another machine may choose another precision, or have other weights under this name.
+        # Stored for predict, because another machine may choose another precision, or have other weights of this name.
         self._plan = resolve(self._task, opt.ExtractOptions(**given, store="float32"), {"train": len(x)})
         self.columns_ = list(self._plan.columns)
         self._digest = self._model().digest
@@ -157,7 +157,7 @@ class _ReservoirEstimator(BaseEstimator):
         return rows.scaled(self._scaling)
 
     def _rows(self, x: Any) -> Rows:
-        """Return new sequences in the form of those that this was fitted on."""
+        """Return new sequences in the form of the sequences that the estimator was fitted on."""
         check_is_fitted(self)
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
@@ -171,7 +171,7 @@ class _ReservoirEstimator(BaseEstimator):
         """Return a function from the name of a column, or of several joined by a plus, to features (rows, width)."""
 
         @cache
-        def columns() -> Callable[[str], np.ndarray]:  # called when first needed: the raw input needs no model
+        def columns() -> Callable[[str], np.ndarray]:  # loads the model when first called; the raw input needs none
             model = self._model()
             check_digest(model, self._digest, type(self).__name__)
             check_lengths(model, rows.lengths, "X, row")
@@ -189,7 +189,7 @@ class _ReservoirEstimator(BaseEstimator):
 
 
 class _ReservoirPredictor(_ReservoirEstimator):
-    """Base class of the classifier and the regressor: it chooses columns and penalty as `fit` does."""
+    """Base class of the classifier and the regressor, which chooses columns and penalty as `fit` does."""
 
     readout_: LinearReadout
     column_: str
@@ -240,7 +240,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
             block = (x, coded, folds) if weights is None else drop_weightless(x, coded, folds, weights)
             is_raw = np.arange(x.shape[1]) >= x.shape[1] - raw
             how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
-            # As in fit: with few rows, which are folded repeatedly, R² of a small penalty is often chance.
+            # As in fit: with few rows, for which the folds are repeated, a small penalty is often best by chance.
             how["one_standard_error"] = not targets.classes and how["repeats"] > 1
             how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
             swept = partial(cross_sweep, [block], targets, **how)
@@ -274,7 +274,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
         return np.stack(found, axis=1)
 
     def _read(self, x: npt.ArrayLike) -> np.ndarray:
-        """Return the features that the readout reads of new sequences, (n, width)."""
+        """Return the features of new sequences that the readout uses, (n, width)."""
         rows = self._rows(x)
         return self._features(rows)(self.column_)
 
@@ -284,14 +284,14 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
     """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
     Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer, pooled over the
-    tokens, are a column. Ridge readouts with every penalty are fitted to columns, alone, side by side, and together
-    with the raw input, and the one with the best accuracy on held-out samples is kept. Defaults depend on the data as
-    those of `extract` and `fit` do.
+    tokens, are a column. Ridge readouts with every penalty are fitted to single columns, to several columns, and to
+    columns with the raw input; the readout with the best accuracy on held-out samples is kept. Defaults depend on the
+    data, as in `extract` and `fit`.
 
     Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct row goes through the
-    model once, whatever the penalties, class weights and ``cv``. Values are standardised by the samples fitted, so in
-    ``cross_val_score`` a row goes through the model once per fold; with ``standardise=False``, once in total. With
-    ``n_jobs`` a row may go through once in each process.
+    model once, whatever the penalties, class weights and ``cv``. Values are standardised by the training samples, so in
+    ``cross_val_score`` a row goes through the model once per fold, or once in total with ``standardise=False``. With
+    ``n_jobs``, a row may go through the model once in each process.
 
     {parameters}
 

@@ -1,4 +1,4 @@
-"""Features cached by the content of each row, and computed once; lists of arrays as padded rows."""
+"""A cache of features by the content of each row; and the conversion of X to padded rows."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ def is_list(x: Any) -> bool:
 
 
 def unnested(x: Any) -> Any:
-    """Return a table of pandas or polars whose cells hold series as a list of arrays (values, channels); else X."""
+    """Return a pandas or polars table whose cells hold series as a list of arrays (values, channels); else X."""
     names = list(getattr(x, "columns", ()))
     if not names or not len(x) or not hasattr(x[names[0]].to_list()[0], "__len__"):
         return x
@@ -82,7 +82,7 @@ def unnested(x: Any) -> Any:
 
 
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
-    """Return X with the channels as its last axis; with ``warn``, warn if they seem to be the axis before."""
+    """Return X with the channels as its last axis; with ``warn``, warn if they seem to be the axis before it."""
     if channels_first:
         if is_list(x):
             return [np.asarray(row).T if np.ndim(row) == 2 else row for row in x]
@@ -115,7 +115,7 @@ def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]
 
 
 def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
-    """Return the vocabulary of X, None for values; integers are read as in files, with a warning that says how."""
+    """Return the vocabulary of X, None for values; integers are read as in files, with a warning about the choice."""
     if x.ndim != 2 or x.dtype.kind not in "ui":
         return None
     reading = read_integers(x, lengths)
@@ -139,10 +139,9 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing:
 def scaling_of(
     x: np.ndarray, rows: Rows, task: Task, weights: np.ndarray | None, *, standardise: bool
 ) -> Scaling | None:
-    """Return the scale of each channel over the values of all rows, with ``weights`` (n,); None for symbols.
+    """Return the standardisation of the values of all rows, with ``weights`` (n,), as `standardisation` does for files.
 
-    ``x`` holds the rows as they were given. As for files (`reservoir.tasks.own`), a constant channel is only shifted,
-    and one that float32 cannot resolve is refused; NaN does not count, and channels that mark it stay 0 and 1.
+    ``x`` holds the rows as they were given. Returns None for symbols.
     """
     if isinstance(task.form, Tokens):
         return None
@@ -159,15 +158,15 @@ def scaling_of(
     still = deviation <= 1e-12 * np.maximum(np.abs(mean), 1e-300)
     # Where values are near 1e-40, 1 / deviation is beyond float32.
     scale = np.minimum(1 / np.where(still, 1, deviation), np.finfo(np.float32).max)
-    marks = np.zeros(rows.channels - len(mean))
+    marks = np.zeros(rows.channels - len(mean))  # channels that mark missing values stay 0 and 1
     offset, scale = (np.append(mean, marks), np.append(scale, marks + 1))
     return Scaling(offset=offset.astype(np.float32), scale=scale.astype(np.float32))
 
 
-FEW = 8  # fewer new rows are kept in memory only: a folder for each would fill the disk with folders
-HELD_BYTES = 2**28  # size of features in memory; others are read from disk again
+FEW = 8  # fewer new rows are kept in memory only, because each batch of new rows on disk needs a folder
+HELD_BYTES = 2**28  # largest size of features in memory; others are read from disk each time
 
-_one_at_a_time = threading.Lock()  # a forward pass takes blocks out of the backbone, so one runs at a time
+_one_at_a_time = threading.Lock()  # a forward pass changes the list of blocks of the backbone
 
 
 @dataclass(eq=False)
@@ -194,11 +193,10 @@ class Block:
 
 
 class RowCache:
-    """The features of all rows that one frozen model has seen, in some columns.
+    """The features of all rows that one frozen model has read, in some columns.
 
-    On disk they are ordinary entries of the cache, one for each batch of new rows, whose labels are the SHA-256 of the
-    rows. Features are stored in float32, so those just computed equal those read later. Their last bits depend on the
-    rows that were computed with them.
+    On disk they are entries of the cache, one for each batch of new rows, whose labels are the SHA-256 of the rows.
+    Features are stored in float32, so computed features equal those read later; their last bits depend on the batch.
     """
 
     def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...], layout: Layout) -> None:
@@ -209,16 +207,13 @@ class RowCache:
         self._known: set[Path] = set()
 
     def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> Callable[[str], np.ndarray]:
-        """Return a function from a column to the features (rows, width) of rows (rows, tokens, ...).
-
-        Distinct new rows go through the model once.
-        """
+        """Return a function from a column to the features (rows, width) of rows (rows, tokens, ...)."""
         digests = [hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)]
         with _one_at_a_time:
             self._forget()
             if any(digest not in self._place for digest in digests):
                 for path in sorted((self.root / "features" / ROWS).glob(f"*{self._spec.key[:12]}-*")):
-                    if path not in self._known:  # another or an earlier process has written it
+                    if path not in self._known:  # written by another or an earlier process
                         self._add_entry(Entry.open(path))
             new = {digest: row for row, digest in enumerate(digests) if digest not in self._place}
             if new:
@@ -236,7 +231,7 @@ class RowCache:
         return column
 
     def _forget(self) -> None:
-        """Drop rows whose entry was removed, and rows that are only in memory if there are many of them."""
+        """Drop rows whose entry was removed, and, if they take much memory, rows that are only in memory."""
         many = sum(block.bytes for block in self._blocks if block.stored is None) > HELD_BYTES
         kept = [b for b in self._blocks if (b.stored.entry.path.is_dir() if b.stored else not many)]
         if len(kept) < len(self._blocks):

@@ -1,7 +1,4 @@
-"""The stage ``extract``: one frozen forward pass over a task, its pooled hidden states cached to HDF5.
-
-Receipts of finished extractions let an equal call find its entry without loading the model or torch.
-"""
+"""The stage ``extract``: one frozen forward pass over a task, with its pooled hidden states cached to HDF5."""
 
 import hashlib
 import json
@@ -41,12 +38,12 @@ from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
-"""Folders of the code that resolves and computes a call, and of the weights that come with it."""
+"""Folders of the code that resolves and computes an extraction, and of the weights that the packages contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extraction(Record):
-    """The result of `extract`, computed or found in the cache.
+    """The result of `extract`, computed or from the cache.
 
     Parameters
     ----------
@@ -87,8 +84,8 @@ class Extraction(Record):
 
 
 def resolved_plan(task: str, options: ExtractOptions) -> Plan:
-    """Return the plan of an extraction, for which the data is prepared if it is not yet; nothing is computed."""
-    from reservoir_pipelines.extraction.run import plan_of  # this module imports torch
+    """Return the plan of an extraction without computing it; prepares the data if necessary."""
+    from reservoir_pipelines.extraction.run import plan_of  # the module imports torch
 
     return plan_of(prepare(task, options, cache=cache_root(options.cache), model=options), options)
 
@@ -110,7 +107,7 @@ def extract(
     if found := _recall(root, request):
         entry, columns, computed = *found, 0
     else:
-        from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # this module imports torch
+        from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # the module imports torch
 
         call = {"task": origin_of(task), "command": typed("extract", [task], options)}
         run = start_run(options, prepared, root, splits)
@@ -120,10 +117,10 @@ def extract(
             computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
             computed += run.compute(entry, bar.advance)
         columns = run.columns
-        if request:
+        if request:  # a receipt lets an equal call find its entry without importing torch
             receipt = {"entry": str(entry.path.relative_to(root)), "key": entry.key}
             file = path_below(root, "receipts", f"{request[:32]}.json")
-            with suppress(OSError):  # a cache that others own may be read-only
+            with suppress(OSError):  # another user's cache may be read-only
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_checked(file, receipt | {"columns": list(columns), "splits": list(run.splits)})
     if not computed:
@@ -146,7 +143,7 @@ def origin_of(task: str) -> str:
 
 
 def _request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[str] | None) -> str | None:
-    """Return the SHA-256 of all that decides the result of a call; None for models of the hub, which may change."""
+    """Return the SHA-256 of everything that determines the result; None for models of the hub, which may change."""
     given = asdict(replace(options, cache=None))
     folders = [Path(name) for name in (options.backbone, options.init) if name and Path(name).exists()]
     name = options.backbone or "mini"
@@ -165,7 +162,7 @@ def _request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[st
 
 
 def _recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | None:
-    """Return the entry and columns of an earlier, equal request if all are still there, and mark the entry as last."""
+    """Return the entry and columns of an earlier, equal request if all still exist, and mark the entry as last."""
     if request is None:
         return None
     try:
@@ -184,7 +181,7 @@ def _recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | 
 
 
 def _machine() -> str:
-    """Return what distinguishes machines of the same name, where the system has it."""
+    """Return an identity that differs between machines of the same name, or "" if the system has none."""
     for name in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
         with suppress(OSError):
             if number := Path(name).read_text().strip():
@@ -193,17 +190,16 @@ def _machine() -> str:
 
 
 def _stamps(place: Path) -> list[tuple[str, list[int]]]:
-    """Return name and stamp of a file, or of every file below a folder."""
+    """Return the name and stamp of a file, or of every file below a folder."""
     files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
     return [(str(path), stamp(path)) for path in files if path.is_file()]
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
-    """Return the entry that a name stands for.
+    """Return the entry of a folder, of the folder's name, of the first 6 or more digits of its key, or of a task.
 
-    A name is the folder of an entry, the folder's name, the beginning of its key (at least 6 digits), or a task. A task
-    stands for its last extraction with the given flags. Your own data is identified by its content: entries of another
-    file of the same name, or of this file before it changed, do not match.
+    The entry of a task is its last extraction with the given flags. Your own data is identified by its content: entries
+    of another file of the same name, or of an earlier version of the file, do not match.
     """
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
@@ -237,7 +233,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     if any(_origin(entry) == str(Path(name).resolve()) for entry in same):
         raise InputError(f"{name}: the file has changed since it was extracted; {extract} again")
     if same and Path(name).exists():
-        why = f"what is cached under this name was made of {_origin(same[0])}"
+        why = f"the cached features of this name are those of {_origin(same[0])}"
     else:
         tasks = sorted({entry.spec.task["name"] for entry in entries})
         why = f"the cache in {root} holds {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
@@ -252,8 +248,8 @@ def _has_options(entry: Entry, wanted: dict[str, Any]) -> bool:
 
 
 def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
-    """Return whether an entry was made of what a file holds now."""
-    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # this module imports torch
+    """Return whether an entry was extracted from the present content of a file."""
+    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # the module imports torch
 
     given = _settings(entry) | ({"labels": labels} if labels else {})
     options = as_group(given, RowOptions)
@@ -265,7 +261,7 @@ def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
 
 
 def _origin(entry: Entry) -> str | None:
-    """Return the task that an entry was made of, or the path of your own data."""
+    """Return the task that an entry was extracted from, or the path of your own data."""
     return entry.made_with.get("call", {}).get("task")
 
 

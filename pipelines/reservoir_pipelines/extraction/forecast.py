@@ -1,4 +1,4 @@
-"""The stage ``plan``: the time, disk and memory that an extraction will take, from a trial of some seconds."""
+"""The stage ``plan``: the time, disk space and memory that an extraction will take, measured in a short trial."""
 
 import resource
 import time
@@ -24,8 +24,8 @@ clock = time.perf_counter
 
 SECONDS, REPEATS = 2.0, 3  # minimum seconds of a trial, and the number of trials, whose median is used
 BLOCKS = 4  # maximum blocks of a trial: one is read, one computed, one encoded and one written at a time
-QUEUED = 7  # blocks in memory as float32: four that wait or are computed, one that is joined and encoded, two encoded
-ROW = 8  # bytes of a row's number
+QUEUED = 7  # float32 blocks in memory: four waiting or in computation, one being encoded, and two encoded ones
+ROW = 8  # bytes of a row number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class Forecast(Record):
     padding : float
         Share of the tokens of a batch that are padding.
     rows_per_second : float
-        Speed of one worker, with reading and writing.
+        Speed of one worker, including reading and writing.
     workers : int
-        Workers like this process, which are assumed to lose no time.
+        Number of workers like this process; the time is assumed to be inversely proportional to it.
     seconds : float
         Wall time with all workers.
     bytes : int
@@ -53,7 +53,7 @@ class Forecast(Record):
     files : int
         Shards on disk.
     memory : int
-        Bytes in one worker: what it holds now, the blocks on their way to the disk, and the numbers of all rows.
+        Bytes in one worker: its memory now, the queued blocks, and the numbers of all rows.
     starter_memory : int
         Bytes in the process that starts the workers, which also holds all labels.
     device, compute : str
@@ -78,7 +78,7 @@ class Forecast(Record):
 
 
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
-    """Time some seconds of an extraction and predict the whole extraction; only the prepared data is kept."""
+    """Time a part of an extraction for some seconds and predict the whole; only the prepared data is kept."""
     started, root = clock(), cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
     shares = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}
@@ -91,7 +91,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     part = prepared.split("train").take(_sample(run, layout.offset_rows))
     block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded, tokens = block.padded / len(block.lengths), float(block.lengths.mean())
-    found: list[float] = []  # seconds per token of each trial, with more and more rows until a trial is long enough
+    found: list[float] = []  # seconds per token of each trial; the number of rows grows until a trial is long enough
     count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(run.rows["train"]))
     while len(found) < REPEATS:
         seconds, computed = _trial(run, _sample(run, count, len(found)))
@@ -133,7 +133,7 @@ def _sample(run: Run, count: int, seed: int = 0) -> np.ndarray:
 
 
 def _trial(run: Run, rows: np.ndarray) -> tuple[float, int]:
-    """Extract some training rows into a folder that is removed; return the seconds, and the tokens with padding."""
+    """Extract some training rows into a temporary folder; return the seconds, and the tokens with padding."""
     tokens, spec = 0, make_spec(run.prepared, {"train": rows}, run.model, run.spec.store)
     with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=run.root) as folder, silenced():
         trial = replace(run, root=Path(folder), rows={"train": rows}, spec=spec, splits=["train"])

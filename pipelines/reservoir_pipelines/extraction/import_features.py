@@ -60,7 +60,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
 def _write(
     root: Path, name: str, file: Path, features: Columns, prepared: Prepared, call: dict[str, Any]
 ) -> tuple[Entry, tuple[str, ...], int]:
-    """Return the entry of some features, its columns, and the number of rows written; the key needs a first pass."""
+    """Return the entry of some features, its columns, and the number of rows written; reads them first for the key."""
     shapes = {column: (1, splits["train"].shape[1]) for column, splits in sorted(features.items())}
     block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
     layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
@@ -162,7 +162,7 @@ def _read_safetensors(path: Path, _: ExitStack) -> dict[str, Any]:
 
 
 def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
-    """Return each column of lists as an array, or all columns of floats side by side as one without a name."""
+    """Return each column of lists as an array, or, if there is none, all columns of floats as one array."""
     import pandas as pd
 
     table = pd.read_parquet(path)
@@ -182,4 +182,4 @@ READERS: dict[str, Callable[[Path, ExitStack], dict[str, Any]]] = {
     ".parquet": _read_parquet,
     ".safetensors": _read_safetensors,
 }
-"""Functions from a file to arrays by name, or to datasets that are read by stretches of rows."""
+"""Functions that return the arrays of a file by name, or datasets that are read in ranges of rows."""

@@ -1,7 +1,4 @@
-"""One extraction: its plan and model, the key of its entry, and the blocks that are missing.
-
-Blocks may be shared among processes; each loads the model once and publishes its own shards.
-"""
+"""One extraction: its plan and model, the key of its entry, and the missing blocks, which processes may share."""
 
 import hashlib
 import json
@@ -50,16 +47,16 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workers import check_versions, map_pieces, process_number, program_versions, this_worker
 
 Load = Callable[[str, int, int], Iterable[Any]]
-"""Called with a split, its first and last row, in a thread of its own; yields the rows in parts."""
+"""Function of a split and a range of rows that yields the rows in parts; it is called in a thread of its own."""
 
 Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
-"""Called with a part and columns; returns a function that waits for their values (rows, tokens, width)."""
+"""Function of a part and columns that returns a function that waits for their values (rows, tokens, width)."""
 
 PADDING = "right, masked"
 LIMIT_SEED = 0
 MOST_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
-LEAST_BLOCKS = 8  # several workers can share them
-LOADED_AHEAD = 2  # parts of a block that wait for the model
+LEAST_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
+LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
 TASK_BLOCKS, MOST_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MOST_TASKS` tasks
@@ -70,11 +67,11 @@ bfloat16 on another kind of processor makes a far smaller difference, another po
 """
 
 _runs: dict[str, "Run"] = {}
-_one_pass = threading.Lock()  # a forward pass takes blocks out of the backbone, so one runs at a time
+_one_pass = threading.Lock()  # a forward pass changes the list of blocks of the backbone, so only one runs at a time
 
 
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
-    """Return the plan of an extraction of prepared data, or of ``rows`` of each split that are like it."""
+    """Return the plan of an extraction of prepared data, or of a similar task with ``rows`` in each split."""
     options = replace(options, limit=None) if rows else options
     return resolve(prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max()))
 
@@ -86,7 +83,7 @@ def start_run(
     splits: Sequence[str] | None = None,
     planned: Mapping[str, int] | None = None,
 ) -> "Run":
-    """Decide what will be computed, and load the model; ``planned`` is the third argument of `plan_of`."""
+    """Resolve the plan and load the model; ``planned`` is the third argument of `plan_of`."""
     plan = plan_of(prepared, options, planned)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     reading = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
@@ -109,20 +106,16 @@ def start_run(
 
 @dataclass
 class Run:
-    """An extraction that is ready to be computed.
-
-    ``shapes`` holds (tokens, width) of a row of each column; ``layout`` is how a new entry is cut; ``settings`` are the
-    options that the entry records.
-    """
+    """An extraction that is ready to be computed."""
 
     root: Path
     prepared: Prepared
-    shapes: Mapping[str, tuple[int, int]]
-    layout: Layout
+    shapes: Mapping[str, tuple[int, int]]  # (tokens, width) of each column
+    layout: Layout  # of a new entry; an existing entry keeps its own
     model: LoadedModel
     rows: dict[str, np.ndarray]
     spec: Spec
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # options that the entry records
     splits: Sequence[str]
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
@@ -143,7 +136,7 @@ class Run:
         return computed
 
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
-        """Return what `compute_blocks` calls; values do not depend on the blocks, only on `Layout.offset_rows`."""
+        """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""
         layout = entry.layout
 
         def read(split: str, low: int, high: int) -> Iterator[Loaded]:
@@ -205,7 +198,7 @@ def open_entry(
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
-    """Return the row numbers used of each split, ascending: all, or a fixed random draw of ``limit``."""
+    """Return the row numbers used of each split, ascending: all of them, or ``limit`` drawn with a fixed seed."""
     drawn = {}
     for split, count in prepared.rows.items():
         if limit is None or limit >= count:
@@ -216,7 +209,7 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
 
 
 def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: Windows) -> None:
-    """Raise `InputError` naming the first row that is shorter than a window, before anything is computed."""
+    """Raise `InputError` for a row that is shorter than a window, before anything is computed."""
     for split, index in rows.items():
         lengths = prepared.split(split).lengths[index]
         if not windows.plain and not windows.counts(lengths.min()):
@@ -235,22 +228,22 @@ def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
 
 
 def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
-    """Return everything that changes a number in the entry, and nothing else."""
+    """Return the specification: everything that changes a number in the entry, and nothing else."""
     data = {"digest": data_digest(prepared, rows), "rows": {split: len(index) for split, index in rows.items()}}
     return Spec(task=prepared.task.to_dict(), data=data, **frozen_fields(model), store=store)
 
 
 def frozen_fields(model: LoadedModel) -> dict[str, Any]:
-    """Return the fields of a specification that name a frozen model, whatever it is applied to."""
+    """Return the fields of a specification that describe a frozen model, for any data."""
     settings, windows = model.settings, model.windows
-    # How GELU with tanh is computed decides the last bits of features.
+    # The computation of GELU with tanh changes the last bits of features.
     device = {"device": devices.kind(model.device)} if devices.on_gpu(model.device) else {}  # as in the first keys
     tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in model.fpt.backbone.modules())
     if model.reader:
         long = {} if settings.long == "cut" else {"long": settings.long}
         inputs = {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
     else:
-        # These are part of the key only if they differ from the defaults, because the first keys had no such fields.
+        # These fields are part of the key only if they differ from the defaults, because the first keys lacked them.
         further = {"dilations": list(windows.dilations), "pad": windows.pad, "normalise": windows.normalise}
         plain = {"dilations": [1], "pad": "valid", "normalise": "channel"}
         inputs = {name: getattr(settings, name) for name in ("seed", "gain", "patch", "stride")}
@@ -271,7 +264,7 @@ def missing_blocks(entry: Entry, splits: Sequence[str], columns: Sequence[str]) 
 
 
 def row_count(entry: Entry, blocks: Sequence[tuple[str, int]]) -> int:
-    """Return the rows of some blocks."""
+    """Return the number of rows of some blocks."""
     ranges = (entry.layout.block(entry.spec.rows[split], block) for split, block in blocks)
     return sum(high - low for low, high in ranges)
 
@@ -284,10 +277,8 @@ def compute_blocks(
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
-    """Compute the blocks that no other process has claimed; return the number of rows computed.
-
-    Loading runs ahead in a thread, and encoding and writing follow in two others, so that a GPU need not wait.
-    """
+    """Compute the blocks that no other process has claimed; return the number of rows computed."""
+    # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
     computed, layout = 0, entry.layout
     with ShardWriter(entry) as writer:
 
@@ -322,7 +313,7 @@ def compute_missing(
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
-    """Compute missing blocks, and wait for blocks that others compute; return the number of rows computed here."""
+    """Compute the missing blocks, and wait for those of other processes; return the number of rows computed here."""
     computed = 0
     while todo := missing_blocks(entry, splits, columns):
         rows = compute_blocks(entry, todo, columns, read, compute, advance)
@@ -352,10 +343,7 @@ def share_blocks(
     cluster: ClusterOptions,
     advance: Callable[[int], None],
 ) -> int:
-    """Have other processes compute the blocks that an entry lacks; return the rows that they computed.
-
-    Blocks of a worker that dies go to another worker; published blocks are not computed again.
-    """
+    """Let other processes compute the blocks ``todo`` of an entry; return the number of rows that they computed."""
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     init = Path(options.init or "")
     full = replace(  # full paths, for processes that were started in another folder
@@ -373,7 +361,7 @@ def share_blocks(
         versions=program_versions() if cluster.scheduler else {},
         probe=probe(run) if cluster.scheduler else {},
     )
-    _runs[entry.key] = run  # this process has loaded the model already
+    _runs[entry.key] = run  # so that this process does not load the model twice
     starts = range(0, len(todo), size)
     tasks = [(share, entry.path.resolve(), run.columns, todo[start : start + size]) for start in starts]
     try:
@@ -419,7 +407,7 @@ def _open(share: Share) -> Run:
 
 
 def probe(run: Run) -> dict[str, tuple[float, float]]:
-    """Return the mean and the standard deviation of each column over a few rows, computed by this process."""
+    """Return the mean and the standard deviation of each column over the first `PROBE_ROWS` rows."""
     split, index = next(iter(run.rows.items()))
     part = run.prepared.split(split).take(index[:PROBE_ROWS])
     values = forward(run.model, run.prepared.scaling, part.x, part.lengths, run.columns, len(part.lengths))

@@ -1,1 +1,1 @@
-"""The stage ``prepare``: raw files to typed arrays, split once and for all."""
+"""The stage ``prepare``: raw files become typed arrays in fixed splits."""

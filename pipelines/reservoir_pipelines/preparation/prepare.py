@@ -1,4 +1,4 @@
-"""The stage ``prepare``: raw files or generated rows become typed arrays on disk, split once and for all."""
+"""The stage ``prepare``: raw files or generated rows become typed arrays on disk, in fixed splits."""
 
 import hashlib
 import json
@@ -31,10 +31,7 @@ DOWNLOADS = tomllib.loads((resources.files("reservoir_pipelines") / "preparation
 
 
 def download(task: str, *, cache: Path | None = None) -> Path:
-    """Download the files of a task that the cache does not have, and return their folder.
-
-    A file gets its name once its SHA-256 matches.
-    """
+    """Download the files of a task that the cache lacks, check their SHA-256, and return their folder."""
     if task not in DOWNLOADS:
         raise InputError(f"task {task!r} cannot be downloaded, only {', '.join(DOWNLOADS)}; give --data DIR")
     offered = DOWNLOADS[task]
@@ -58,7 +55,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     for address in addresses:
         try:
             return download_url_to_file(f"{address}/{path.name}", str(path), sha256, progress=sys.stderr.isatty())
-        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: another checksum
+        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: checksum mismatch
             failures.append(f"{address}: {error}")
     raise InputError(
         f"{path.name} could not be downloaded ({'; '.join(failures)}); try again, or download it yourself and give "
@@ -66,7 +63,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     )
 
 
-VERSION = 4  # version of the files; part of the folder's name, so files of another version are never misread
+VERSION = 4  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 def prepare(
@@ -78,11 +75,10 @@ def prepare(
     files: DownloadOptions = DownloadOptions(),
     model: ReservoirOptions | None = None,
 ) -> Prepared:
-    """Prepare a task's data, or open it where that has been done; sounds as samples if ``model`` reads these.
+    """Prepare a task's data, or open it if it is prepared; sounds as samples if ``model`` reads samples.
 
-    The data lies under ``<root>/prepared/<task>-<settings>/<files>/``, the last two being digests of the task's
-    parameters and of the names and contents of the source files. Such a folder is written under another name and
-    then renamed, so it is whole or absent, and never changes: changed source files lead to another folder.
+    The data is in ``<root>/prepared/<task>-<settings>/<files>/``, where ``settings`` and ``files`` are digests of the
+    task's parameters and of the names and contents of the source files. Such a folder never changes.
     """
     folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
     source = task_named(task, data=folder, **options.given)
@@ -110,9 +106,8 @@ def prepare(
 def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
     """Return one row per named task, with its default parameters.
 
-    ``tokens`` is the length of the longest sequence, ``input`` is "16 values" or "25 symbols" a token,
-    ``labels_per_row`` is readout tokens times outputs, ``splits`` the rows of each split if known, ``data`` is
-    "generated", "here", "prepared" or "missing", and ``remedy`` what to do if it is missing.
+    ``tokens`` is the length of the longest sequence, ``input`` the form of a token ("16 values", "25 symbols"),
+    ``splits`` the rows of each split or None, and ``data`` "generated", "here", "prepared" or "missing".
     """
     folder, table = data_folder(data), []
     for name in TASKS:
@@ -144,14 +139,14 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
 
 
 def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
-    """Return the folder of a task and its parameters; it has a folder for each state of the source files."""
+    """Return the folder of a task and its parameters, which has a subfolder for each state of the source files."""
     values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
     return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
 
 
 def _latest(settings: Path, *, verify: bool = True) -> Prepared | None:
-    """Return the data that was prepared last below a folder of `_settings_folder`, if any."""
+    """Return the last prepared data in a folder of `_settings_folder`, if any."""
     indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
     return Prepared.open(indices[-1].parent, verify=verify) if indices else None
 
@@ -161,13 +156,13 @@ def _hash(value: Any) -> str:
 
 
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
-    """Write all pieces and the index into a temporary folder, then rename it."""
+    """Write all pieces and the index into a temporary folder, then rename it, so that it is complete or absent."""
     make_folder(final.parent)
-    folder = temporary_path(final.parent.resolve() / "data")  # a fixed name, so that remains are removed
+    folder = temporary_path(final.parent.resolve() / "data")  # the same name each time, so that remains are removed
     folder.mkdir()
     try:
         sent = source
-        if cluster.scheduler:  # workers find full paths from any folder
+        if cluster.scheduler:  # workers run in other folders and need full paths
             named = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
             full = {name: type(value)(Path(value).resolve()) for name, value in named.items() if Path(value).exists()}
             sent = replace(source, **full)  # pyright: ignore
@@ -187,7 +182,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         except OSError:
             if not (final / INDEX).exists():
                 raise
-            # Another process has prepared the same data meanwhile, with the same bytes.
+            # Meanwhile another process has prepared the same data.
         fault_point("placed")
         sync(final.parent)
     finally:
@@ -260,12 +255,10 @@ def _write_index(
 
 
 def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
-    """Return the SHA-256 of a task's description and arrays, reading every file.
+    """Return the SHA-256 of a task's description and arrays, which does not depend on their division into files.
 
-    It is computed over, in this order: the description and the scaling as canonical JSON; then for each split its name
-    and row count, and for ``x``, ``y``, ``lengths`` and, if any, ``groups`` the type, the shape of a row and the bytes
-    (little-endian, rows in order); for pictures the length and the bytes of each file. It does not depend on how the
-    rows are spread over files.
+    It covers the description and the scaling as canonical JSON; the name and row count of each split; and for each
+    array the type, the shape of a row and the little-endian bytes, or for pictures the length and bytes of each file.
     """
     hasher = hashlib.sha256()
 

@@ -1,4 +1,4 @@
-"""Prepared data on disk: how its rows are read back."""
+"""The reader of prepared data on disk."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -62,7 +62,7 @@ class PreparedSplit:
 
     @cached_property
     def groups(self) -> np.ndarray | None:
-        """The number of the group of each row, (rows,) of int64; None where rows are in no groups."""
+        """The number of the group of each row, (rows,) of int64; None if the rows have no groups."""
         with _opened(self.files[0][0]) as file:
             given = "groups" in file
         return self._read("groups", 0, len(self)) if given else None
@@ -71,10 +71,10 @@ class PreparedSplit:
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}, which has {len(self)}")
         parts = []
-        begun = max(0, int(np.searchsorted(self.starts, lo, side="right")) - 1)  # the file that has the first row
+        begun = max(0, int(np.searchsorted(self.starts, lo, side="right")) - 1)  # the file with the first row
         for (path, rows), start in zip(self.files[begun:], self.starts[begun:], strict=True):
             first, last = max(lo - start, 0), min(hi - start, rows)
-            # An empty range is still read once, for its type and shape.
+            # An empty range is read once, for its type and shape.
             if parts and first >= last:
                 break
             with _opened(path) as file:
@@ -99,14 +99,14 @@ class Prepared:
     task : Task
         The description of the task.
     scaling : Scaling or None
-        From stored values to what the model sees; None for symbols.
+        From stored values to the values that the model reads; None for symbols.
     digest : str
         SHA-256, in hex, of the description and all arrays; it does not depend on paths or on the division into files.
     splits : mapping of str to PreparedSplit
     dropped, cut : mapping of str to int
         Sequences left out and sequences shortened, by split.
     warnings : tuple of str
-        What the user should know about the data.
+        Messages about the data for the user.
     reused : bool
         True if the data had been prepared before.
     """
@@ -182,12 +182,12 @@ def split_order(names: set[str]) -> list[str]:
 
 
 def scaling_to_json(scaling: Scaling | None) -> dict[str, list[float]] | None:
-    """Return a scaling as lists of numbers, exactly."""
+    """Return a scaling as lists of numbers, without rounding."""
     return None if scaling is None else {"offset": scaling.offset.tolist(), "scale": scaling.scale.tolist()}
 
 
 def scaling_from_json(values: Mapping[str, list[float]] | None) -> Scaling | None:
-    """Return the scaling that `scaling_to_json` was given."""
+    """Return a scaling from lists of numbers; the inverse of `scaling_to_json`."""
     if values is None:
         return None
     return Scaling(offset=np.array(values["offset"], np.float32), scale=np.array(values["scale"], np.float32))
