@@ -4,8 +4,8 @@ import os
 
 from reservoir.errors import InputError
 
-# Threads of OpenMP that spin while they wait take the processor from each other: while another program used one of two
-# cores, an extraction took four times the processor time. This has an effect if torch has not been imported yet.
+# OpenMP threads that spin while they wait take processor time from each other: while another program used one of two
+# cores, an extraction took four times the processor time. The setting works only before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["InputError"]

@@ -16,10 +16,10 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
 """Family and settings of each known backbone."""
 
 SHORT: dict[str, str] = {entry["short"]: name for name, entry in _LISTED.items() if "short" in entry}
-"""Short names: the usual base size of each family."""
+"""Full name by short name; a short name stands for the base size of its family."""
 
 OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
-"""Names on the hub without an owner and a slash: the first models of these families."""
+"""Names on the hub without an owner, which the first models of these families have."""
 
 
 def check_backbone_name(name: str) -> None:

@@ -24,18 +24,18 @@ def describe(device: torch.device) -> str:
 
 
 def of_worker(name: str, number: int) -> str:
-    """Return the GPU of a numbered worker process where there are several and ``name`` names none, else the name."""
+    """Return the device of a numbered worker process: its own GPU for ``auto`` and ``cuda`` if there are several."""
     count = torch.cuda.device_count()
     return f"cuda:{number % count}" if name in ("auto", "cuda") and count > 1 else name
 
 
 def pinned(x: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host in memory from which the device copies without waiting for this process."""
+    """Return a host tensor in page-locked memory, from which a GPU copies asynchronously; unchanged for the CPU."""
     return x.pin_memory() if on_gpu(device) else x
 
 
 def fetch(x: Tensor) -> np.ndarray:
-    """Return a tensor as an array, when the device has computed it."""
+    """Return a tensor as a NumPy array, once the device has computed it."""
     if not on_gpu(x.device):
         return x.numpy()
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x).numpy()
@@ -43,7 +43,7 @@ def fetch(x: Tensor) -> np.ndarray:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Multiply float32 without TF32, whose mantissa has 10 bits, whatever the process has set."""
+    """Multiply float32 inside the context without TF32, whose mantissa has 10 bits, whatever the process has set."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

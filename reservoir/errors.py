@@ -1,4 +1,4 @@
-"""The exception for errors in what the user gave; its message says what to do."""
+"""The exception for errors in what the user gave, whose message says what to do."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -9,13 +9,13 @@ from os import PathLike, fspath
 class InputError(ValueError):
     """Bad input: a name, a file, a shape or a setting.
 
-    The message is one line that says what is wrong, where, and what to do. The command line prints it alone and exits
-    with code 2; it never shows a traceback for it.
+    The message is one line that says what is wrong, where, and what to do. The command line prints it without a
+    traceback and exits with code 2.
     """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known name, if there is one."""
+    """Return the end of a message about an unknown name: the most similar known name, or nothing if none is similar."""
     lower = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), list(lower), n=1)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
@@ -43,5 +43,5 @@ def require_path(value: object, what: str) -> str:
     if isinstance(value, str | PathLike):
         return str(fspath(value))
     found = f"{what} is of type {type(value).__name__}, not a name or a path"
-    arrays = "np.savez('mine.npz', x=x, y=y) makes a file of arrays, and ReservoirClassifier().fit(x, y) takes them"
+    arrays = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier().fit(x, y)"
     raise InputError(f"{found}; {arrays}" if isinstance(value, Iterable) else found)

@@ -1,4 +1,4 @@
-"""The forward pass over stored sequences: batches of similar length, and pooled features as numpy arrays."""
+"""The forward pass over stored sequences: batches of similar length, and pooled features as NumPy arrays."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +41,8 @@ class Batch:
     x: Tensor
     lengths: Tensor
     tokens: int  # to which rows are padded
-    stored: Tensor | None  # lengths in values, if windows are still to be cut
-    places: Tensor | None  # of the labels, if every token has one
+    stored: Tensor | None  # lengths in values, if the device will cut the windows
+    places: Tensor | None  # the token of each label, if every token has one
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Loaded:
 def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int) -> Loaded:
     """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
     task, places, owner, stored = model.fpt.task, None, None, None
-    if task.each and isinstance(model.reader, TextReader):  # the token at which each label is read; -1 after the last
+    if task.each and isinstance(model.reader, TextReader):  # the token of each label; -1 after the last
         places = model.reader.places(x, lengths)
     if model.settings.long == "windows" and isinstance(model.reader, TextReader):
         x, lengths, owner = model.reader.pieces(x, lengths)
@@ -92,7 +92,7 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
     """Run the model over loaded rows; return a function that waits for the device and returns the features.
 
-    They are pooled hidden states (rows, kept tokens, kept width) by column. Rows of similar length share a batch.
+    The features are pooled hidden states (rows, kept tokens, kept width) by column.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     sizes = [len(loaded.lengths) * tokens * width for tokens, width in shapes.values()]
@@ -125,7 +125,7 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
 
 
 def _fetch(flat: Tensor, shapes: Mapping[str, Sequence[int]], loaded: Loaded) -> dict[str, np.ndarray]:
-    """Copy features to the host; combine pieces of a text by minimum, maximum, or the mean weighted by tokens."""
+    """Copy features to the host; combine the pieces of a text by minimum, maximum, or a mean weighted by tokens."""
     parts = np.split(fetch(flat), np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
     found = {column: part.reshape(shapes[column]) for column, part in zip(shapes, parts, strict=True)}
     if loaded.owner is None:
@@ -150,25 +150,21 @@ def forward(
     columns: Sequence[str],
     batch_rows: int,
 ) -> dict[str, np.ndarray]:
-    """Return pooled hidden states (rows, kept tokens, kept width) of stored sequences by column.
-
-    They depend on these rows and the batch size alone: rows of similar length share a batch.
-    """
+    """Return the pooled hidden states (rows, kept tokens, kept width) of stored sequences by column."""
+    # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
     return launch(model, load(model, scaling, x, lengths, batch_rows), columns)()
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
-    """Raise `InputError`, beginning with ``where``, if a row has more tokens than the model reads; texts are cut."""
+    """Raise `InputError`, beginning with ``where``, if a row has too many tokens for the model; long texts are cut."""
     row = int(np.argmax(lengths))
     if model.reader is None:
         model.fpt.backbone.check_length(int(model.windows.counts(lengths[row])), f"{where} {row}: ")
 
 
 def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield the rows of each batch and the tokens that they are padded to.
-
-    A batch has as many tokens as ``batch_rows`` rows of the greatest length, or for texts of a typical length.
-    """
+    """Yield the rows of each batch and the length in tokens to which they are padded."""
+    # Texts count with a typical length, because few are as long as the longest.
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
     padded = padded_lengths(lengths)
     for rows in token_batches(lengths, padded, most_tokens):
@@ -176,17 +172,13 @@ def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> I
 
 
 def padded_lengths(lengths: np.ndarray) -> np.ndarray:
-    """Return the number of tokens to which rows of these lengths are padded if they are the longest of a batch."""
+    """Return, for each length, the length to which a batch is padded if this is its longest row."""
     steps = np.left_shift(1, np.maximum(0, np.frexp(lengths // LENGTH_STEPS)[1] - 1))
     return np.minimum((lengths + steps - 1) // steps * steps, lengths.max())
 
 
 def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> Iterator[np.ndarray]:
-    """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order.
-
-    A single row may have more tokens. In batches of more than a 64th of the limit, at most `MOST_PADDING` is padding.
-    If lengths vary, batches have 1, 2, 3, 4, 6, 8, 12, 16 ... rows, so that there are few shapes.
-    """
+    """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order."""
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
@@ -195,7 +187,7 @@ def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> 
         little = (1 - np.cumsum(lengths[mine]) / tokens <= MOST_PADDING) | (tokens <= most_tokens / 64)
         fits = np.flatnonzero((tokens <= most_tokens) & little)
         rows = 1 + int(fits[-1] if len(fits) else 0)
-        if lengths[order[0]] < lengths[order[-1]]:
+        if lengths[order[0]] < lengths[order[-1]]:  # 1, 2, 3, 4, 6, 8, 12, 16 ... rows, so that there are few shapes
             power = 1 << (rows.bit_length() - 1)
             rows = power + (power // 2 if 2 * rows >= 3 * power else 0)
         yield order[start : start + rows]
@@ -212,7 +204,7 @@ def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
 def to_tokens(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return stored sequences as input of the input layer, (rows, tokens, ...), and their lengths in tokens."""
+    """Return stored sequences as tokens for the input layer, (rows, tokens, ...), and their lengths in tokens."""
     if model.settings.long == "windows":
         raise InputError(
             "--long windows works only for extracted features; train and attention cut long texts, so leave --long out"
@@ -224,7 +216,7 @@ def to_tokens(
 def _to_input(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return stored sequences as input of the windows if there are any, else of the input layer, and their lengths."""
+    """Return stored sequences and their lengths, before windows are cut: tokenized, in patches, or scaled."""
     task = model.fpt.task
     if model.reader:
         return model.reader(x, lengths)
@@ -242,7 +234,7 @@ def _cuts_windows(model: LoadedModel) -> bool:
 
 
 def _cut(model: LoadedModel, x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the windows of stored sequences, (rows, windows, values), which do not depend on the other rows."""
+    """Return the windows of stored sequences, (rows, windows, values), independent of the other rows."""
     if len(x) > 1:
         return model.windows.torch(x, lengths)[0]
     # torch sums a single long row in several threads, and in another order than among other rows.

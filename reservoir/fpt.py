@@ -22,8 +22,8 @@ class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
     Vectors are multiplied by a matrix with orthogonal columns of norm ``gain`` (the ``input_scaling`` of an echo state
-    network), or by ``gain`` times the given ``weights`` (width, dim), such as those of `kernels`. Symbols get Gaussian
-    embeddings of deviation ``gain / 1.41``.
+    network), or by ``gain`` times ``weights`` (width, dim). Symbols get Gaussian embeddings of deviation ``gain /
+    1.41``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class InputLayer(nn.Module):
 
 
 def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
-    """Return random kernels (width, dilations * patch * forms * channels) of norm 1, for `windows` as tokens.
+    """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
 
     As in ROCKET (Dempster et al. 2020), each unit reads one dilation and one form of the channels, with Gaussian
     weights that sum to zero over its taps. Units cycle through the dilations, then through the forms.
@@ -75,9 +75,8 @@ def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    ``inputs`` maps tokens to the backbone's width; by default it is an `InputLayer` drawn from ``seed``. With
-    ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases. With ``"linear"``, it is
-    uniform up to ``width ** -0.5`` as in torch's `Linear` and the authors' code (rows of norm 0.58). Extraction does
+    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases. With ``"linear"``, it
+    is uniform up to ``width ** -0.5`` as in torch's `Linear` and the authors' code (rows of norm 0.58). Extraction does
     not use the output.
     """
 
@@ -111,12 +110,12 @@ class FPT(nn.Module):
         return self.logits(pool(hidden, lengths, "last", self.task.readout_tokens))
 
     def logits(self, pooled: Tensor) -> Tensor:
-        """Return the logits that `forward` returns, from hidden states (batch, readout_tokens, width)."""
+        """Return the logits of pooled hidden states (batch, readout_tokens, width), shaped as in `forward`."""
         return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
 
     @torch.inference_mode()
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
-        """Return pooled hidden states (batch, kept tokens, kept width) by column, computing only the layers needed."""
+        """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
         pooled: dict[str, Tensor] = {}
         by_layer: dict[str, dict[str, str]] = {}
         for column in columns:

@@ -45,10 +45,9 @@ def option(
 ) -> Any:
     """Return a field of a group of options; its default is None where it depends on the data.
 
-    ``text`` is one line of help. ``check`` returns what to do about a value that cannot be used, or None. ``flag`` is
-    the flag without dashes if it differs from the field's name, and ``shown`` the default in the help if it differs
-    from the value. ``where`` is True if the option names a folder, a device, a process or a network address, which no
-    file may decide, see `without_where`.
+    ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. ``flag`` is the flag
+    without dashes, and ``shown`` the default in the help, where they differ from the field's name and value. ``where``
+    marks a folder, a device, a process or a network address, which no file may decide, see `without_where`.
     """
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
 
@@ -91,7 +90,7 @@ def number_lists(*names: str) -> Check:
 
     def check(value: Mapping[str, Any]) -> str | None:
         if unknown := value.keys() - set(names):
-            return f"{min(unknown)} is none of {', '.join(names)}"
+            return f"{min(unknown)} is not one of {', '.join(names)}"
         lists = (each if isinstance(each, list | tuple) else [each] for each in value.values())
         fits = value and all(each and all(type(number) in (int, float) for number in each) for each in lists)
         return None if fits else "give numbers, such as learning_rate=1e-4,1e-3"
@@ -130,7 +129,7 @@ class Options:
 
 
 def _plain(value: Any) -> Any:
-    """Convert paths to text and NumPy numbers to Python numbers, so that files hold plain values."""
+    """Convert paths to text and NumPy numbers to Python numbers, because files hold plain values."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -146,8 +145,8 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
     """Return the options that a file, such as an entry, a recipe or a run, may decide.
 
     Where work runs and where results go is decided by the command line, the Python call and the person's own
-    ``--config``: a scheduler named by a file, say, could send code back. With ``source``, the file, such an option
-    raises `InputError`; without it such options are dropped.
+    ``--config``: a file could otherwise name a scheduler that sends code back. With ``source``, the file's name, such
+    an option raises `InputError`; without it, such options are dropped.
     """
     named = sorted(_where & values.keys())
     if named and source:
@@ -158,10 +157,8 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
 
 
 def refuse_modules(values: Mapping[str, Any], source: str) -> None:
-    """Raise `InputError` if a readout of a file would import a module other than scikit-learn's.
-
-    A module is imported only if a person types its name in the same command or Python call.
-    """
+    """Raise `InputError` if the readout that a file names would import a module other than scikit-learn's."""
+    # A module is imported only if a person types its name in the same command or Python call.
     path = str(values.get("readout") or "").partition(":")[0]
     if "." in path and not path.startswith("sklearn."):
         problem = f"{source}: the readout {values['readout']!r} would import a module, and a file cannot decide that"

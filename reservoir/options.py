@@ -1,8 +1,8 @@
 """Every option, declared once: its name, type, default, check and one line of help.
 
-These fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, the
-parameters of the estimators, and the record of how an entry or a run was made. ``panel`` is the
-heading under which ``--help`` lists a group's own options.
+The fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, the
+parameters of the estimators, and the record of how an entry or a run was made. ``--help`` lists a group's own options
+under the heading ``panel``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OwnDataOptions(Options, panel="Data"):
     )
     standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
-    rate: int | None = option(None, "Samples per second to which sounds are resampled.", at_least(1000), shown="16000")
+    rate: int | None = option(None, "Sampling rate in Hz to which sounds are resampled.", at_least(1000), shown="16000")
     waveform: bool = option(False, "Read samples of sounds, not spectrum frames; default for models that read samples.")
 
     def __post_init__(self) -> None:
@@ -103,9 +103,9 @@ class TaskOptions(OwnDataOptions, panel="Data"):
 
 
 class RowOptions(TaskOptions, panel="Data"):
-    """Which data, and how many rows of it."""
+    """Which data are read, and how many rows."""
 
-    limit: int | None = option(None, "Maximum number of rows per split; they are a fixed random draw.", at_least(1))
+    limit: int | None = option(None, "Maximum number of rows per split, a fixed random sample.", at_least(1))
 
 
 class DownloadOptions(Options, panel="Data"):
@@ -117,7 +117,7 @@ class DownloadOptions(Options, panel="Data"):
 class CorpusOptions(Options, panel="Data"):
     """The corpus of a recipe's language model."""
 
-    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory.")
+    corpus: str | None = option(None, "A text file, a folder of text files, nesting, zipf, uniform or bit-memory.")
 
 
 class ShapeOptions(Options, panel="Model"):
@@ -170,7 +170,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
     )
     dilations: str | None = option(
         None,
-        "Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's length.",
+        "Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the length.",
         dilation_list,
         shown=SERIES.format("auto", 1),
     )
@@ -240,7 +240,7 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
 
 
 class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
-    """The rows, the reservoir they go through, the stored features and their place."""
+    """Which rows pass through which reservoir, which features are stored, and where."""
 
 
 class ClusterOptions(Options, panel="Run"):
@@ -261,7 +261,8 @@ class FitOptions(OutOptions, panel="Readout"):
 
     columns: str | Sequence[str] = option(
         "all",
-        "Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and whole layers.",
+        "Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each alone and each "
+        "layer as a whole.",
     )
     readout: str = option(
         "ridge",
@@ -277,7 +278,7 @@ class FitOptions(OutOptions, panel="Readout"):
 
 
 class TuneOptions(Options, panel="Search"):
-    """How long reservoirs are searched for, and how many may be joined."""
+    """How long tune searches for reservoirs, and how many it may join."""
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
     trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as many as the budget allows")
@@ -363,7 +364,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
-    vocabulary: int = option(256, "Tokens of a stream, or embeddings for bit-memory; a text has 256 bytes.")
+    vocabulary: int = option(256, "Vocabulary size of a stream, or embeddings for bit-memory; texts have 256.")
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
     short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")

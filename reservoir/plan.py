@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def note(self) -> str:
-        """A message if default windows skip part of each row, or default poolings are few, with an option for more."""
+        """A message if default windows skip part of each row or default poolings are few, with the option for more."""
         if self.more:
             return f"{self.task.name}: {self.more}"
         windows = self.windows
@@ -164,9 +164,10 @@ class Plan:
 
 
 def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
-    """Decide every option that was not given; raise `InputError` if options do not fit each other, task or backbone.
+    """Return the plan of a task; raise `InputError` if options do not fit each other, the task or the backbone.
 
-    ``rows`` are the rows of each split. Windows are chosen from ``longest``, the tokens of the longest training row.
+    ``rows`` holds the number of rows of each split. The default windows depend on ``longest``, the length of the
+    longest training row.
     """
     from reservoir import devices
     from reservoir.backbones import check_layers, find_shape, layer_names
@@ -209,7 +210,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     if not family.allows_bfloat16:
         compute, computed = "float32", "rounding errors of a recurrent state accumulate"
     elif compute == "bfloat16":
-        computed = "this device multiplies it faster"
+        computed = "this device multiplies bfloat16 faster"
     # Many shares are 0 in all but a few rows. With two bytes the offset of a block adds rounding errors to the zeros,
     # and if all training rows are zeros, standardisation scales these errors up to deviation 1.
     precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
@@ -244,7 +245,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
 
 
 def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
-    """Return whether some files are sounds, and the backbone that is named was pretrained on samples of sounds."""
+    """Return whether a file is a sound and the named backbone was pretrained on samples of sounds."""
     native = model.input in {None, "native"} and model.init in {None, "pretrained"}
     if not (model.backbone and native and any(file.suffix.lower() in FILES["sounds"] for file in files)):
         return False
@@ -267,7 +268,7 @@ def kind_of(task: Task) -> Kind:
 
 
 def is_native(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether the data is of the kind that a model was pretrained on: words, pictures, sounds, or letters."""
+    """Return whether a model was pretrained on the task's kind of data: words, pictures, sounds, or letters."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
     if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.windows(task).plain:
         return False
@@ -282,26 +283,23 @@ def is_native(task: Task, reservoir: Reservoir) -> bool:
 
 
 def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a comma-separated list, each once."""
+    """Return the names of a comma-separated list, without duplicates."""
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
 def default_folds(train: int, valid: int) -> tuple[int, int]:
-    """Return the folds by which readouts are chosen, 0 for the validation split, and how often they are repeated.
-
-    A validation split of a few hundred rows cannot tell readouts apart, so every row of train and valid is held out
-    once. The time of a fold grows with the cube of its rows.
-    """
+    """Return the number of folds that choose a readout, 0 for the validation split, and the number of their repeats."""
     if valid >= ENOUGH_VALID:
         return 0, 1
+    # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
     return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), repeats_of(train)
 
 
 def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | None = None) -> tuple[int, int]:
-    """Return the folds that the options of a fit ask for, 0 for the validation split, and how often they are repeated.
+    """Return the folds and the repeats that the options of a fit select; 0 folds stand for the validation split.
 
-    ``rows`` are those of each split; ``groups`` is the number of their groups, which are never split.
+    ``rows`` holds the number of rows of each split; ``groups`` is the number of their groups, which are never split.
     """
     select, units = options.select, groups or rows["train"] + rows["valid"]
     if select == "valid":
@@ -320,7 +318,7 @@ def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | Non
 
 
 def repeats_of(rows: int) -> int:
-    """Return how often cross-validation with this number of training rows is repeated."""
+    """Return the number of repeats of a cross-validation with this number of training rows."""
     return next(number for most, number in REPEATS if rows < most)
 
 
@@ -335,20 +333,17 @@ def readout_candidates(
 ) -> tuple[str, ...]:
     """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
 
-    With few rows, they are the columns that are known to suit the kind of data, if it is known. Otherwise they are each
-    column alone and the columns of each layer concatenated; with few rows also all columns, without and with the raw
-    input, because these do best on most small data sets and need no choice of a layer.
-
-    ``available`` names all columns, with ``raw`` if the raw input is available; ``widths`` has the number of features
-    of each column with one sample per row; ``rows`` is the number of training rows. ``native`` is set for a model with
-    its own input layer, and for several entries.
+    ``available`` names all columns, with ``raw`` for the raw input; ``widths`` holds the number of features of each
+    column with one sample per row; ``rows`` is the number of training rows. ``native`` is set for a model with its own
+    input layer, and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS:
+        # These columns are known to suit the kind of data.
         found = _known_columns(task, available)
         if found and found != (RAW,):
             return found
     alone = single_columns(available)
-    # Labels of all tokens side by side are too many for one readout, and rows of wide columns for their moments.
+    # One readout cannot fit the labels of all tokens, and with many rows it needs moments, whose size limits the width.
     wide = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
     if task.readout_tokens * task.outputs > MAX_TARGETS:
         wide = 0
@@ -360,6 +355,7 @@ def readout_candidates(
     joined = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH]
     few = cross_validated and rows <= MAX_KERNEL_ROWS
     if few and len(layers) > 1 and sum(widths.values()) <= MAX_ALL_WIDTH:
+        # All columns together do best on most small data sets, and need no choice of a layer.
         whole = "+".join(widths)
         joined += [whole, f"{whole}+{RAW}"] if RAW in available else [whole]
     return tuple(dict.fromkeys([*alone, *joined]))
@@ -372,10 +368,10 @@ def single_columns(available: Sequence[str]) -> list[str]:
 
 
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind."""
+    """Return the columns that are known to suit the kind of a task's data; none if the kind is unknown."""
     kind = kind_of(task)
     names, given = split_names(default_layers(kind)[0]), {c.partition("/")[0] for c in available if c != RAW}
-    if kind != "series" and given < {*names}:  # many rows have columns of one layer alone
+    if kind != "series" and given < {*names}:  # many rows have columns of only one layer
         names = tuple(name for name in names if name in given)
     if kind == "labels of every token":
         whole = "+".join(f"{layer}/all" for layer in names)
@@ -398,7 +394,7 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
 def _resolve_reservoir(
     task: Task, options: ExtractOptions, rows: int, longest: int
 ) -> tuple[Reservoir, dict[str, str]]:
-    """Return the frozen model for a task and the reason for each option: native input if it reads such data."""
+    """Return the model for a task and the reason for each option; the default is native input if the data suit it."""
     published, why = options.published, PLAIN
     reservoir = resolve_model(options, published=published)
     if options.input is None and is_native(task, reservoir):
@@ -422,11 +418,9 @@ def _resolve_reservoir(
 def resolve_model(
     options: ModelOptions, defaults: Mapping[str, Any] = MappingProxyType({}), *, published: bool = False
 ) -> Reservoir:
-    """Return the options of a model, all resolved; ``defaults`` are those of the windows for the data.
+    """Return the options of a model, all resolved; ``defaults`` are the default windows for the data.
 
-    ``init`` defaults to ``pretrained``, or to ``random`` for families without published weights and for altered
-    settings; a folder given as ``init`` is the backbone with its weights; windows do not overlap. With ``published`` an
-    untrained backbone is drawn as the paper's was, see `reservoir.backbones.choose_init`.
+    With ``published``, `choose_init` draws an untrained backbone as in the paper.
     """
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
@@ -450,14 +444,10 @@ def resolve_model(
 
 
 def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
-    """Return the default windows for a task with ``rows`` rows in all; empty if each value or symbol is a token.
-
-    If every token has a label, it is the middle of a window. Series pass through random kernels of 9 values at
-    dilations 1, 2, 4 ... up to the length, with a stride if rows are long or many. The kernels read values on the scale
-    of the channel, on the scale of the row, and differences. Symbols pass through kernels of 5 neighbours.
-    """
+    """Return the default windows for a task with ``rows`` rows in all; empty if each value or symbol is a token."""
     kind = kind_of(task)
     if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
+        # Each token is the middle of the window that its label belongs to.
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
             return around | {"input": "orthogonal"}
@@ -466,12 +456,13 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     stride = max(-(-longest // most), -(-task.max_tokens // MAX_WINDOWS))
     kernels = {"input": "kernels", "stride": stride, "pad": "same"}
     if kind == "series":
+        # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
 
 
 def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
-    """Return the default layers, and why."""
+    """Return the default layers, and the reason."""
     if native or kind in ("named task", "vectors"):
         return "all", "any layer may be best"
     layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
@@ -479,7 +470,7 @@ def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
 
 
 def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None) -> tuple[str, str]:
-    """Return the default poolings at a hidden width, and why."""
+    """Return the default poolings at a hidden width, and the reason."""
     if kind == "labels of every token":
         return "all", "every token has a label"
     if reader:
@@ -501,7 +492,7 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
 def _fewer_columns(
     kind: str, layers: tuple[str, ...], poolings: tuple[str, ...], *, thin: bool, tokens: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield layers and poolings, then fewer and fewer; ``thin`` drops layers, ``tokens`` keeps that pooling."""
+    """Yield layers and poolings, each time fewer; ``thin`` allows fewer layers, ``tokens`` allows that pooling."""
     yield layers, poolings
     tokens = tokens and "tokens" in poolings
     ladder = [poolings, *map(split_names, FEWER_POOLINGS.get(kind, ()))]
@@ -518,7 +509,7 @@ def _fewer_columns(
 def _first_that_fits(
     task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first layers and poolings that fit a default extraction, else the last; and the cost of all if not."""
+    """Return the first layers and poolings that fit a default extraction, else the last; and a note if not all fit."""
     from reservoir.features import column_shapes
 
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
@@ -535,7 +526,7 @@ def _first_that_fits(
 
 
 def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
-    """Raise `InputError` if the layers or poolings do not fit the task or the model, or a pooling is unknown."""
+    """Raise `InputError` if a pooling is unknown, or if layers or poolings do not fit the task or the model."""
     from reservoir.pooling import check_poolings
 
     check_poolings(list(poolings))
@@ -552,7 +543,7 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
 def _rows_at_a_time(
     seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
-    """Return the rows of a block and of a batch, from the device and the size of a row, read in up to some pieces."""
+    """Return the rows of a block and of a batch, from the device and the size of a row of up to ``pieces`` pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch

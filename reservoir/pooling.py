@@ -53,13 +53,14 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     if kind == "gridK":
         side = math.isqrt(max_tokens)
         if side * side != max_tokens or side < number:
-            raise InputError(f"pooling {pooling}: {max_tokens:,} tokens are not an image of {number} x {number} cells")
+            start = f"pooling {pooling}: {max_tokens:,} tokens are not a square image of at least {number} x {number}"
+            raise InputError(f"{start} pixels; use another pooling")
         return 1, width * 4 * number**2
     if pooling != "tokens":
         return 1, width * max(1, number)
     if max_tokens * width > WIDEST_TOKENS:
         raise InputError(
-            f"pooling tokens: {max_tokens:,} tokens of {width:,} channels side by side are {max_tokens * width:,}, "
+            f"pooling tokens: {max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features, "
             f"more than {WIDEST_TOKENS:,}; use segmentsK or quantilesK, or a larger patch and stride"
         )
     return 1, max_tokens * width
@@ -80,16 +81,15 @@ class LayerPooling:
     | ``last`` | the last ``readout_tokens`` real tokens |
     | ``first``, ``cls`` | the first token |
     | ``mean``, ``std``, ``min``, ``max`` | over all real tokens; ``std`` divides by their number |
-    | ``segmentsK`` | means of K equal segments side by side |
-    | ``quantilesK`` | for each channel, the quantiles at (i + 1) / (K + 1) for i < K, interpolated, side by side |
-    | ``sharesK`` | for each channel, the shares of tokens above each of the `share_levels`, side by side |
+    | ``segmentsK`` | means of K equal segments, concatenated |
+    | ``quantilesK`` | for each channel, the quantiles at (i + 1) / (K + 1) for i < K, interpolated, concatenated |
+    | ``sharesK`` | for each channel, the shares of tokens above each of the `share_levels`, concatenated |
     | ``gridK`` | mean, standard deviation, maximum and minimum of each of K x K cells of a square image |
-    | ``tokens`` | all tokens side by side, zero at padding, ``max_tokens`` of them (default: as in the batch) |
+    | ``tokens`` | all tokens concatenated, zero at padding, ``max_tokens`` of them (default: as in the batch) |
     | ``all`` | each token, zero at padding |
 
     Hidden states (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the padding may hold any
-    values. ``poolings`` names all poolings that will be computed: those of sorted values share one sorted copy.
-    ``readout_tokens`` and ``max_tokens`` are for ``last`` and ``tokens``.
+    values. ``poolings`` names all poolings that will be computed, so that those of sorted values share one sorted copy.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class LayerPooling:
         self._has_order = eager and not kinds.isdisjoint(("quantilesK", "sharesK"))
 
     def __call__(self, pooling: str) -> Tensor:
-        """Return float32 (batch, kept tokens, kept width), which shares no memory with the hidden states."""
+        """Return float32 (batch, kept tokens, kept width) in new memory."""
         hidden, lengths = self._hidden, self._lengths
         if pooling == "last":
             count = self._readout_tokens
@@ -194,7 +194,7 @@ class LayerPooling:
     def _grid(self, number: int) -> Tensor:
         """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
         if self._on_host and self._padding is not None:
-            raise InputError(f"pooling grid{number}: it needs rows of equal length, such as images")
+            raise InputError(f"pooling grid{number}: the rows differ in length; use it for images of one size alone")
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)
         cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(number, dim=2)]
@@ -214,11 +214,8 @@ def share_levels(number: int) -> list[float]:
 
 
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
-    """Return the weights (batch, segments, tokens) whose product with the hidden states gives means of segments.
-
-    With s segments and n real tokens, segment i covers the tokens from floor(i n / s) to max(floor((i + 1) n / s),
-    floor(i n / s) + 1), so that each segment has a token even if n < s.
-    """
+    """Return the weights (batch, segments, tokens) whose product with the hidden states gives means of segments."""
+    # With s segments and n real tokens, segment i begins at token floor(i n / s) and has a token even if n < s.
     steps = torch.arange(stretches + 1, device=lengths.device)
     bounds = lengths[:, None] * steps // stretches
     start = bounds[:, :-1]
@@ -229,13 +226,13 @@ def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
 
 
 def _parse(pooling: str) -> tuple[str, int]:
-    """Split ``segments8`` into ``segmentsK`` and 8; the number of other poolings is 0."""
+    """Split ``segments8`` into ``segmentsK`` and 8; names without a number get 0."""
     found = re.fullmatch(r"([a-z]+)([1-9][0-9]{0,3})", pooling)
     return (f"{found[1]}K", int(found[2])) if found else (pooling, 0)
 
 
 class RawInput(nn.Module):
-    """The baseline: the sequences of a task as features, flattened; means of 8 segments if too wide, or for words."""
+    """The baseline: a task's sequences as features, flattened; means of 8 segments for wide inputs and for words."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -257,7 +254,7 @@ class RawInput(nn.Module):
 
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the `RawInput` of stored sequences, (rows, width), or of every token if each token has a label."""
+    """Return the `RawInput` of stored sequences, (rows, width), or the values of every token if each has a label."""
     raw = RawInput(task)
     x = as_patches(x) if task.pictures else x
     x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x

@@ -29,7 +29,7 @@ MOST_SYMBOLS = 64  # the largest vocabulary of which windows are made, with one 
 
 
 class Reservoir(ReservoirOptions):
-    """`ReservoirOptions` with every default decided, see `reservoir.plan`."""
+    """`ReservoirOptions` with every default resolved, see `reservoir.plan`."""
 
     backbone: str = DEFAULT_BACKBONE
     init: str = "pretrained"
@@ -42,7 +42,7 @@ class Reservoir(ReservoirOptions):
     normalise: str = "channel"
 
     def windows(self, task: Task) -> Windows:
-        """Return how the sequences of a task become tokens."""
+        """Return the windows that become the tokens of a task."""
         if self.dilations == "auto":
             dilations = every_dilation(task.max_tokens, self.patch)
         else:
@@ -53,7 +53,7 @@ class Reservoir(ReservoirOptions):
         return Windows(**cut, normalise=self.normalise, symbols=symbols)
 
     def windowed(self, task: Task) -> Task:
-        """Return the task as the model sees it, with windows as tokens; raise `InputError` where no window fits."""
+        """Return the task as the model sees it, with windows as tokens; raise `InputError` if no window fits."""
         windows = self.windows(task)
         if windows.plain:
             return task
@@ -61,7 +61,7 @@ class Reservoir(ReservoirOptions):
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MOST_SYMBOLS:
             problem = f"{what}windows take up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}"
-            raise InputError(f"{problem}; leave the options of windows out")
+            raise InputError(f"{problem}; leave out the options of windows")
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
             raise InputError(f"{what}task {task.name!r} labels single tokens, which windows join; leave it out")
         tokens = int(windows.counts(np.array(task.max_tokens)))
@@ -73,7 +73,7 @@ class Reservoir(ReservoirOptions):
 
 
 def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
-    """Return 1, 2, 4 ... as long as a window of ``patch`` values reaches less far than ``tokens``."""
+    """Return the dilations 1, 2, 4 ... at which a window of ``patch`` values spans at most ``tokens`` values."""
     dilations = [1]
     while (patch - 1) * 2 * dilations[-1] < tokens and patch > 1:
         dilations.append(2 * dilations[-1])
@@ -81,7 +81,7 @@ def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
 
 
 def full_name(backbone: str) -> str:
-    """Return the full path of a folder or GGUF file, or the full name of an abbreviation; ``mini`` is not a folder."""
+    """Return the absolute path of a folder or GGUF file, the full name for a short name, or else the name itself."""
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]
@@ -92,7 +92,7 @@ def full_name(backbone: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, frozen or trained, with what identifies it: the digest of its float32 weights.
+    """A model on its device, frozen or trained; ``digest`` is the SHA-256 of its float32 weights.
 
     With native input, ``reader`` makes the tokens, and ``input_digests`` holds the SHA-256 of reader and embeddings.
     """
@@ -134,7 +134,7 @@ def load_model(
             shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
             weights = kernels(backbone.width, settings.seed, shape)
         elif settings.input == "edges":
-            # As strong, taken together, as orthogonal columns of norm 1.
+            # The total norm is that of orthogonal columns of norm 1.
             weights = edges(seen, backbone.width, settings.seed)
             weights *= math.sqrt(weights.shape[1] / weights.shape[0])
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
@@ -160,7 +160,7 @@ def load_model(
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is a GPU where there is one, else the CPU."""
+    """Return the device of that name; ``auto`` is a GPU if there is one, else the CPU."""
     import torch
 
     if name == "auto":
@@ -174,7 +174,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_compute(name: str, device: torch.device) -> str:
-    """Return the precision of the products: ``auto`` is bfloat16 where the hardware multiplies it natively."""
+    """Return the precision of the products; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
     import torch
 
     from reservoir.devices import on_gpu
@@ -184,8 +184,8 @@ def choose_compute(name: str, device: torch.device) -> str:
     if on_gpu(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        # These functions are private in torch; a version without them gets the safe answer. The first asks the library
-        # that multiplies, which can be limited to fewer instructions than the processor has (ONEDNN_MAX_CPU_ISA).
+        # These functions are private in torch; without them the answer is float32. The first one asks oneDNN, which can
+        # be limited to fewer instructions than the processor has (ONEDNN_MAX_CPU_ISA).
         used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
         tiles, products = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
         native = device.type == "cpu" and used and (tiles or (products and bfloat16_is_faster()))
@@ -194,12 +194,10 @@ def choose_compute(name: str, device: torch.device) -> str:
 
 @cache
 def bfloat16_is_faster() -> bool:
-    """Return whether this processor multiplies bfloat16 in less of its own time than float32, by a short trial.
-
-    Some processors with bfloat16 instructions but no tiles (AMX) are slower in it: a Xeon whose tiles are disabled
-    takes 1.6 times as long. The ratio is so far from 1 that repeated trials agree, and so do the keys of entries, which
-    name the precision.
-    """
+    """Return whether a short trial takes less processor time in bfloat16 than in float32."""
+    # Some processors with bfloat16 instructions but no tiles (AMX) are slower in bfloat16: a Xeon whose tiles are
+    # disabled takes 1.6 times as long. The ratio is so far from 1 that all trials agree on the precision, which is part
+    # of the cache key.
     import torch
 
     def seconds(dtype: torch.dtype) -> float:

@@ -44,11 +44,7 @@ class Branch(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Maps stored sequences to logits, by scaling, frozen maps and a readout.
-
-    The product with the readout's weights runs in float64: channels of a frozen transformer may have a mean of 3000
-    and a deviation below one, and float32 sums of such products lose all the digits in which two rows differ.
-    """
+    """Maps stored sequences to logits, by scaling, frozen maps and a readout."""
 
     offset: Tensor
     scale: Tensor
@@ -77,12 +73,14 @@ class SequenceModel(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits of stored, unscaled, right-padded sequences (batch, tokens, ...) with int64 ``lengths``.
 
-        They are float32, (batch, readout_tokens, outputs, classes), and their softmax gives the probabilities of
-        `predict`; for regression the predictions, (batch, readout_tokens, outputs).
+        The logits are float32 (batch, readout_tokens, outputs, classes), and their softmax gives the probabilities of
+        `predict`. For regression, return the predictions (batch, readout_tokens, outputs).
         """
         if self.scaled:
             x = (x - self.offset) * self.scale
         features = torch.cat([values for branch in self.branches for values in branch(x, lengths)], dim=1)
+        # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of their products in
+        # float32 would lose all the digits in which two rows differ.
         return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.shape)
 
 
@@ -118,10 +116,8 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
     """Return the contribution of each position to the logits relative to a mean token, (rows, positions, k), float64.
 
     If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, the logits of a linear readout are a sum over tokens
-    too: W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the explained rows. Only means,
-    segments, single tokens, all tokens and the raw input are sums over positions; other poolings (quantiles, shares,
-    extremes, deviations) contribute nothing here. The contribution of a window is spread over the values from its own
-    position to the next window's.
+    too: W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the explained rows. Means,
+    segments, single tokens, all tokens and the raw input are such sums; other poolings contribute nothing here.
     """
     scaled = (x - model.offset) * model.scale if model.scaled else x
     found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)
@@ -145,6 +141,7 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
             if isinstance(branch.fpt.task.form, Tokens) or windows.plain:
                 found += added
                 continue
+            # The contribution of a window is spread over the values from its own position to the next window's.
             stride = windows.stride
             begin = 0 if windows.pad == "same" else (windows.reach - stride) // 2
             position = (torch.arange(added.shape[1] * stride) + max(begin, 0)).clamp(max=x.shape[1] - 1)
@@ -153,11 +150,7 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0) -> Tensor:
-    """Return the decrease of the logits when a stretch of the input is hidden, (rows, positions, k).
-
-    Each row has up to 32 stretches. Hidden values are replaced by the mean of their channel in the row, hidden symbols
-    by random ones out of ``symbols``, four times.
-    """
+    """Return the decrease of the logits when a stretch of the input is hidden, (rows, positions, k)."""
     draw = torch.Generator().manual_seed(0)
     fall = []
     for row, length in zip(x, lengths.tolist(), strict=True):
@@ -165,6 +158,7 @@ def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Ten
         hidden = [row]
         for begin, end in pairwise(bounds):
             for _ in range(DRAWS if symbols else 1):
+                # Random symbols, or the mean of each channel in the row, replace what is hidden.
                 other = row.clone()
                 drawn = torch.randint(symbols, (end - begin,), generator=draw) if symbols else row[:length].mean(0)
                 other[begin:end] = drawn.to(row.dtype)

@@ -144,7 +144,7 @@ def attention(
         Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
         the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
+        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
@@ -182,7 +182,7 @@ def attention(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -382,7 +382,7 @@ def extract(
         Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
         the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
+        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
@@ -420,7 +420,7 @@ def extract(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -432,7 +432,7 @@ def extract(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split; they are a fixed random draw.
+        Maximum number of rows per split, a fixed random sample.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
@@ -499,8 +499,8 @@ def fit(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'
-        Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and whole
-        layers.
+        Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each alone and
+        each layer as a whole.
     readout : str, default='ridge'
         ridge, logistic, weighted (a learned sum of layers), or an estimator's path:
         sklearn.svm.LinearSVC:C=0.1,1.
@@ -612,7 +612,7 @@ def import_features(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -729,7 +729,7 @@ def plan(
         Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
         the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
+        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
@@ -767,7 +767,7 @@ def plan(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -779,7 +779,7 @@ def plan(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split; they are a fixed random draw.
+        Maximum number of rows per split, a fixed random sample.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
@@ -920,7 +920,7 @@ def prepare(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -1003,7 +1003,7 @@ def pretrain(
     resume : bool, default=False
         Resume from the last checkpoint.
     vocabulary : int, default=256
-        Tokens of a stream, or embeddings for bit-memory; a text has 256 bytes.
+        Vocabulary size of a stream, or embeddings for bit-memory; texts have 256.
     batch_tokens : int, default=4096
         Tokens per optimizer step.
     context : int, optional
@@ -1161,7 +1161,7 @@ def reproduce(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -1288,7 +1288,7 @@ def train(
         Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
         the patch.
     dilations : str, optional
-        Steps between the values of a window, such as 1,2,4, concatenated; auto: 1, 2, 4 ... up to the row's
+        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
@@ -1326,7 +1326,7 @@ def train(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -1338,7 +1338,7 @@ def train(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split; they are a fixed random draw.
+        Maximum number of rows per split, a fixed random sample.
     run : path-like, optional
         Folder of a run of train. Default: in the cache.
     compute : str, default='auto'
@@ -1486,7 +1486,7 @@ def tune(
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second to which sounds are resampled. Default: 16000.
+        Sampling rate in Hz to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
         Read samples of sounds, not spectrum frames; default for models that read samples.
     data : path-like, optional
@@ -1498,7 +1498,7 @@ def tune(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split; they are a fixed random draw.
+        Maximum number of rows per split, a fixed random sample.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional

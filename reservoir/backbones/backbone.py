@@ -26,12 +26,9 @@ class Backbone(nn.Module):
     each block) and ``final`` (the output of the last norm; in a family without one, of the last block).
 
     The parameters of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth``
-    only this number of blocks, from the first, and the final norm are kept.
-
-    The attributes ``depth``, ``width``, ``max_tokens`` and ``causal`` are the number of blocks, the hidden width, the
-    longest sequence (None if unlimited) and whether a token sees only earlier tokens; ``layers`` names all layers, from
-    the input side to the output side. Matrix products have the precision ``compute``; norms, positions and the residual
-    stream stay in float32.
+    the model keeps only its first ``depth`` blocks and the final norm. ``max_tokens`` is the longest sequence (None if
+    unlimited), ``causal`` is whether a token sees only earlier tokens, and ``layers`` names all layers from the input
+    side to the output side.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -52,11 +49,10 @@ class Backbone(nn.Module):
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
 
     def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
-        """Map embedded sequences (batch, tokens, width) to hidden states after the last norm, of the same shape.
+        """Map embedded sequences (batch, tokens, width) to hidden states after the last norm, float32, of this shape.
 
         Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on the real tokens.
-        If only the ``last`` real tokens are read, the last block's feedforward skips the others, because it processes
-        each token separately. The result is float32, also for bfloat16 products, as the residual stream is.
+        With ``last``, only the states of that number of last real tokens are valid.
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
@@ -64,6 +60,7 @@ class Backbone(nn.Module):
         # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
         mask = None
         real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
+        # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens.keep(real, last, tokens + surplus)
         if not self.causal and (lengths is not None or surplus):
             mask = (torch.arange(tokens + surplus, device=embeds.device) < real[:, None]).to(torch.int64)
@@ -74,21 +71,18 @@ class Backbone(nn.Module):
             return self.family.run(self.model, embeds, mask)[:, :tokens]
 
     def set_compute(self, dtype: torch.dtype) -> None:
-        """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32.
-
-        Only the weights of frozen projections are rounded; trained weights stay in float32 and are cast when used. With
-        the residual stream in float32, the error of an untrained GPT-2 small's hidden states is a seventh of that with
-        everything in bfloat16, at the same speed.
-        """
+        """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32."""
         if not self.family.allows_bfloat16:
             return
         self.compute = dtype
+        # Trained weights stay in float32. So does the residual stream: the error of an untrained GPT-2 small's hidden
+        # states is then a seventh of that with everything in bfloat16, at the same speed.
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear | Projection) and not any(p.requires_grad for p in module.parameters()):
                 module.to(dtype)
 
     def set_positions(self, path: str, positions: Tensor) -> None:
-        """Set the learned positions (tokens, width), which also set the longest sequence."""
+        """Set the learned positions (tokens, width), whose number becomes the length of the longest sequence."""
         _replace(self.model, path, nn.Parameter(positions.clone(), requires_grad=False))
         self.max_tokens = len(positions)
         self.shape = replace(self.shape, max_tokens=len(positions))
@@ -100,15 +94,12 @@ class Backbone(nn.Module):
 
     @contextmanager
     def recording(self, layers: dict[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Call callbacks with the hidden states of some layers during every forward pass inside the context.
-
-        Blocks above the deepest of these layers are removed inside the context, so they cost nothing.
-        """
+        """Call callbacks with the hidden states of some layers during every forward pass inside the context."""
         check_layers(layers, self.family, self.depth)
         blocks = self.blocks
         handles = [self._hook(blocks, layer, callback) for layer, callback in layers.items()]
         deepest = max(self.layers.index(layer) for layer in layers)
-        if deepest < self.depth:
+        if deepest < self.depth:  # blocks above the deepest layer would only take time
             _replace(self.model, self.family.blocks, blocks[: max(deepest, 1)])
         try:
             yield
@@ -177,7 +168,7 @@ class LastTokens:
     """Restricts modules that process each token separately, in the order of the forward pass, to some of the tokens.
 
     Their inputs are (batch, tokens, ...), and the output of the last one has that shape again, with zeros at the other
-    tokens. The last block's feedforward is restricted to the few tokens that are read.
+    tokens.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -213,17 +204,17 @@ class LastTokens:
 
 @torch.inference_mode()
 def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: int = 1) -> Tensor:
-    r"""Return the attention maps of one block, :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
+    r"""Return the attention maps of one block, :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`, with blocks from 1.
 
-    Fused kernels do not compute the maps, so this forward pass, up to this block, uses the plain attention function.
-    Sequences are those of `Backbone.forward`; blocks are numbered from 1. The maps are float32, (batch, heads, queries,
-    keys): rows of real queries sum to one, and entries of padding are zero.
+    The maps are float32, (batch, heads, queries, keys): rows of real queries sum to one, and entries of padding are
+    zero.
     """
+    # Fused kernels do not compute the maps, so this forward pass uses the plain attention function.
     path = backbone.family.attention
     if not path:
         raise InputError(f"attention: {backbone.family.name} has no maps of the whole sequence; use another backbone")
     if not 1 <= layer <= backbone.depth:
-        raise InputError(f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}")
+        raise InputError(f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}; choose one")
     maps: list[Tensor] = []
     module = backbone.blocks[layer - 1].get_submodule(path)
     handle = module.register_forward_hook(lambda _module, _inputs, output: maps.append(output[-1]))

@@ -43,7 +43,7 @@ class Config:
 
 
 class SkipInitialisation(TorchFunctionMode):
-    """Skips the random initialisation of a model under construction, because its weights are replaced afterwards."""
+    """Skips the random initialisation of a model under construction, whose weights are replaced afterwards."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -210,19 +210,16 @@ def attention_name(config: Any) -> str:
 
 
 def local_files_only(source: str) -> bool:
-    """Return whether transformers must not ask the hub: for a folder, and where the hub does not answer.
-
-    For a file that is not cached, the hub's client itself would retry five times, which takes 23 seconds, and print a
-    warning each time. For a folder whose settings are damaged, transformers would ask the hub too.
-    """
+    """Return whether transformers must not ask the hub: for a folder, and if the hub does not answer."""
     from huggingface_hub import constants
     from huggingface_hub.utils import http_backoff, logging
 
-    if Path(source).is_dir():
+    if Path(source).is_dir():  # transformers would ask the hub if a folder's settings are damaged
         return True
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     timeout = constants.HF_HUB_ETAG_TIMEOUT
+    # For a file that is not cached, the hub's client itself would retry five times, which takes 23 seconds.
     try:  # one retry after a second, for a lost connection; any answer will do, also "not found"
         http_backoff("HEAD", constants.ENDPOINT, max_retries=1, retry_on_status_codes=(), timeout=timeout)
     except Exception:  # the client's HTTP library, and so its exceptions, changed between releases

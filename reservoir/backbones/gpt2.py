@@ -57,7 +57,7 @@ class GPT2Config(Config):
 
     @property
     def num_attention_heads(self) -> int:
-        """Attention heads of a block, under the name of other families."""
+        """Number of attention heads of a block, under the name that other families use."""
         return self.n_head
 
 
@@ -133,15 +133,15 @@ class Attention(nn.Module):
 def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs), without rounding the product.
 
-    Computed separately, GELU takes longer than the product. torch's compiler emits this kernel for the two together; it
-    is the only private function of torch that is used. Call it only if `has_joined_kernel` returns True.
+    Call it only if `has_joined_kernel` returns True.
     """
+    # Computed separately, GELU takes longer than the product. torch's compiler uses this private kernel for both.
     return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias, "gelu", [], "tanh")
 
 
 @cache
 def has_joined_kernel() -> bool:
-    """Return whether this torch on this processor has the kernel of `gelu_of_product`, and it computes GELU."""
+    """Return whether this torch has the kernel of `gelu_of_product` for this processor, and it computes GELU."""
     if not torch.backends.mkldnn.is_available():
         return False
     x, weight = torch.linspace(-2, 2, 32).bfloat16()[None], torch.eye(32).bfloat16()
@@ -247,7 +247,7 @@ class GPT2Loader(FolderLoader):
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw as `draw_normal` does; divide projections into the residual stream by the root of their number."""
+    """Draw as `draw_normal` does; divide projections into the residual stream by the square root of their number."""
     return draw_normal(name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0)
 
 

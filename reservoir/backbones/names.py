@@ -36,8 +36,8 @@ SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
 def find(name: str) -> tuple[Family, Any]:
     """Return the family and the configuration of a backbone.
 
-    ``name`` is a key of `KNOWN`, also with settings of its configuration, as in ``esn:units=500,sr=1.1``; a folder with
-    a ``config.json``; a GGUF file; or a hub name.
+    ``name`` is a key of `KNOWN`, optionally with settings of its configuration, as in ``esn:units=500,sr=1.1``; a
+    folder with a ``config.json``; a GGUF file; or a hub name.
     """
     known, _, settings = name.partition(":")
     if known in KNOWN:
@@ -69,13 +69,12 @@ def check_depth(name: str, blocks: int, depth: int | None) -> None:
 
 
 def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
-    """Return the init with ``random`` and ``random-scaled`` resolved.
+    """Return the init with the default, ``random`` and ``random-scaled`` resolved.
 
     The default is ``random`` for families without published weights and for altered settings, else ``pretrained``.
-    ``random`` is the initialisation of the family; for GPT-2 the one of its authors, also called ``random-scaled``.
-    With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1: ``random-flat``. For
-    other families that library did what it does today, and the LSTM's initialisation is that of the released code.
-    With another family than GPT-2, ``random-scaled`` raises `InputError`.
+    ``random`` is the initialisation of the family; for GPT-2 it is that of its authors, also called ``random-scaled``,
+    which raises `InputError` for other families. With ``published``, GPT-2 gets the initialisation of the paper's
+    library, transformers 4.1.1: ``random-flat``.
     """
     if init is None:
         known, colon, _ = name.partition(":")

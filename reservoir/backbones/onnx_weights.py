@@ -1,7 +1,7 @@
 """The weights of a ViT or DINOv2 in an ONNX file that torch exported.
 
 Exporters fold constants: the matrix of a product is stored transposed and without its name, and interpolated positions
-in two pieces. Such tensors are found by their place in the graph. Nothing of the graph is run.
+are stored in two pieces. Such tensors are found by their place in the graph, which is never run.
 """
 
 import math
@@ -19,14 +19,12 @@ QUERIES = ("query.bias", "q_proj.bias")
 
 
 def read_onnx(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
-    """Return configuration and tensors of a ViT or DINOv2 with the names of transformers, and names of other tensors.
-
-    No other file is opened: weights that an ONNX file keeps in another file (its external data) are refused.
-    """
+    """Return the configuration and tensors of a ViT or DINOv2, named as in transformers, and names of other tensors."""
     try:
         import onnx
     except ImportError:
         raise InputError(f"{path}: ONNX files need a package: pip install 'reservoir-features[onnx]'") from None
+    # Weights that an ONNX file keeps in another file (its external data) are refused.
     with as_input_error(f"{path}: not a readable ONNX file", "export the model again"):
         return _read_graph(path, _Graph(onnx.load(path, load_external_data=False).graph))
 
@@ -50,7 +48,7 @@ def _read_graph(path: Path, graph: "_Graph") -> tuple[dict[str, Any], dict[str, 
 
 
 def _to_array(tensor: Any) -> np.ndarray:
-    """Return the values of a tensor that the file itself holds."""
+    """Return the values of a tensor; refuse a tensor that is stored in another file."""
     from onnx import TensorProto, numpy_helper
 
     # `to_array` would open the named file, relative to the current folder.

@@ -84,7 +84,7 @@ def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight whose standard deviation keeps activations near one although attention is not scaled."""
+    """Draw a weight whose deviation keeps activations near one although attention is not scaled."""
     if "layer_norm" in name:
         return None
     inner = {".q.": config.d_model * config.d_kv, ".o.": config.num_heads * config.d_kv, ".wo.": config.d_ff}
@@ -201,7 +201,7 @@ def _adapt_audio(model: Any, config: Any) -> nn.Module:
 
 
 def _run_audio(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the last hidden states; padding is zero, as silence is, for the convolution that gives positions."""
+    """Return the last hidden states; the convolution that gives positions reads zeros at padding."""
     real = None if mask is None else mask.bool()
     embeds = embeds.clone() if real is None else embeds.masked_fill(~real[:, :, None], 0)
     return model.final(model.encoder(embeds, attention_mask=real).last_hidden_state)
@@ -214,7 +214,7 @@ def _audio_shape(config: Any) -> Shape:
 
 
 def _draw_audio(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight; draw the convolution of positions as fairseq does, with the average length for each direction."""
+    """Draw a weight; draw the convolution of positions as fairseq does, with the mean length for each direction."""
     if "pos_conv_embed" not in name or name.endswith("bias"):
         return draw_normal(name, shape, config, generator)
     inputs = config.hidden_size // config.num_conv_pos_embedding_groups

@@ -10,11 +10,11 @@ The LSTM (Hochreiter & Schmidhuber 1997) is that of their released code, after B
 
 The next token receives the normalised cell, LN divides by the unbiased deviation, gains and biases of its n channels
 are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`, dropout acts on the state that is fed back, and the first states are
-random. The authors draw the first states again for every row and pass, and so does `train` with ``--protocol paper``.
-Cached features must be the same each time, so otherwise they are drawn once, from the seed. The paper's LSTM has 3
-layers. Its LSTM* has 12, with a residual connection around each, and learned positions, which start at zero there and
-are drawn like GPT-2's here. No fused kernel has a norm inside the recurrence, so the cell loops over the tokens; the
-products with the input are computed before the loop.
+random. The authors draw new first states for every row and pass, and so does `train` with ``--protocol paper``. Cached
+features must be the same each time, so by default first states are drawn once, from the seed. The paper's LSTM has 3
+layers. Its LSTM* has 12, with a residual connection around each, and learned positions, which the authors start at zero
+and this package draws like GPT-2's. No fused kernel has a norm inside the recurrence, so the cell loops over the
+tokens; the products with the input are computed before the loop.
 
 An echo state network (Jaeger 2001) is a sparse random recurrent layer of leaky units, named as in reservoirpy:
 
@@ -87,7 +87,7 @@ class UnbiasedNorm(nn.LayerNorm):
 class LSTMCell(nn.Module):
     """One layer of the paper's released LSTM."""
 
-    redraws = False  # whether first states are drawn anew for each row at each pass of training
+    redraws = False  # whether each row gets new first states at each pass of training
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class LSTMCell(nn.Module):
 
 
 def redraw_first_states(model: nn.Module) -> None:
-    """Let each LSTM of a model draw the first states of each row anew, as the authors' code does."""
+    """Let each LSTM of a model draw new first states for each row, as the authors' code does."""
     for module in model.modules():
         if isinstance(module, LSTMCell):
             module.redraws = True

@@ -30,17 +30,18 @@ _LOADING = threading.Lock()
 
 
 def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | None = None) -> Backbone:
-    """Make a frozen backbone, in float32, on the CPU, in evaluation mode, with no gradients.
+    """Make a frozen backbone, in float32, on the CPU, in evaluation mode, without gradients.
 
     ``name`` is a known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the
-    name of a model on the Hugging Face hub. The weights of ``mini`` come with this package. With ``depth`` only this
-    number of blocks, from the first, and the final norm are kept.
+    name of a model on the Hugging Face hub. With ``depth`` the backbone keeps only its first ``depth`` blocks and the
+    final norm.
 
-    ``init="random"`` draws every weight from the family's own scheme, by the seed, and needs neither network nor
-    weights. ``random-flat`` draws every matrix with the deviation ``initializer_range``, like the "random" GPT-2 of Lu
-    et al. 2021, whose library did not yet scale ``c_proj`` down. ``pretrained`` loads safetensors. ``statistics`` draws
-    every tensor from a normal distribution with the mean and the standard deviation of the pretrained one (ibid.,
-    section 3.7).
+    | init | weights |
+    |---|---|
+    | ``random`` | drawn by the family's own scheme, from the seed |
+    | ``random-flat`` | every matrix has deviation ``initializer_range``, as in the "random" GPT-2 of Lu et al. 2021 |
+    | ``pretrained`` | loaded from safetensors |
+    | ``statistics`` | every tensor is normal, with the mean and deviation of the pretrained one (ibid., section 3.7) |
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -52,6 +53,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
             with _usable_configuration(name), SkipInitialisation():
                 model = family.loader.build(config)
             backbone = Backbone(model, family, config, depth)
+            # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
             draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
             return backbone
         model = _load(name, family, config)
@@ -72,18 +74,18 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
 
 
 def load_all_tensors(name: str, depth: int | None = None) -> tuple[Family, Any, nn.Module]:
-    """Return the family, the configuration and the whole pretrained model of a name, token embeddings included."""
+    """Return the family, the configuration and the whole pretrained model of a name, including its token embeddings."""
     with _LOADING:
         family, config = _find(name, depth)
         return family, config, _load(name, family, config, native=True)
 
 
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
-    """Return family and configuration, unless the model is larger than memory: the system would kill the process."""
+    """Return family and configuration; raise `InputError` if the model is larger than memory."""
     family, config = find(name)
     with _usable_configuration(name):
         size = 4 * family.loader.count(config)
-    # Windows has no sysconf.
+    # The system would kill a process whose model is larger than memory. Windows has no sysconf.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
     if size > memory:
         start = f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has"
@@ -109,12 +111,11 @@ def draw_parameters(
 ) -> None:
     """Redraw the parameters whose names have one of the prefixes, in place; constants such as norms stay.
 
-    Without ``draw`` each tensor becomes normal with its own mean and standard deviation, including norms. Each tensor
-    has its own generator, keyed by the seed and its name, and is drawn by NumPy: the same seed gives the same tensors
-    on every machine (torch's own draws depend on the CPU's vector instructions), and a model cut to fewer blocks keeps
-    the weights of the remaining blocks.
+    Without ``draw`` each tensor becomes normal with its own mean and standard deviation, including norms.
     """
 
+    # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
+    # weights of the others. NumPy draws: torch's own draws depend on the CPU's vector instructions.
     def redraw(named: tuple[str, nn.Parameter]) -> None:
         name, parameter = named
         values, random = parameter.detach().numpy(), generator(seed, name)
@@ -128,17 +129,15 @@ def draw_parameters(
             parameter.data.copy_(torch.from_numpy(drawn))
 
     wanted = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
-    # NumPy releases Python's lock while it draws, and each tensor has its own generator.
+    # NumPy releases Python's global lock while it draws.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         list(threads.map(redraw, wanted))
 
 
 def weights_digest(backbone: Backbone) -> str:
-    """Return the SHA-256 of a float32 backbone: its family, configuration, and every tensor's name, shape and bytes.
-
-    It changes with every weight and with the depth, and stays the same when a folder moves or is renamed.
-    """
+    """Return the SHA-256 of a float32 backbone: its family, configuration, and every tensor's name, shape and bytes."""
     digest = hashlib.sha256(backbone.family.name.encode())
+    # The digest stays the same when a folder moves or is renamed.
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
     ignored |= {"quantization_config"}  # GGUF: the tensors are expanded, and this setting holds the file's name
     kept = {k: v for k, v in backbone.config.to_dict().items() if k not in ignored and not k.endswith("_token_id")}
@@ -148,7 +147,7 @@ def weights_digest(backbone: Backbone) -> str:
 
 
 def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any = None) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes of all parameters and buffers, after that of ``digest``."""
+    """Return the SHA-256 of names, types, shapes and bytes of a module's tensors, continuing that of ``digest``."""
     digest = digest or hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         if name not in but:

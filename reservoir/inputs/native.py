@@ -1,4 +1,4 @@
-"""Native input: texts, pictures and sounds as the tokens of a pretrained model, by its own preprocessing."""
+"""Native input: texts, pictures and sounds become the tokens of a pretrained model by its own preprocessing."""
 
 import hashlib
 import json
@@ -81,7 +81,7 @@ class TextReader:
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
 
     def save(self, path: Path) -> None:
-        """Write the rules, with truncation and padding as the model needs them, as the file of a fast tokenizer."""
+        """Write the rules of a fast tokenizer to a file, with the truncation and padding that the model needs."""
         from tokenizers import Tokenizer
 
         tokenizer = self._tokenizer
@@ -93,7 +93,7 @@ class TextReader:
         saved.save(str(path))
 
     def places(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the last token of each letter of stored texts, (rows, most); -1 after the end of a text."""
+        """Return the last token of each letter of stored texts, (rows, letters); -1 after the end of a text."""
         found = [self._places(text) for text in self._texts(x, lengths)]
         places = np.full((len(found), max(map(len, found))), -1, np.int64)
         for row, tokens in enumerate(found):
@@ -140,7 +140,7 @@ class TextReader:
 
     @property
     def note(self) -> str:
-        """How many texts were too long and how they were read, or an empty string."""
+        """A message on the texts that were too long and how they were read, or an empty string."""
         if not self.long:
             return ""
         how = "read in pieces and their features averaged" if self._whole else "cut (--long windows reads all of them)"
@@ -148,7 +148,7 @@ class TextReader:
 
 
 def _letters_apart(tokenizer: Any) -> bool:
-    """Return whether a tokenizer's words are single letters that must be separated by spaces, as ProtBert's."""
+    """Return whether a tokenizer's words are single letters that spaces must separate, as ProtBert's are."""
     words = [word for word in tokenizer.get_vocab() if word not in tokenizer.all_special_tokens]
     if not words or any(len(word) > 1 for word in words):
         return False
@@ -211,10 +211,7 @@ class PatchInput(nn.Module):
 
 
 class PixelReader:
-    """Converts stored pictures to the patches that a model reads.
-
-    The processor gives ``pixels`` (channels, height, width), of which whole patches are read: ``height`` and ``width``.
-    """
+    """Converts stored pictures to the patches that a model reads."""
 
     kind, has_cls, note = "processor", True, ""
 
@@ -227,6 +224,7 @@ class PixelReader:
             raise ValueError("it gives pictures of several sizes; set a size with height and width, or a crop")
         self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
         size = sizes.pop()
+        # The model reads whole patches of the pixels (channels, height, width) that the processor gives.
         self.height, self.width = (side // self.patch * self.patch for side in size)
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
         self.form = Vectors(self.patch**2 * config.num_channels)
@@ -251,10 +249,7 @@ class PixelReader:
 
 
 class SoundReader:
-    """Passes stored samples through the convolutions of a model, one sound at a time.
-
-    The first convolution of the base models is normalised over the whole sound, so padding would change every token.
-    """
+    """Passes stored samples through the convolutions of a model, one sound at a time."""
 
     kind, has_cls, note = "processor", False, ""
 
@@ -279,6 +274,8 @@ class SoundReader:
         device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
+        # The first convolution of the base models is normalised over the whole sound, so padding a batch would change
+        # every token.
         for row, (samples, length, count) in enumerate(zip(x[:, :, 0], lengths, tokens, strict=True)):
             scaled = self._extractor(samples[:length], sampling_rate=self.rate, return_tensors="np")["input_values"]
             # A sound that is shorter than one token is padded with silence.
@@ -353,7 +350,7 @@ def open_native(
     """Load a pretrained model with its native input.
 
     Returns the task with the model's own tokens, the model, its embeddings, its reader, and the SHA-256 of the reader
-    (tokenizer or processor) and of the embeddings.
+    and of the embeddings.
     """
     reader = open_reader(task, name, init)
     backbone, embedding = load_native(name, depth)

@@ -441,7 +441,7 @@ def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsy
     assert command(line) == 0
     assert "learning_rate" in capsys.readouterr().out
     for wrong, says in (
-        ("steps=1,2", "steps is none of batch, accumulate, learning_rate"),
+        ("steps=1,2", "steps is not one of batch, accumulate, learning_rate"),
         ("batch=a,b", "give numbers"),
         ("batch=0,8", "--batch 0: give a whole number"),
     ):

@@ -80,7 +80,7 @@ def test_quantiles_of_equal_values():
 
 def test_too_many_tokens_side_by_side_are_refused():
     assert pooled_shape("tokens", 64, 256, 1) == (1, 16_384)
-    with pytest.raises(InputError, match="pooling tokens: 257 tokens of 64 channels side by side are 16,448,"):
+    with pytest.raises(InputError, match="pooling tokens: 257 tokens of 64 channels have 16,448 features,"):
         pooled_shape("tokens", 64, 257, 1)
 
 

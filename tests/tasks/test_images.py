@@ -174,9 +174,9 @@ def test_the_grid_has_four_statistics_of_each_cell():
 
 
 def test_a_grid_needs_a_square_of_tokens_and_full_rows():
-    with pytest.raises(InputError, match="15 tokens are not an image of 2 x 2 cells"):
+    with pytest.raises(InputError, match="15 tokens are not a square image of at least 2 x 2"):
         pooled_shape("grid2", 5, 15, 1)
-    with pytest.raises(InputError, match="rows of equal length"):
+    with pytest.raises(InputError, match="the rows differ in length"):
         pool(torch.zeros(2, 16, 5), torch.tensor([16, 9]), "grid2")
 
 
