@@ -90,10 +90,7 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
 
 
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
-    """Run the model over loaded rows; return a function that waits for the device and returns the features.
-
-    The features are pooled hidden states (rows, kept tokens, kept width) by column.
-    """
+    """Run the model over loaded rows; return a function that waits for the device and returns the features by column."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     sizes = [len(loaded.lengths) * tokens * width for tokens, width in shapes.values()]
     flat = torch.empty(sum(sizes), device=model.device)  # one tensor, so that one copy brings all columns to the host

@@ -297,10 +297,7 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
 
 
 def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | None = None) -> tuple[int, int]:
-    """Return the folds and the repeats that the options of a fit select; 0 folds stand for the validation split.
-
-    ``rows`` holds the number of rows of each split; ``groups`` is the number of their groups, which are never split.
-    """
+    """Return the folds, 0 for the validation split, and the repeats of a fit; ``groups`` is the number of groups."""
     select, units = options.select, groups or rows["train"] + rows["valid"]
     if select == "valid":
         return 0, 1
@@ -418,10 +415,7 @@ def _resolve_reservoir(
 def resolve_model(
     options: ModelOptions, defaults: Mapping[str, Any] = MappingProxyType({}), *, published: bool = False
 ) -> Reservoir:
-    """Return the options of a model, all resolved; ``defaults`` are the default windows for the data.
-
-    With ``published``, `choose_init` draws an untrained backbone as in the paper.
-    """
+    """Return the options of a model, all resolved; ``defaults`` are the default windows for the data."""
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
         if backbone is not None:

@@ -165,11 +165,7 @@ def _replace(model: nn.Module, path: str, module: nn.Module | nn.Parameter) -> N
 
 
 class LastTokens:
-    """Restricts modules that process each token separately, in the order of the forward pass, to some of the tokens.
-
-    Their inputs are (batch, tokens, ...), and the output of the last one has that shape again, with zeros at the other
-    tokens.
-    """
+    """Restricts modules that process each token separately, in the order of the forward pass, to some of the tokens."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         # (batch, kept tokens), or None for all; not cleared, because a block may run again in the backward pass.
@@ -194,6 +190,7 @@ class LastTokens:
     def _put(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
         if self.positions is None:
             return None
+        # Zeros at the other tokens give the output the shape (batch, tokens, ...).
         whole = output.new_zeros(output.shape[0], self._tokens, output.shape[2])
         return whole.scatter(1, self._index(output), output)
 

@@ -131,10 +131,7 @@ class Attention(nn.Module):
 
 
 def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs), without rounding the product.
-
-    Call it only if `has_joined_kernel` returns True.
-    """
+    """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs); see `has_joined_kernel`."""
     # Computed separately, GELU takes longer than the product. torch's compiler uses this private kernel for both.
     return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias, "gelu", [], "tanh")
 

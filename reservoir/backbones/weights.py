@@ -109,10 +109,7 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 def draw_parameters(
     model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Redraw the parameters whose names have one of the prefixes, in place; constants such as norms stay.
-
-    Without ``draw`` each tensor becomes normal with its own mean and standard deviation, including norms.
-    """
+    """Redraw the parameters with one of the prefixes, in place; without ``draw``, normal with their mean and deviation."""
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
     # weights of the others. NumPy draws: torch's own draws depend on the CPU's vector instructions.

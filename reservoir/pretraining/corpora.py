@@ -51,9 +51,9 @@ class HeldOut:
 
 
 class Text:
-    """The bytes of a file, gzipped or not, or of all files of a folder in the order of their names.
+    """The bytes of a file, gzipped or not, or of all files of a folder in the order of their names; a token is a byte.
 
-    90% train, 5% valid, 5% test, in order. A token is a byte.
+    The first 90% are train, the next 5% valid, and the last 5% test.
     """
 
     unit, vocabulary = "byte", BYTES
@@ -117,10 +117,7 @@ def byte_tokenizer() -> Any:
 
 
 class Stream:
-    """Tokens drawn independently of each other, with probabilities (vocabulary,).
-
-    ``entropy`` is that of a token in bits, the least possible mean loss; None if it is not known.
-    """
+    """Independent tokens with probabilities (vocabulary,); the least mean loss is ``entropy``, in bits, or None."""
 
     unit = "token"
 
@@ -138,7 +135,7 @@ class Stream:
         return self.windows(generator(seed, self._name, step), count, tokens)
 
     def held_out(self, split: str, tokens: int) -> HeldOut:
-        """Return windows that are independent of all training seeds, the same at every call."""
+        """Return windows that are independent of all training seeds, the same for every call."""
         count = max(1, HELD_OUT_TOKENS // tokens)
         windows = self.windows(generator("held out", self._name, split), count, tokens)
         return HeldOut(windows, np.ones(count, np.int64))
@@ -153,10 +150,9 @@ class Nesting(Stream):
 
     The length of each sequence is even and uniform from ``shortest`` to ``longest``. At each position a token is opened
     with probability ``push``; otherwise the token that was opened last is closed. An empty stack always opens, and a
-    stack as deep as the number of remaining tokens always closes, so that the sequence ends balanced. Opened tokens
-    follow Zipf's law. An opening and its closing token are two symbols, ``k`` and ``k + vocabulary / 2``, so that the
-    tokens determine the stack; other corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token with the
-    same symbol. A window begins with a sequence and holds several.
+    stack as deep as the number of remaining tokens always closes. Opened tokens follow Zipf's law. An opening and its
+    closing token are two symbols, ``k`` and ``k + vocabulary / 2``, so that the tokens determine the stack; other
+    corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token with the same symbol.
     """
 
     push, shortest, longest = 0.4, 90, 120

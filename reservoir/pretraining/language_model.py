@@ -76,7 +76,7 @@ class PretrainRecipe(PretrainOptions):
 
     In the first `short_share` of the steps the model reads short windows, which are cheaper and make the final model no
     worse (Press et al. 2021, section 3). Then their length doubles: the lengths in between share a third of the
-    remaining steps, and the full context has two thirds. ``beta2`` is high because steps have few tokens.
+    remaining steps, and the full context has two thirds.
     """
 
     steps: int = STEPS
@@ -84,7 +84,7 @@ class PretrainRecipe(PretrainOptions):
     short: int = CONTEXT // 4
     learning_rate: float = LEARNING_RATE
     seed: int = 0
-    beta2: float = 0.99
+    beta2: float = 0.99  # high, because steps have few tokens
     clip: float = 1.0
 
     def __post_init__(self) -> None:
@@ -129,13 +129,10 @@ class PretrainRecipe(PretrainOptions):
 
 
 def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions, seed: int) -> PretrainRecipe:
-    """Return the options with all defaults resolved for a model.
-
-    The default context is 1024 or the longest sequence of the model, and short windows are a quarter of it.
-    """
+    """Return the options with all defaults resolved for a model."""
     longest = min(model.max_tokens or CONTEXT, CONTEXT) if options.context is None else options.context
     if model.max_tokens is not None and longest > model.max_tokens:
-        raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions")
+        raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions; give at most that")
     short = max(1, longest // 4) if options.short is None else options.short
     rate = LEARNING_RATE if options.learning_rate is None else options.learning_rate
     return PretrainRecipe(**vars(options) | {"context": longest, "short": short, "learning_rate": rate, "seed": seed})
@@ -190,7 +187,7 @@ class LanguageSteps:
         return {"valid_bits": self.measure(self._valid[self._recipe.window(step - 1)])}
 
     def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
-        """Return True: the last weights are kept, because losses on windows of different lengths do not compare."""
+        """Return True: the last weights are kept, because losses on windows of different lengths cannot be compared."""
         return True
 
     @torch.no_grad()

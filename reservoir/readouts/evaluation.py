@@ -1,4 +1,4 @@
-"""How predictions compare with labels: scikit-learn's scores, intervals, and p-values of a difference."""
+"""Comparison of predictions with labels: scikit-learn's scores, intervals, and p-values of a difference."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,20 +12,20 @@ from reservoir.readouts.linear import LinearReadout, Readout
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
 MOST_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
-MOST_VALUES = 2000  # pairs of a true and a predicted value, to be drawn
-BOOTSTRAP_UNITS = 2000
-MOST_LABELS = 8  # rows with up to this many labels get a score per label; labels of tokens are more
+MOST_VALUES = 2000  # pairs of a true and a predicted value that are drawn
+BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if the rows are more
+MOST_LABELS = 8  # rows with at most this number of labels get a score per label; labels of tokens are more
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """How predictions compare with labels.
+    """Scores of predictions against labels.
 
     The scores of classes are ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
-    (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; those of real targets ``R²``,
-    ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the labels, and ``accuracy_of_label_0`` ...
-    (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline`` (copying the visible input) and
-    ``accuracy_of_all`` (sequences left out as too long count as wrong).
+    (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; those of real targets are
+    ``R²``, ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the labels, and
+    ``accuracy_of_label_0`` ... (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline``
+    (copying the visible input) and ``accuracy_of_all`` (sequences left out as too long count as wrong).
     """
 
     samples: int  # labels that were compared
@@ -37,13 +37,13 @@ class Evaluation:
     merits: np.ndarray  # share of correct labels of each row, or its negative squared error, (rows,)
     rows: int = 0  # number of rows that the labels belong to
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
-    # probability, and the share that is correct. Empty bins are left out; without probabilities there are none.
+    # probability, and the share that is correct. Empty bins are left out, and all bins if no probabilities exist.
     reliability: tuple[tuple[int, float, float], ...] = ()
     # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     def with_baseline(self, floor: float | None, kept: float) -> "Evaluation":
-        """Return a copy with the scores that follow from a task's floor and from the share of sequences it keeps."""
+        """Return a copy with a task's copy baseline, and the accuracy over all sequences if only a share is kept."""
         scores = dict(self.scores)
         if floor is not None:
             scores["copy_baseline"] = floor
@@ -52,7 +52,7 @@ class Evaluation:
         return replace(self, scores=scores)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without the confusion matrix if there are more than 100 classes."""
+        """Return the fields as JSON values; with more than 100 classes, the confusion matrix is left out."""
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
         interval = list(self.interval) if self.interval else None
         known = {"samples": self.samples, "rows": self.rows, **self.scores, "interval": interval, "recall": self.recall}
@@ -61,7 +61,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
-        """Build an evaluation from `to_dict`: without merits, and without the confusion of more than 100 classes."""
+        """Build an evaluation from the values of `to_dict`, which lack the merits."""
         own = {"samples", "rows", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(
             samples=values["samples"],
@@ -85,7 +85,7 @@ def evaluate_classes(
 ) -> Evaluation:
     """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) score class 1 of two.
 
-    If rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence.
+    If the rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits = (y == predicted).mean(axis=1)
@@ -162,7 +162,7 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
 
 
 def compare(one: Evaluation, other: Evaluation) -> float:
-    """Return the p-value of equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap's."""
+    """Return the p-value of equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap."""
     if one.classes and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
         return mcnemar(one.merits == 1, other.merits == 1)
     return paired_bootstrap(one.merits, other.merits)
@@ -183,7 +183,7 @@ def evaluate(
     classes: Sequence[str],
     counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare a readout with the labels of blocks of samples; ``counts`` are the samples of each row, 1 by default."""
+    """Compare a readout with the labels of blocks of samples; ``counts`` are the samples of each row, by default 1."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
         if not classes:
@@ -214,10 +214,7 @@ def _by_row(merits: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def r2_interval(
     y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, draws: int = 1000
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of R² over rows of targets (n, outputs), by a percentile bootstrap; None for one row.
-
-    More than 2,000 rows are drawn in 2,000 groups.
-    """
+    """Return the 95% interval of R² over rows of targets (n, outputs), by a percentile bootstrap; None for one row."""
     rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     units = min(int(rows[-1]) + 1, BOOTSTRAP_UNITS)
     if units < 2:
@@ -237,12 +234,12 @@ def r2_interval(
 def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float]:
     """Return the interval of an accuracy from the share of correct outputs of each row, (rows,).
 
-    Rows are independent, but the outputs of a row are not. The variance between rows therefore gives an effective
-    number of independent outputs, for which Wilson's interval is computed. With one output per row this number equals
-    the number of rows. ``z`` is the standard normal quantile, 1.96 for 95%.
+    The variance between rows gives an effective number of independent outputs, for which Wilson's interval is computed.
+    ``z`` is the standard normal quantile, 1.96 for 95%.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
     """
+    # Rows are independent, but the outputs of a row are not.
     shares = np.asarray(shares, np.float64)
     rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
     n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # no variance: count rows
@@ -255,17 +252,15 @@ def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     """Return the two-sided mid-p-value that two readouts are equally accurate, from correctness (rows,) of one label.
 
-    If the readouts are equally accurate, a row that only one of them predicts correctly favours either with probability
-    1/2. The mid-p counts half of the probability of the observed outcome, so that its mean is 1/2, as for a uniform p;
-    McNemar's exact p is larger and less powerful. If no row differs, p is 1. References: McNemar (1947), Note on the
-    sampling error of the difference between correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar
-    test for binary matched-pairs data.
+    If no row differs, p is 1. References: McNemar (1947), Note on the sampling error of the difference between
+    correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
     """
     right, other = np.asarray(right, bool), np.asarray(other, bool)
     wins, losses = int((right & ~other).sum()), int((other & ~right).sum())
     rows, fewer = wins + losses, min(wins, losses)
     if not rows:
         return 1.0
+    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
     as_large = math.comb(rows, fewer) / 2**rows * (1 if wins == losses else 2)
     larger = 2 * float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
     return min(1.0, larger + as_large / 2)
@@ -274,9 +269,9 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
 def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:
     """Return the two-sided p-value that two readouts score equally on average, from scores of the same rows, (rows,).
 
-    Scores are shares of correct outputs, or negative squared errors. The centred differences are resampled with
-    replacement; p is the share of samples whose studentised mean is at least as large as the observed one. Reference:
-    Efron and Tibshirani (1993), An introduction to the bootstrap, section 16.4.
+    The centred differences are resampled with replacement; p is the share of samples whose studentised mean is at least
+    as large as the observed one. Reference: Efron and Tibshirani (1993), An introduction to the bootstrap, section
+    16.4.
     """
     differences = np.asarray(scores, np.float64) - np.asarray(others, np.float64)
     rows, mean = len(differences), float(differences.mean())

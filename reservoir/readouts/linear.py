@@ -18,7 +18,7 @@ LINKS = ("softmax", "sigmoid", "clipped", "none")
 
 @dataclass(frozen=True, eq=False)
 class RereadableBlocks:
-    """A stream of blocks that starts again each time it is iterated: ``make(*arguments)`` returns its iterator."""
+    """A stream of blocks that restarts with each iteration: ``make(*arguments)`` returns a new iterator."""
 
     make: Callable[..., Iterator[Any]]
     arguments: tuple[Any, ...]
@@ -31,8 +31,8 @@ class RereadableBlocks:
 class Targets:
     """Labels as regression targets, in the coding of scikit-learn's ``RidgeClassifier``.
 
-    Two classes become one column per output, -1 and +1. More classes become one column per class and output, +1 where
-    the class is the label and -1 elsewhere. Regression targets stay as they are.
+    Two classes become one column per output, -1 and +1. More classes become one column per class and output: +1 for the
+    class of the label, else -1. Regression targets stay as they are.
     """
 
     outputs: int  # labels per sample
@@ -57,13 +57,13 @@ class Targets:
 
     @property
     def columns(self) -> int:
-        """The number T of target columns."""
+        """Number of target columns, T."""
         return self.outputs * (self.classes if self.classes > 2 else 1)
 
     def encode(self, y: np.ndarray) -> np.ndarray:
-        """Return the targets (n, T) of labels (n, outputs): float32, or float64 if regression targets are."""
+        """Return the targets (n, T) of labels (n, outputs): float32, or float64 for regression targets in float64."""
         if y.ndim != 2 or y.shape[1] != self.outputs:
-            raise InputError(f"targets: labels of shape {y.shape}, not (n, {self.outputs})")
+            raise InputError(f"targets: the labels have shape {y.shape}; give (n, {self.outputs})")
         if not self.classes:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
         hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), self.columns)
@@ -87,7 +87,7 @@ class Targets:
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
         if not self.classes:
-            raise InputError("targets: a regression readout has no probabilities; ask for its predictions")
+            raise InputError("targets: a regression readout has no probabilities; use its predictions")
         if self.classes == 2:
             return np.stack([-scores, scores], axis=-1)
         return scores.reshape(len(scores), self.outputs, self.classes)
@@ -110,9 +110,7 @@ class Targets:
         return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / self.classes)
 
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
-        """Return the temperature whose softmax has the least cross-entropy on held-out rows, with smoothed labels.
-
-        ``scores`` (n, T) are of rows that the readout was not fitted on; ``y`` (n, outputs) are their labels.
+        """Return the temperature with the least cross-entropy of held-out scores (n, T), for smoothed labels.
 
         References: Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999),
         Probabilistic outputs for support vector machines, section 2.2, for smoothed labels.
@@ -124,7 +122,7 @@ class Targets:
         logits = self.logits(np.asarray(scores, np.float64))
         counted = np.ones(len(y)) if weights is None else weights
         # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession). The
-        # labels give this share to the other classes; else rows that are all correct would get a temperature of 0.
+        # labels give this share to the other classes; otherwise a readout without errors would get a temperature of 0.
         doubt = 1 / (counted.sum() + 2)
         hot = y[..., None].astype(np.int64) == np.arange(self.classes)
         wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
@@ -146,7 +144,7 @@ class Readout(Protocol):
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether it gives probabilities, and not only labels."""
+        """Whether the readout gives probabilities, and not only labels."""
         ...
 
     def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
@@ -158,7 +156,7 @@ class Readout(Protocol):
 class LinearReadout:
     """scores = x coef + intercept; raises `InputError` if ``link`` is not one of `LINKS`."""
 
-    coef: np.ndarray  # weights of features as they are in the store, float64 (w, t)
+    coef: np.ndarray  # weights of features that are not standardised, float64 (w, t)
     intercept: np.ndarray  # scores of x = 0, float64 (t,)
     targets: Targets  # how scores code labels
     temperature: float = 1.0  # divides the logits before they become probabilities
@@ -178,7 +176,7 @@ class LinearReadout:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether it gives probabilities, and not only labels or real values."""
+        """Whether the readout gives probabilities, and not only labels or real values."""
         return self.targets.classes > 0 and self.link != "none"
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:
@@ -186,7 +184,7 @@ class LinearReadout:
         return self.targets.probabilities(self.scores(x), self.temperature, self.link)
 
     def calibrate(self, blocks: Iterable[Block]) -> "LinearReadout":
-        """Return the same readout with the temperature that suits blocks of held-out features and labels best."""
+        """Return the same readout with the temperature fitted to blocks of held-out features and labels."""
         pairs = [(self.scores(x), y) for x, y in blocks]
         scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
         return replace(self, temperature=self.targets.fit_temperature(scores, labels))
@@ -199,10 +197,10 @@ class LinearReadout:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
-        """Build a readout from what `to_arrays` returned; raise `InputError` if its shapes do not fit together."""
+        """Build a readout from the values of `to_arrays`; raise `InputError` if its shapes do not fit together."""
         targets = Targets(int(settings["outputs"]), int(settings["classes"]))
         if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (targets.columns,):
-            raise InputError("readout: the weights have other shapes than the labels need")
+            raise InputError("readout: the shapes of the weights do not fit the labels; fit the readout anew")
         return cls(
             coef=np.asarray(arrays["coef"], np.float64),
             intercept=np.asarray(arrays["intercept"], np.float64),
@@ -215,15 +213,13 @@ class LinearReadout:
 class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
-    If the targets have class weights, samples are weighted by them: with balanced weights the accuracy is the mean
-    recall of the classes, up to the rounding of their shares.
-
-    For real targets it is the mean over outputs of
+    Class weights of the targets weight the samples: with balanced weights the accuracy is the mean recall of the
+    classes, up to the rounding of their shares. For real targets it is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
-    where a constant output scores 1 if it is predicted exactly, else 0, as in ``sklearn.metrics.r2_score``. The loss
-    ranks equally accurate readouts: the mean squared distance between the scores and the coding of the labels.
+    where a constant output scores 1 if it is predicted exactly, else 0, as in ``sklearn.metrics.r2_score``. The loss,
+    which ranks equally accurate readouts, is the mean squared distance between the scores and the coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
@@ -236,7 +232,7 @@ class Tally:
         self._squares = np.zeros(targets.outputs)
 
     def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Tally":
-        """Count a block: scores (A, m, T) of each readout against labels (m, outputs), with weights (m,) or all 1."""
+        """Count a block: scores (A, m, T) of each readout, labels (m, outputs), and weights (m,), 1 by default."""
         weights = self.targets.weights(y, weights)
         counted = np.ones(len(y)) if weights is None else weights
         if self.targets.classes:
@@ -255,7 +251,7 @@ class Tally:
         return self
 
     def accuracy(self) -> np.ndarray:
-        """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` if there are none."""
+        """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` without samples."""
         if self._hits is None:
             raise ValueError("no samples were counted")
         if self.targets.classes:
@@ -273,7 +269,7 @@ class Tally:
 
 
 def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
-    """Return the accuracy of a readout, as of a `Tally`, over blocks of features (m, w) and labels (m, outputs)."""
+    """Return the accuracy of a readout, see `Tally`, over blocks of features (m, w) and labels (m, outputs)."""
     tally = Tally(readout.targets)
     for x, y in blocks:
         tally.update(readout.scores(x)[None], y)
@@ -285,10 +281,9 @@ def best_penalty(
 ) -> int:
     """Return the index of the most accurate penalty; ties go to the smaller loss, then to the larger penalty.
 
-    On few rows, many penalties predict equally many labels correctly, and the largest of them is often far too large:
-    therefore the loss comes first. With standard errors (A,), return the largest penalty whose accuracy is within one
-    standard error of the highest.
+    With standard errors (A,), return the largest penalty whose accuracy is within one standard error of the highest.
     """
+    # On few rows, many penalties are equally accurate, and the largest of them is often far too large.
     best = int(np.lexsort((alphas, -losses, accuracies))[-1])
     if errors is None:
         return best
@@ -310,8 +305,8 @@ def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Reshape a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) to samples.
 
-    If every token is a readout token, and there is more than one, each token with labels (see `has_labels`) is a
-    sample. Otherwise each row is a sample: its tokens side by side, and the labels of its readout tokens side by side.
+    If all of several tokens are readout tokens, each token with labels (see `has_labels`) is a sample. Otherwise each
+    row is a sample: its tokens concatenated, and the labels of its readout tokens concatenated.
     """
     if len(x) != len(y):
         raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give as many of both")

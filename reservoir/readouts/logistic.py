@@ -51,10 +51,10 @@ def logistic_sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` tells which converged.
+    """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` says which converged.
 
-    Train is iterated once per step of the slowest penalty, valid once. Moments of the training samples with encoded
-    targets from an earlier pass save one pass.
+    Train is iterated once per step of the slowest penalty, and valid once. ``moments`` of the training samples with
+    encoded targets save one pass.
     """
     training = gather(train, targets) if moments is None else moments
     path = logistic_path(train, targets, alphas, training)
@@ -70,10 +70,10 @@ def logistic_path(
     tolerance: float = 1e-4,
     passes: int = 200,
 ) -> LinearPath:
-    """Return the logistic model of every penalty, from training data and from what `gather` made of it.
+    """Return the logistic model of every penalty; ``training`` is what `gather` returned for ``train``.
 
-    Products are in float64 for float64 features, else in float32. A penalty is solved where the next step is shorter
-    than ``tolerance`` times the solution, and given up after ``passes`` passes over the data.
+    Products are in float64 for float64 features, else in float32. A penalty is solved if the next step is shorter than
+    ``tolerance`` times the solution, and is given up after ``passes`` passes over the data.
     """
     if not targets.classes:
         raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
@@ -92,7 +92,7 @@ def logistic_path(
 
 
 class _Problem:
-    """The losses of every penalty and output in unknowns for which their Hessian starts as the identity."""
+    """The losses of every penalty and output, in unknowns for which the Hessian is the identity at the start."""
 
     def __init__(self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training) -> None:
         self.train, self.targets = train, targets
@@ -121,13 +121,13 @@ class _Problem:
         self.steps = np.pad(along, ((0, 0), (0, 1)), constant_values=1 / np.sqrt(curvature * count))
 
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return standardised weights (w, p * columns) and intercepts (p * columns,) of some problems' points."""
+        """Return standardised weights (w, p * columns) and intercepts (p * columns,) of the points of some problems."""
         along = np.stack([self._along(number, point) for number, point in points.items()], axis=1)
         flat = along.reshape(len(along), len(points) * self.columns)
         return self.axes @ flat[:-1], flat[-1]
 
     def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, Evaluation]:
-        """Return value and gradient of some problems, in one pass over the features."""
+        """Return the value and gradient of some problems, in one pass over the features."""
         weights, offset = self.models(points)
         weights *= self.scale[:, None]
         outputs = np.array([number % self.targets.outputs for number in points])
@@ -163,7 +163,7 @@ class _Problem:
         return point.reshape(-1, self.columns) * self.steps[number][:, None]
 
     def _losses(self, scores: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return losses (m, p) and their derivatives by the scores (m, p, columns) from scores and labels (m, p)."""
+        """Return losses (m, p) and their derivatives by the scores (m, p, columns), from scores and labels (m, p)."""
         if self.columns == 1:
             scores, y = scores[..., 0], y.astype(scores.dtype)
             return np.logaddexp(0, scores) - y * scores, (expit(scores) - y)[..., None]
@@ -184,10 +184,9 @@ def minimise_together(
 ) -> list[tuple[np.ndarray, bool]]:
     """Minimise several smooth convex functions, each from its start, evaluating all unsolved ones together.
 
-    ``evaluate`` maps points by problem number to values and gradients by problem number. Their relative error is
-    `ROUNDING`, so smaller increases are ignored. A problem is solved when its next step d has || d || <= tolerance * ||
-    x ||, or promises to lower the value by less than rounding errors. It ends unsolved after this number of
-    ``evaluations``. Returns the best point (d,) of each, and whether it is solved.
+    ``evaluate`` maps points by problem number to values and gradients by problem number, with relative error
+    `ROUNDING`. Returns the best point (d,) of each problem, and whether `lbfgs` solved it within this number of
+    ``evaluations``.
     """
     solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}
@@ -208,9 +207,9 @@ def lbfgs(
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
     """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
-    Steps are x - H g with H the inverse Hessian built from the last steps on a scaled identity, shortened at least by
-    half until the value falls by 1e-4 of what the slope promises. A strictly convex function needs no curvature
-    condition.
+    A step is x - H g with H the inverse Hessian built from the last steps on a scaled identity. It is shortened until
+    the value falls by 1e-4 of what the slope promises. The problem is solved if the next step d has || d || <=
+    tolerance * || x ||, or promises a decrease below rounding errors.
 
     Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
     """
@@ -244,7 +243,7 @@ def lbfgs(
 
 
 def inverse_hessian_product(pairs: Sequence[tuple[np.ndarray, np.ndarray, float]], gradient: np.ndarray) -> np.ndarray:
-    """Return H g from steps s, changes of gradient y and products s'y, oldest first (two-loop recursion)."""
+    """Return H g from steps s, changes of the gradient y and products s'y, oldest first (two-loop recursion)."""
     product = gradient.copy()
     shares = []
     for moved, turned, curvature in reversed(pairs):

@@ -48,20 +48,19 @@ def _blas() -> ThreadpoolController:
 
 
 def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
-    """Return a context in which BLAS and LAPACK use one thread, or with ``many`` as many as they have."""
+    """Return a context in which BLAS and LAPACK use one thread, or with ``many`` all of their threads."""
     return _blas().limit(limits=None if many else 1, user_api="blas")
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Matrix products: numpy on the CPU, or torch on a ``device``, by its name in torch: ``cuda``, ``cuda:1``.
+    """Matrix products: NumPy on the CPU, or torch on a ``device``, by its name in torch: ``cuda``, ``cuda:1``.
 
         with products_on(Arithmetic("cuda")):
             found = sweep(train, valid, targets)
 
-    Moments, scores and kernel matrices are written in terms of these few operations. Data is moved to the device block
-    by block, and results are numpy arrays. Both use the same precision: float64 for moments and kernel matrices, the
-    features' own for scores, and never TF32, whose 10-bit mantissa would cost three digits.
+    Data is moved to the device block by block, and results are NumPy arrays. Moments and kernel matrices are in
+    float64, scores in the precision of the features, and never in TF32, whose 10-bit mantissa would cost three digits.
     """
 
     device: str | None = None
@@ -72,7 +71,7 @@ class Arithmetic:
         return zeros if self.device is None else self.put(zeros)
 
     def put(self, x: np.ndarray) -> Any:
-        """Return an array as a tensor on the device, of the same dtype; without a device return the array itself."""
+        """Return an array as a tensor of the same dtype on the device; without a device return the array itself."""
         if self.device is None:
             return x
         import torch
@@ -80,7 +79,7 @@ class Arithmetic:
         return torch.tensor(np.ascontiguousarray(x), device=self.device)
 
     def fetch(self, x: Any) -> np.ndarray:
-        """Return a tensor as a numpy array."""
+        """Return a tensor as a NumPy array."""
         return x if self.device is None else x.cpu().numpy()
 
     def product(self, a: Any, b: Any) -> Any:
@@ -96,7 +95,7 @@ class Arithmetic:
             return torch.matmul(a, b)
 
     def add_square(self, total: Any, x: Any) -> None:
-        """Add x'x, of float64, to the lower triangle of a total, in place."""
+        """Add x'x (float64) to the lower triangle of a total, in place."""
         if self.device is None:
             with blas_threads(many=x.size * len(total) >= LARGE_PRODUCT):
                 # The transpose of a C array is in BLAS's order.
@@ -109,7 +108,7 @@ _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=Arithmetic()
 
 
 def arithmetic() -> Arithmetic:
-    """Return the arithmetic of the innermost `products_on`, by default numpy's."""
+    """Return the arithmetic of the innermost `products_on`, by default NumPy's."""
     return _current.get()
 
 
@@ -127,8 +126,8 @@ def products_on(chosen: Arithmetic) -> Iterator[None]:
 class Moments:
     """Centred second moments of features and targets; their size depends on the width alone.
 
-    For samples x (w,), targets y (t,) and weights p (1 unless given), ``count`` is sum p, ``mean`` (w,) is m = sum p x
-    / sum p, ``y_mean`` (t,) is n = sum p y / sum p, and
+    For samples x (w,), targets y (t,) and weights p (1 by default), ``count`` is sum p, ``mean`` (w,) is m = sum p x /
+    sum p, ``y_mean`` (t,) is n = sum p y / sum p, and
 
         xx = sum p (x - m)(x - m)'      xy = sum p (x - m)(y - n)'
     """
@@ -141,14 +140,15 @@ class Moments:
 
     @property
     def std(self) -> np.ndarray:
-        """Standard deviations, (w,), as ``StandardScaler`` has them; exactly 0 for constant channels."""
+        """Standard deviations, (w,), as ``StandardScaler`` computes them; exactly 0 for constant channels."""
         variance = np.diagonal(self.xx) / self.count
         return np.sqrt(np.where(constant(variance, self.mean), 0.0, variance))
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
         if self.xy.shape != other.xy.shape:
-            raise InputError(f"moments of {self.xy.shape} and {other.xy.shape} do not add; use the same columns")
+            problem = f"moments of shapes {self.xy.shape} and {other.xy.shape} cannot be added"
+            raise InputError(f"{problem}; use the same columns and targets")
         count = self.count + other.count
         apart, y_apart = other.mean - self.mean, other.y_mean - self.y_mean
         share, product = other.count / count, self.count * other.count / count
@@ -174,22 +174,17 @@ class Moments:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Moments:
-        """Build moments from what `to_arrays` returned."""
+        """Build moments from the arrays of `to_arrays`."""
         names = {field.name for field in fields(cls)} - {"count"}
         return cls(count=float(arrays["count"]), **{name: arrays[name] for name in names})
 
 
 class Accumulator:
-    """Builds `Moments` of w features and t targets from blocks of any sizes, using memory of order w^2.
-
-    Rows are gathered into blocks of 2,048, shifted by the first block's mean, multiplied and summed in float64. Without
-    the shift a channel at 3000 +- 0.5 loses half its digits. Products need float64: if the largest eigenvalue of the
-    scatter is 1e7, as it is for 10,000 rows of a transformer's features, products in float32 err by about 1, and so
-    hide a penalty of about 1 in every solution. Blocks are cut by the row number, so the result does not depend, to the
-    last bit, on the pieces in which the rows arrive.
-    """
+    """Builds `Moments` of w features and t targets from blocks of any sizes, using memory of order w^2."""
 
     def __init__(self, width: int, targets: int) -> None:
+        # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
+        # features, products in float32 err by about 1, and so hide a penalty of about 1 in every solution.
         self._on = on = arithmetic()
         self._x = on.zeros((BLOCK_ROWS, width))
         self._z = on.zeros((BLOCK_ROWS, targets + 1))  # targets and a 1, whose products are the sums
@@ -202,12 +197,13 @@ class Accumulator:
         self._sums = on.zeros((1, targets + 1))
 
     def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
-        """Take in samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,) if not all are 1."""
+        """Add samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,), 1 by default."""
         w, t = self._xz.shape[0], self._xz.shape[1] - 1
         if x.shape != (len(x), w) or y.shape != (len(x), t):
-            raise InputError(f"moments: features {x.shape} and targets {y.shape}, not (m, {w}) and (m, {t})")
+            problem = f"moments: features have shape {x.shape} and targets {y.shape}"
+            raise InputError(f"{problem}; give (m, {w}) and (m, {t})")
         start = 0
-        while start < len(x):
+        while start < len(x):  # cut by row number, so that the moments have the same bits for all sizes of blocks
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
             self._x[rows], self._z[rows, :t] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
@@ -225,7 +221,7 @@ class Accumulator:
         return self
 
     def moments(self) -> Moments:
-        """Return the moments of all samples so far; raise `InputError` if there are none, or one is not finite."""
+        """Return the moments of all samples so far; raise `InputError` if none were added, or if one is not finite."""
         if self._filled:
             self._multiply()
         t = self._xz.shape[1] - 1
@@ -254,7 +250,7 @@ class Accumulator:
         """Add the products of the gathered rows to the sums and start a new block; the first one sets the shift."""
         on = self._on
         x, z, roots = (part[: self._filled] for part in (self._x, self._z, self._roots))
-        if self._shift is None:
+        if self._shift is None:  # without the shift, a channel at 3000 +- 0.5 would lose half its digits
             self._shift = x.mean(0), z[:, :-1].mean(0)
             x -= self._shift[0]
             z[:, :-1] -= self._shift[1]
@@ -268,14 +264,14 @@ class Accumulator:
 
 
 def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
-    """Return the moments of a stream of (features (m, w), targets (m, t)), with or without weights (m,) as a third."""
+    """Return the moments of a stream of features (m, w), targets (m, t) and, optionally, weights (m,)."""
     accumulator = None
     for x, y, *weights in blocks:
         if accumulator is None:
             accumulator = Accumulator(x.shape[1], y.shape[1])
         accumulator.update(x, y, *weights)
     if accumulator is None:
-        raise InputError("moments: there are no samples; give at least one")
+        raise InputError("moments: no samples were given; give at least one")
     return accumulator.moments()
 
 
@@ -310,17 +306,18 @@ def check_folds(counts: np.ndarray) -> None:
 
 
 def constant(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Return which channels are constant: equal float64 values can differ from their own mean by its rounding."""
+    """Return which channels are constant up to rounding."""
+    # Equal float64 values can differ from their own mean by its rounding.
     return variance <= np.square(10 * np.finfo(np.float64).eps * mean)
 
 
 class LinearPath:
     """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
 
-    They are given as weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or (t,).
-    ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) the
-    scores of x = 0. ``center`` (w,) is the features' mean, which `Scorer` subtracts first, so that float32 keeps the
-    digits of a channel at 3000 +- 0.5. ``converged`` (A,): whether an iterative solver reached its tolerance.
+    The models are given as weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or
+    (t,). ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, and ``intercept``
+    (A, t) holds the scores of x = 0. ``center`` (w,) is the mean of the features. ``converged`` (A,) is whether an
+    iterative solver reached its tolerance.
     """
 
     def __init__(
@@ -344,13 +341,10 @@ class LinearPath:
 
 
 class Scorer:
-    """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
-
-    For real targets, pass their coding: the offset is then added in float64, because float32 next to a mean of 1e5
-    would lose a spread of 0.3. The default is scores of classes.
-    """
+    """Scores blocks of features under every penalty of a path, with one matrix product per block."""
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
+        # For real targets the offset is added in float64: float32 next to a mean of 1e5 would lose a spread of 0.3.
         self._path, self._real = path, targets is not None and not targets.classes
         self._on, self._dtype = arithmetic(), np.dtype(np.void)
 
@@ -366,7 +360,7 @@ class Scorer:
             self._center, self._dtype = on.put(center), dtype
         centred = on.zeros(x.shape, dtype)
         centred[...] = on.put(x)  # in its own precision
-        centred -= self._center
+        centred -= self._center  # so that float32 keeps the digits of a channel at 3000 +- 0.5
         scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
@@ -383,19 +377,18 @@ def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
 def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t).
 
-    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. A single penalty above the
-    rounding of A takes one Cholesky factorisation, a tenth of the time of a reduction. With several penalties,
-    A = Q T Q' with Q orthogonal and T tridiagonal, so that
+    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With several penalties, A = Q T
+    Q' with Q orthogonal and T tridiagonal, so that
 
         (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
-    takes linear time for each further penalty, between two products with Q: the reduction is the first half of a
-    symmetric eigendecomposition, and took a quarter of its time for 768 columns.
+    takes linear time for each further penalty, between two products with Q.
 
     References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
     """
     n = len(matrix)
     with blas_threads(many=n >= LARGE_MATRIX):
+        # A single penalty above the rounding of A takes a Cholesky factorisation, a tenth of the time of a reduction.
         if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
             matrix[np.diag_indices(n)] += alphas[0]
             factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
@@ -404,9 +397,10 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
 
 
 def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return what `solve_penalties` does for several penalties."""
+    """Return the solutions of `solve_penalties` for several penalties."""
     n = len(matrix)
-    # The transpose of a symmetric C array is itself in Fortran order: no copy.
+    # The reduction took a quarter of the time of a symmetric eigendecomposition, whose first half it is, for 768
+    # columns. The transpose of a symmetric C array is itself in Fortran order: no copy.
     work = int(_reduce_work(n, lower=1)[0])
     reduced, diagonal, off_diagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
     reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q, as dsytrd leaves them
@@ -428,7 +422,7 @@ def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) ->
 
 
 def _rotate(reflectors: np.ndarray, factors: np.ndarray, b: np.ndarray, trans: bytes) -> np.ndarray:
-    """Return Q b, or Q' b with ``trans`` b"T"; the first coordinate is left alone by every reflector."""
+    """Return Q b, or Q' b with ``trans`` b"T"; the reflectors do not change the first coordinate."""
     if not len(factors):
         return b
     rest = np.asfortranarray(b[1:])
@@ -441,10 +435,7 @@ def _rotate(reflectors: np.ndarray, factors: np.ndarray, b: np.ndarray, trans: b
 def ridge_path(
     moments: Moments, alphas: np.ndarray, std: np.ndarray | None = None, emphasis: np.ndarray | None = None
 ) -> LinearPath:
-    """Return the ridge solutions from moments (primal form): time of order w^3, whatever the number of samples.
-
-    Features are standardised by ``std`` (w,), by default that of the moments, and then multiplied by ``emphasis`` (w,).
-    """
+    """Return the ridge solutions from moments; features are scaled by 1 / ``std`` (w,) and by ``emphasis`` (w,)."""
     scale = inverse(moments.std if std is None else std) * (1.0 if emphasis is None else emphasis)
     matrix = moments.xx * scale[:, None]
     matrix *= scale
@@ -455,12 +446,11 @@ def ridge_path(
 class KernelMatrix:
     """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
 
-    Scores of held-out samples are sums of its entries too, so cross-validation does not read the features again.
     Features are scaled by their deviation over all samples, as in the final readout, times ``emphasis`` (w,), and
     centred by the mean of the fitted samples. The ``weights`` (n,) of the samples ``x`` (n, w) are 1 by default; a
-    sample that is not finite raises `InputError`. ``known`` is the matrix of the first of these features, of the same
-    samples and weights and without emphasis: its products are not computed again, if ``emphasis`` is the same for all
-    of its features.
+    sample that is not finite raises `InputError`. ``known`` is the matrix of the first of these features, with the same
+    samples and weights and without emphasis; its products are reused if ``emphasis`` is the same for all of its
+    features.
     """
 
     def __init__(
@@ -518,7 +508,7 @@ class KernelMatrix:
 def held_out_scores(
     products: np.ndarray, weights: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray
 ) -> np.ndarray:
-    """Return the scores (A, n, t) of every sample under every penalty, fitted to the folds that it is not in.
+    """Return the scores (A, n, t) of every sample under every penalty, fitted to the folds that do not contain it.
 
     ``products`` (n, n) are those of samples with ``weights`` (n,) and targets (n, t).
     """
@@ -550,11 +540,9 @@ def _dual(
 
 
 def balance_raw(raw: np.ndarray) -> np.ndarray:
-    """Return factors (w,) of standardised features that give the raw input half of the variance.
-
-    ``raw`` (w,) tells which features are raw input. The total variance stays the same, so that penalties keep their
-    size. Without these factors, a few hundred raw features next to ten thousand others would have no influence.
-    """
+    """Return factors (w,) of standardised features that give the ``raw`` ones (w,) half of the variance."""
+    # Otherwise a few hundred raw features among ten thousand others would have no influence. The total variance stays
+    # the same, so that penalties keep their size.
     return np.sqrt(len(raw) / 2 / np.where(raw, raw.sum(), (~raw).sum()))
 
 

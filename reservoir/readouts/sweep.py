@@ -1,11 +1,11 @@
 """Choice of a penalty on validation samples or by cross-validation, and of columns that are better together.
 
-Training data is gathered in the form that is cheaper to solve: moments, or the samples where features outnumber them.
+Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer than the features.
 Cross-validation takes no further pass over the features for each fold. With many samples, the moments of all folds but
-one are a sum of the folds' moments: K refits cost K small solves, and a second pass scores each sample by the path that
-was not fitted on it. With fewer samples than features, the products of the samples serve all folds. Features are
-standardised once, over all samples and without the labels, as in the readout that is chosen. A channel that varies in
-one fold alone is therefore not scaled up in the other folds, where only its rounding errors are left.
+one are a sum of the folds' moments, and a second pass scores each sample by the path that was not fitted on it. With
+fewer samples than features, the products of the samples serve all folds. Features are standardised once, over all
+samples and without the labels: a channel that varies in only one fold is then not scaled up in the other folds, where
+it holds only rounding errors.
 """
 
 import functools
@@ -43,7 +43,7 @@ SCORING_ALPHAS = np.logspace(-2, 6, 13)
 
 @dataclass(frozen=True, eq=False)
 class DeferredPath:
-    """The models of penalties, each solved when it is asked for: ``solve`` returns the path of some penalties."""
+    """The models of penalties, each solved when it is used: ``solve`` returns the path of some penalties."""
 
     alphas: np.ndarray
     solve: Callable[[np.ndarray], LinearPath]
@@ -60,12 +60,12 @@ class DeferredPath:
 
 @dataclass(eq=False)
 class Sweep:
-    """Result of a sweep over penalties: the models of a path, by their tally on held-out samples.
+    """Result of a sweep over penalties: the models of a path, and their tally on held-out samples.
 
-    ``path`` gives the model of every penalty, fitted on all training samples. The chosen penalty is within one standard
-    error if ``errors`` (A,) are given. ``temperature`` belongs to the probabilities of the chosen readout, if held-out
-    scores were available to fit it. ``kernel`` is the kernel matrix of the samples, or ``moments`` are those of the
-    training samples or of each fold, by which the path was solved.
+    ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
+    within one standard error of the best is chosen. ``temperature`` is that of the chosen readout, 1 without held-out
+    scores. The path was solved from ``kernel``, the kernel matrix of the samples, or from ``moments``, those of the
+    training samples or of each fold.
     """
 
     path: LinearPath | DeferredPath
@@ -125,7 +125,7 @@ def gather(blocks: Iterable[Block], targets: Targets) -> Training:
 
 
 def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
-    """Return all blocks concatenated if they have fewer samples than features; else None, and the unread stream."""
+    """Return all blocks concatenated if they have fewer samples than features; else None and the complete stream."""
     seen: list[tuple[np.ndarray, ...]] = []
     stream = iter(blocks)
     for block in stream:
@@ -133,15 +133,12 @@ def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ..
         if sum(len(x) for x, *_ in seen) >= block[0].shape[1]:
             return None, itertools.chain(seen, stream)
     if not seen:
-        raise InputError("readout: there are no training samples; give at least one")
+        raise InputError("readout: no training samples were given; give at least one")
     return tuple(np.concatenate(part) for part in zip(*seen, strict=True)), ()
 
 
 def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
-    """Return the ridge solution of every penalty, in kernel form if there are fewer samples than features.
-
-    ``emphasis`` (w,) holds factors of the standardised features.
-    """
+    """Return the ridge solution of every penalty, in kernel form if the features outnumber the samples."""
     if isinstance(training, Samples):
         x, y, weights = training
         if len(x) < x.shape[1]:
@@ -159,7 +156,7 @@ def sweep(
     moments: Moments | None = None,
     emphasis: np.ndarray | None = None,
 ) -> Sweep:
-    """Fit a ridge readout for every penalty and choose one by validation; each of train and valid is iterated once.
+    """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
 
     Blocks are features (m, w) and labels (m, outputs), as `samples` returns them. With ``moments`` of the training
     samples and their encoded targets, train is not read. ``emphasis`` (w,) holds factors of the standardised features.
@@ -179,15 +176,13 @@ def forward_selection(
 ) -> list[tuple[tuple[str, ...], Sweep]]:
     """Add the column that raises validation accuracy most, until none does or ``limit`` columns are chosen.
 
-    One pass over train gives the moments of all ``columns`` side by side; the moments of any subset are a part of them.
-    Each step then solves every candidate and reads valid once for all of them. Memory grows with the square of the
-    total width, so callers cut a long list of columns to the most accurate ones first.
-
-    Returns for each step the columns chosen so far, in order, and the sweep over them side by side: at least one step,
-    with rising accuracy. Between equally accurate columns the first one is added.
+    Memory grows with the square of the total width, so callers should pass only the most accurate columns. Returns, for
+    each step, the columns chosen so far, in order, and the sweep over them concatenated: at least one step, with rising
+    accuracy. Of equally accurate columns the first one is added.
     """
     if not columns or limit < 1:
         raise InputError(f"columns: at most {limit} of {len(columns)} columns; give at least one of both")
+    # The moments of any columns are a part of the moments of all columns, so that one pass over train is enough.
     training = gather(train, targets)
     steps: list[tuple[tuple[str, ...], Sweep]] = []
     while len(steps) < min(limit, len(columns)):
@@ -208,7 +203,7 @@ def forward_selection(
 
 
 def parse_alphas(text: str) -> np.ndarray:
-    """Return the penalties that ``LO:HI:N`` stands for: N values from LO to HI in equal ratios."""
+    """Return the penalties of ``LO:HI:N``: N values from LO to HI in equal ratios."""
     try:
         low, high, number = text.split(":")
         lo, hi, n = float(low), float(high), int(number)
@@ -224,11 +219,9 @@ def parse_alphas(text: str) -> np.ndarray:
 
 
 def extended_alphas(alphas: np.ndarray, best: int) -> np.ndarray | None:
-    """Return the grid extended to 1e-6 or 1e10 if the best penalty is at its end; None if nothing can be added.
-
-    New penalties continue the ratio of the grid, or a third of a decade if that is larger.
-    """
+    """Return the grid extended to 1e-6 or 1e10 if the best penalty is at its end; None if nothing can be added."""
     low, high = float(np.min(alphas)), float(np.max(alphas))
+    # New penalties continue the ratio of the grid, or a third of a decade if that is larger.
     ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
     ends = low / WIDEST[0], WIDEST[1] / high
     below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
@@ -253,13 +246,12 @@ def cross_sweep(
 
     The accuracy of a penalty is taken over all samples, each scored by the model of the other folds, and averaged over
     the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
-    first repeat. `InputError` says that there are fewer than two folds, or that a fold is empty.
+    first repeat. Raises `InputError` for fewer than two folds, and for an empty fold.
 
     ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments`` of
     each fold, repeat after repeat, from an earlier `fold_moments`, save a pass. ``emphasis`` (w,) holds factors of the
-    standardised features, and ``known`` is the matrix of the first features of the same samples, see `KernelMatrix`.
-    With ``one_standard_error`` the largest penalty whose accuracy is within one standard error (over folds) of the best
-    is chosen.
+    standardised features, and ``known`` is that of `KernelMatrix`. With ``one_standard_error``, the largest penalty
+    within one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
@@ -319,7 +311,7 @@ class HeldOutScore:
     """Score of the best penalty on held-out samples.
 
     ``score`` is the accuracy, or R². ``loss`` is the cross-entropy at the fitted temperature, or the squared error
-    divided by the variance. Both are means over samples and repeats. ``losses`` (n,) holds the loss of each sample.
+    divided by the variance. Both are means over samples and repeats; ``losses`` (n,) holds the loss of each sample.
     """
 
     alpha: float
@@ -329,22 +321,22 @@ class HeldOutScore:
 
     @property
     def merit(self) -> tuple[float, float]:
-        """The sort key: the score, and between equal scores the smaller loss."""
+        """The sort key: the score, and for equal scores the smaller loss."""
         return self.score, -self.loss
 
 
 def kernel_matrix(x: np.ndarray) -> np.ndarray:
-    """Return the kernel matrix (n, n), float32, of samples x (n, w) whose features are standardised first."""
+    """Return the kernel matrix (n, n), float32, of samples x (n, w) with standardised features."""
     return KernelMatrix(x).products.astype(np.float32)
 
 
 def score_by_kernel(
     kernel: np.ndarray, y: np.ndarray, targets: Targets, folds: np.ndarray, alphas: np.ndarray = SCORING_ALPHAS
 ) -> HeldOutScore:
-    """Return the held-out score of the most accurate penalty; equally accurate ones are compared by their loss.
+    """Return the held-out score of the most accurate penalty; of equally accurate ones, that with the smallest loss.
 
-    ``kernel`` (n, n) is the kernel matrix of the samples; that of columns side by side is the sum of theirs. ``y``
-    (n, outputs) are labels, ``folds`` (repeats, n) the fold of each sample in each repeat of the cross-validation.
+    ``kernel`` (n, n) is the kernel matrix of the samples; for concatenated columns it is the sum of theirs. ``y`` (n,
+    outputs) are labels, ``folds`` (repeats, n) the fold of each sample in each repeat of the cross-validation.
     """
     products, weights, coded = kernel.astype(np.float64), np.ones(len(y)), targets.encode(y)
     scores = np.stack([held_out_scores(products, weights, coded, fold, alphas) for fold in folds], axis=1)

@@ -27,7 +27,7 @@ STEPS = 30
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerSum:
-    """The weighted sum of the layers of columns side by side, (n, layers * width), as features (n, width).
+    """The weighted sum of the layers of concatenated columns, (n, layers * width), as features (n, width).
 
     ``weights`` (layers,) are positive and sum to one; ``mean`` and ``scale`` (layers * width,) standardise the columns.
     """
@@ -46,7 +46,7 @@ class LayerSum:
         return ((x - self.mean) * self.scale).reshape(len(x), len(self.weights), -1)
 
     def joined(self, path: LinearPath) -> LinearPath:
-        """Return the models of a path over the sum as models of the columns side by side."""
+        """Return the models of a path over the sum as models of the concatenated columns."""
         coef = self.weights[:, None, None] * path.coef[:, None]
         return LinearPath(
             path.alphas, coef.reshape(len(coef), len(self.mean), -1), path.intercept, self.mean, self.scale
@@ -64,10 +64,7 @@ def weighted_sweep(
 def learn_layers(
     train: Iterable[Block], valid: Iterable[Block], targets: Targets, alphas: np.ndarray, *, layers: int, samples: int
 ) -> LayerSum:
-    """Return the sum of ``layers`` layers with learned weights; ``samples`` is the number of training samples.
-
-    The penalty is the one that scores best on valid for the plain mean of the layers.
-    """
+    """Return the sum of ``layers`` layers with learned weights; ``samples`` is the number of training samples."""
     every, start, taken = -(-samples // MOST_SAMPLES), 0, []
     for x, y in train:
         taken.append((x[-start % every :: every], y[-start % every :: every]))
@@ -75,6 +72,7 @@ def learn_layers(
     x, y = (np.concatenate(part) for part in zip(*taken, strict=True))
     mean, variance = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
     scale = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
+    # The penalty is the one that scores best on valid for the plain mean of the layers.
     plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=scale)
     alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
     sample_weights = targets.weights(y)
@@ -83,7 +81,7 @@ def learn_layers(
 
 
 def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray | None, alpha: float) -> np.ndarray:
-    """Return the weights of layers (n, layers, width) that predict targets (n, t) best from the other half of rows."""
+    """Return the weights of layers (n, layers, width) whose sum best predicts the targets (n, t) of the other half."""
     inputs, encoded = torch.from_numpy(z.astype(np.float32)), torch.from_numpy(y.astype(np.float64))
     encoded = encoded - encoded.mean(0)
     roots = torch.ones(len(y), 1) if sample_weights is None else torch.from_numpy(np.sqrt(sample_weights))[:, None]

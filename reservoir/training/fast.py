@@ -63,10 +63,9 @@ class CausalAttention(torch.autograd.Function):
         O = \frac{M \odot P}{1 - r} V, \quad P = \mathrm{softmax}(s \, Q K^T), \quad \Pr(M_{ij} = 0) = r,
 
     has no fused kernel on a CPU: torch computes whole matrices of scores with one random draw per score, which at 1,024
-    tokens takes longer than everything else. Here blocks of queries are processed one after the other, only the keys
-    that a causal query sees are multiplied, and a draw takes 16 bits of a generator that is ten times faster. For the
-    backward pass a block keeps only its probabilities in the values' precision, the dropped ones with a negative sign;
-    there
+    tokens takes longer than everything else. Here blocks of queries multiply only the keys that they see, and a draw
+    takes 16 bits of a faster generator. For the backward pass a block keeps only its probabilities in the values'
+    precision, the dropped ones with a negative sign:
 
     .. math::
 

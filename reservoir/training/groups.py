@@ -1,7 +1,4 @@
-"""Trained parameters: groups by role, dropout, and the layer below which nothing is trained.
-
-The groups are those of Lu et al. 2021, section 2.2.
-"""
+"""Trained parameters: groups (Lu et al. 2021, section 2.2), dropout, and the layer below which nothing is trained."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -73,11 +70,9 @@ def frozen_digest(model: nn.Module) -> str:
 
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
-    """Set the rate of every dropout of a model, after its trained parameters were unfrozen.
-
-    Below the lowest trained layer the rate is zero, unless ``below``: nothing there can overfit, and hidden states that
-    are always the same can come from a cache. The authors' code uses dropout there too.
-    """
+    """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below``."""
+    # Below that layer nothing can overfit, and without dropout its hidden states can come from a cache. The authors'
+    # code has dropout in all layers.
     layer = None if below else trained_layer(model)
     _set_rate(model.modules(), rate if layer is None else 0.0)
     if layer is not None:

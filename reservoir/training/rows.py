@@ -40,7 +40,7 @@ class TrainingRows:
 
 
 class StoredRows:
-    """The rows of a split repeated, each epoch in another order; ``views(x, rows, epoch)`` augments them."""
+    """The rows of a split repeated, each epoch in a different order; ``views(x, rows, epoch)`` augments them."""
 
     def __init__(
         self, split: Split, seed: int, views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
@@ -79,19 +79,16 @@ def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
 
 
 def to_batch(rows: Split, device: torch.device) -> Batch:
-    """Return rows that are input of the first layer already, such as cached hidden states, on the device."""
+    """Return rows that are already input of the first layer, such as cached hidden states, on the device."""
     arrays = (rows.x, rows.y, rows.lengths.astype(np.int64))
     return Batch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
 
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Mean and deviation (outputs,) of each output over the training rows; the deviation of a constant output is 1.
+    """Mean and deviation (outputs,) of each output over the training rows; the deviation of a constant output is 1."""
 
-    Regression is trained on ``(y - mean) / deviation``, so that neither the learning rate nor the divergence bound
-    depends on the unit of the targets.
-    """
-
+    # Training on (y - mean) / deviation makes learning rate and divergence bound independent of the targets' unit.
     mean: np.ndarray
     deviation: np.ndarray
 

@@ -72,7 +72,7 @@ class FPTSteps:
         return [self._rows.convert(self._rows.train(numbers)) for numbers in passes]
 
     def take(self, step: int, batch: list[Batch]) -> Tensor:
-        """Take a step; return loss and accuracy before it (of a regression the loss), and the norm before clipping."""
+        """Take a step; return the loss and, for classes, the accuracy before the step, and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(len(self.names) - 1, device=batch[0].x.device)
         for number, rows in zip(self._passes(step), batch, strict=True):
@@ -148,11 +148,8 @@ def baseline(y: np.ndarray, classes: int) -> float:
 
 
 def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
-    """Return the first validated step after which the score stays close to its last value.
-
-    None if that value is not above ``floor``, the score of a constant output, if only the last validation is close, or
-    if there are fewer than `VALIDATIONS`.
-    """
+    """Return the first validated step after which the score stays close to its last value; None without convergence."""
+    # ``floor`` is the score of a constant output, which an untrained model keeps too.
     if len(history) < VALIDATIONS or not history[-1][1] > floor:
         return None
     close = [abs(value - history[-1][1]) <= TOLERANCE for _, value in history]

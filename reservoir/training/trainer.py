@@ -62,11 +62,10 @@ class Steps(Protocol):
 class Trainer:
     """Takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
-    A step depends only on the weights and its number. A training that resumes from a state, with the weights and the
-    optimizer's moments of that state, therefore ends with the same bits as one that was never stopped.
-
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation, including one after
-    the last step; ``keep`` with the `State` after every validation. A loss above ``bound`` counts as diverged.
+    the last step; ``keep`` with the `State` after every validation. A loss above ``bound`` counts as diverged. A
+    training that resumes from a state, with the weights and the optimizer's moments of that state, ends with the same
+    bits as one that was never stopped.
     """
 
     def __init__(
@@ -156,7 +155,7 @@ class Processes:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Run a block in the first process before the others; the others fail if it failed."""
+        """Run a block in the first process before the others; if it fails, the others raise `InputError`."""
         failed = torch.ones(1)
         if not self.first and self.add(failed - 1):
             raise InputError("the first process failed; see its message")

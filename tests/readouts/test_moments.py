@@ -111,5 +111,5 @@ def test_wrong_shapes_and_empty_data_are_refused(data):
         Accumulator(2, 1).moments()
     with pytest.raises(InputError, match=r"\(5, 12\)"):
         Accumulator(11, 3).update(x[:5], y[:5])
-    with pytest.raises(InputError, match=r"do not add"):
+    with pytest.raises(InputError, match=r"cannot be added"):
         accumulate([data]) + accumulate([(x[:, :4], y)])
