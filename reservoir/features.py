@@ -90,7 +90,7 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
 
 
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
-    """Run the model over loaded rows; return a function that waits for the device and returns the features by column."""
+    """Run the model over loaded rows; return a function that waits for the device and returns features by column."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     sizes = [len(loaded.lengths) * tokens * width for tokens, width in shapes.values()]
     flat = torch.empty(sum(sizes), device=model.device)  # one tensor, so that one copy brings all columns to the host
@@ -161,7 +161,7 @@ def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
 
 def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the rows of each batch and the length in tokens to which they are padded."""
-    # Texts count with a typical length, because few are as long as the longest.
+    # Texts count with a typical length, other rows with the greatest.
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
     padded = padded_lengths(lengths)
     for rows in token_batches(lengths, padded, most_tokens):

@@ -194,7 +194,7 @@ class LayerPooling:
     def _grid(self, number: int) -> Tensor:
         """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
         if self._on_host and self._padding is not None:
-            raise InputError(f"pooling grid{number}: the rows differ in length; use it for images of one size alone")
+            raise InputError(f"pooling grid{number}: the rows differ in length; use it for images of one size only")
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)
         cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(number, dim=2)]

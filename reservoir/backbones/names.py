@@ -150,7 +150,7 @@ def _from_folder(name: str) -> Any:
     file = Path(name) / "config.json"
     if not file.is_file():
         raise InputError(f"backbone {name!r}: the folder has no config.json; give a transformers model folder")
-    with as_input_error(f"backbone {name!r}: its config.json is not readable", "write it again"):
+    with as_input_error(f"backbone {name!r}: its config.json is not readable", "repair the file"):
         values = json.loads(file.read_text())
         model_type = values["model_type"]
     if not isinstance(model_type, str) or model_type not in FAMILIES:

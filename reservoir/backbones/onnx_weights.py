@@ -25,7 +25,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[s
     except ImportError:
         raise InputError(f"{path}: ONNX files need a package: pip install 'reservoir-features[onnx]'") from None
     # Weights that an ONNX file keeps in another file (its external data) are refused.
-    with as_input_error(f"{path}: not a readable ONNX file", "export the model again"):
+    with as_input_error(f"{path}: not a readable ONNX file", "re-export the model"):
         return _read_graph(path, _Graph(onnx.load(path, load_external_data=False).graph))
 
 
@@ -41,7 +41,7 @@ def _read_graph(path: Path, graph: "_Graph") -> tuple[dict[str, Any], dict[str, 
         first = [values for values in free if values.shape == (1, 1, width)]
         rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
         if len(first) > 1 or len(rest) != 1:
-            raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; export it again")
+            raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; re-export it")
         tensors[POSITIONS] = np.concatenate([*first, *rest], axis=1)
     others = [name for name in graph.tensors if "." in name and not name.startswith(start)]
     return _config(path, graph, tensors), tensors, others
@@ -117,7 +117,7 @@ def _config(path: Path, graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[s
     width, channels, patch = tensors[PATCHES].shape[:3]
     heads = graph.heads(width)
     if not heads:
-        raise InputError(f"{path}: its graph does not show the number of attention heads; export the model again")
+        raise InputError(f"{path}: its graph does not show the number of attention heads; re-export the model")
     numbers = [int(found[1]) for name in tensors if (found := re.match(r"(?:encoder\.)?layers?\.(\d+)\.", name))]
     shared = {
         "hidden_size": width,

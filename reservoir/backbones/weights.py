@@ -109,7 +109,7 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 def draw_parameters(
     model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Redraw the parameters with one of the prefixes, in place; without ``draw``, normal with their mean and deviation."""
+    """Redraw parameters with one of the prefixes, in place; without ``draw``, normal with the same mean and spread."""
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
     # weights of the others. NumPy draws: torch's own draws depend on the CPU's vector instructions.
@@ -184,5 +184,5 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
             raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a complete one")
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get the checkpoint again")
+            raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get an intact checkpoint")
     return model

@@ -21,8 +21,8 @@ def code_labels(
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Return the classes, the class number of each sample, and the coding of the labels.
 
-    Samples of weight 0 get an arbitrary number if their class has no other samples. Labels (n, classes) are 1 for the
-    classes of a sample and 0 for the others.
+    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number. Labels (n, classes)
+    are 1 for the classes of a sample and 0 for the others.
     """
     check_classification_targets(labels)
     if labels.ndim == 2:

@@ -214,7 +214,7 @@ class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
     Class weights of the targets weight the samples: with balanced weights the accuracy is the mean recall of the
-    classes, up to the rounding of their shares. For real targets it is the mean over outputs of
+    classes, up to the rounding of their shares. For real targets the accuracy is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 

@@ -149,7 +149,7 @@ def baseline(y: np.ndarray, classes: int) -> float:
 
 def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
     """Return the first validated step after which the score stays close to its last value; None without convergence."""
-    # ``floor`` is the score of a constant output, which an untrained model keeps too.
+    # A score that is not above ``floor``, that of a constant output, shows no learning.
     if len(history) < VALIDATIONS or not history[-1][1] > floor:
         return None
     close = [abs(value - history[-1][1]) <= TOLERANCE for _, value in history]
