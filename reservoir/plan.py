@@ -270,7 +270,7 @@ def kind_of(task: Task) -> Kind:
 def is_native(task: Task, reservoir: Reservoir) -> bool:
     """Return whether a model was pretrained on the task's kind of data: words, pictures, sounds, or letters."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
-    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.windows(task).plain:
+    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
         return False
     from reservoir.backbones import find
     from reservoir.inputs.native import has_tokenizer

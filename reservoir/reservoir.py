@@ -41,6 +41,12 @@ class Reservoir(ReservoirOptions):
     pad: str = "valid"
     normalise: str = "channel"
 
+    @property
+    def plain(self) -> bool:
+        """Whether each value is a token as it is, without windows."""
+        cut = (self.patch, self.stride, self.pad, self.normalise)
+        return cut == (1, 1, "valid", "channel") and self.dilations in ("1", "auto")
+
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
         if self.dilations == "auto":

@@ -8,8 +8,8 @@ lstm, esn : `recurrent.py`. The paper's LSTM of 3 or 12 layers as released, its 
 from reservoir.backbones.backbone import Backbone, attention_maps, check_layers, layer_names
 from reservoir.backbones.family import GROUPS
 from reservoir.backbones.names import FAMILIES, choose_init, find, find_shape
-from reservoir.backbones.weights import describe_weights, load_backbone, load_native, weights_digest
+from reservoir.backbones.weights import content_digest, describe_weights, load_backbone, load_native, weights_digest
 
 __all__ = ["FAMILIES", "GROUPS", "Backbone", "attention_maps", "check_layers", "choose_init"]
-__all__ += ["describe_weights", "find", "find_shape", "layer_names", "load_backbone", "load_native"]
+__all__ += ["content_digest", "describe_weights", "find", "find_shape", "layer_names", "load_backbone", "load_native"]
 __all__ += ["weights_digest"]

@@ -66,17 +66,19 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
 
 def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Module]:
     """Return a frozen backbone with its pretrained weights, and its native input module."""
-    family, config, model = load_all_tensors(name, depth)
-    if not family.native_input:
-        raise InputError(f"--input native: {family.name} has no embeddings of its own; leave --input out")
-    embeddings = model.get_submodule(family.native_input)
-    return Backbone(model, family, getattr(model, "config", config), depth), embeddings
-
-
-def load_all_tensors(name: str, depth: int | None = None) -> tuple[Family, Any, nn.Module]:
-    """Return the family, the configuration and the whole pretrained model of a name, including its token embeddings."""
     with _LOADING:
         family, config = _find(name, depth)
+        if not family.native_input:
+            raise InputError(f"--input native: {family.name} has no embeddings of its own; leave --input out")
+        model = _load(name, family, config, native=True)
+        embeddings = model.get_submodule(family.native_input)
+        return Backbone(model, family, getattr(model, "config", config), depth), embeddings
+
+
+def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
+    """Return the family, the configuration and the whole pretrained model of a name, including its token embeddings."""
+    with _LOADING:
+        family, config = _find(name, None)
         return family, config, _load(name, family, config, native=True)
 
 

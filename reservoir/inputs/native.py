@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from reservoir.backbones import Backbone, find, load_native
+from reservoir.backbones import Backbone, content_digest, find, load_native
 from reservoir.backbones.family import local_files_only, silence_transformers
 from reservoir.backbones.names import SHIPPED, gguf_argument
-from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks import pictures, shows_pictures
 from reservoir.tasks.images.patches import patches
