@@ -300,7 +300,7 @@ def _score_blocks(
 def _score_kernel(
     kernel: KernelMatrix, coded: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int, *rest: np.ndarray
 ) -> list[tuple[Any, ...]]:
-    """Return the held-out scores of each fold of one repeat, from products of samples, and its rows of ``rest``."""
+    """Return for each fold of one repeat its number, its held-out scores, and its part of each array of ``rest``."""
     check_folds(np.bincount(fold, minlength=folds))
     scores = held_out_scores(kernel.products, kernel.weights, coded, fold, alphas)
     return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]

@@ -239,7 +239,7 @@ class _Builder:
             names, combine = (named, "ratio") if isinstance(named, list) else ([named], "")
             if not at and "best" in row:
                 names, combine = row["best"], "best"
-            reason = row.get("reason", "") or ("" if names else "the recipe names no cell for it")
+            reason = row.get("reason", "") or ("" if names else "the recipe names no cell for this place of the table")
             if self.scale not in LARGE:
                 reason = reason or row.get("absent", {}).get(name, "")
             tasks = (each["name"] for each in (row, column) if each["name"] in self.shared["tasks"])

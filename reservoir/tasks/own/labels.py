@@ -62,12 +62,12 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
         if share < (SMOOTH_MANY if len(numbers) > BYTE else SMOOTH):
             return Reading(False, f"neighbours differ by only {share:.0%} of what any two tokens differ by")
     if len(numbers) <= BYTE:
-        return Reading(True, f"{len(numbers)} different ones, and no order between neighbours")
+        return Reading(True, f"{len(numbers)} different numbers, and no order between neighbours")
     # The smallest and the largest number are left out, because a sensor that overflows repeats them.
     head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
     if head > HEAD:
         return Reading(True, f"the commonest hundredth of {len(numbers):,} makes up {head:.0%}, as in texts")
-    return Reading(False, f"{len(numbers):,} different ones, about equally common")
+    return Reading(False, f"{len(numbers):,} different numbers, about equally common")
 
 
 def read_labels(y: np.ndarray) -> Reading:
@@ -77,7 +77,7 @@ def read_labels(y: np.ndarray) -> Reading:
     count from 0 or 1, or if each has 5 rows (up to 20 numbers) or 50 rows (more numbers).
     """
     numbers = np.unique(y)
-    many = f"{len(numbers):,} different ones among {y.size:,}"
+    many = f"{len(numbers):,} different numbers among {y.size:,}"
     if len(numbers) > 2 and len(numbers) > y.size / 2:
         return Reading(False, many)
     least = FEW_ROWS_PER_CLASS if len(numbers) <= FEW_CLASSES else ROWS_PER_CLASS
