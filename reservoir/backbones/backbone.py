@@ -52,7 +52,7 @@ class Backbone(nn.Module):
         """Map embedded sequences (batch, tokens, width) to hidden states after the last norm, float32, of this shape.
 
         Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on the real tokens.
-        With ``last``, only the states of that number of last real tokens are valid.
+        With ``last``, only the states of the last ``last`` real tokens are valid.
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)

@@ -69,7 +69,7 @@ class PreparedSplit:
 
     def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
         if not 0 <= lo <= hi <= len(self):
-            raise IndexError(f"rows {lo} to {hi} of split {self.name!r}, which has {len(self)}")
+            raise IndexError(f"rows {lo} to {hi} of split {self.name!r}: it has {len(self)} rows")
         parts = []
         begun = max(0, int(np.searchsorted(self.starts, lo, side="right")) - 1)  # the file with the first row
         for (path, rows), start in zip(self.files[begun:], self.starts[begun:], strict=True):
