@@ -522,7 +522,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     summary = read_checked(done.saved.parent / SUMMARY)
     del summary["evaluation"]["reliability"]
     write_checked(done.saved.parent / SUMMARY, summary)
-    with pytest.raises(InputError, match=r"another version of reservoir \('reliability'\); run"):
+    with pytest.raises(InputError, match=r"another version of reservoir wrote this folder \('reliability'\); run"):
         report([done.saved.parent])
     (done.saved.parent / SUMMARY).write_text("{}")
     with pytest.raises(InputError, match="run reservoir fit again"):
