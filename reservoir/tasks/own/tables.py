@@ -43,8 +43,8 @@ class BadRows:
             try:
                 found.append(read(path))
             except InputError as error:
-                reason, _, remedy = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ").partition("; fix ")
-                self.add(row, reason, f"fix {remedy or 'the row'}")
+                reason, _, remedy = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ").partition("; ")
+                self.add(row, reason, remedy or "fix the row")
         return found
 
     def kept(self) -> np.ndarray:
