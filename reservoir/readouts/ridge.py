@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -499,6 +500,13 @@ class KernelMatrix:
             coef[part] = on.fetch(on.product(on.put(z), on_device))
         weights = coef.reshape(len(coef), len(alphas), -1).transpose(1, 0, 2)
         return LinearPath(alphas, weights, offset, self.mean, self.scale)
+
+    def first(self, rows: int) -> KernelMatrix:
+        """Return the matrix of the first samples; the features are scaled by their deviation over all samples."""
+        part = copy(self)
+        part.x, part.weights, part.products = self.x[:rows], self.weights[:rows], self.products[:rows, :rows]
+        part.mean = np.concatenate([np.average(part.x[:, one], axis=0, weights=part.weights) for one in self._chunks()])
+        return part
 
     def _chunks(self, first: int = 0) -> Iterator[slice]:
         for start in range(first, self.x.shape[1], CHUNK):

@@ -21,6 +21,7 @@ from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
+    LinearPath,
     Scorer,
     fold_moments,
     ridge_path,
@@ -180,6 +181,13 @@ class RidgeFitter(PenaltyFitter):
             return found
 
         return self.best_of(source, cross)
+
+    def fit_train(self, source: Source, alphas: np.ndarray) -> LinearPath:
+        """Return the solutions for the training rows alone of a source that was cross-validated."""
+        targets, labels = self.targets(source), source.labels("train")
+        if kernel := self._kernels.get(source.columns):  # of train and valid: no features need to be read
+            return kernel.first(len(labels)).path(targets.encode(labels), alphas)
+        return solve(gather(source.stream("train"), targets), alphas, source.emphasis)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that was chosen on valid, fitted to train and valid, with its old temperature."""
@@ -488,12 +496,12 @@ def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: flo
     if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
         return np.zeros(0)
     if fitter.folds:  # the readout was fitted to train and valid
-        train, alphas = source.stream("train"), np.array([alpha])
-        training = gather(train, targets)
+        alphas = np.array([alpha])
         if isinstance(fitter, RidgeFitter):
-            path = solve(training, alphas, source.emphasis)
+            path = fitter.fit_train(source, alphas)
         else:
-            path = logistic_path(train, targets, alphas, training)
+            train = source.stream("train")
+            path = logistic_path(train, targets, alphas, gather(train, targets))
         readout = path.readout(0, targets, getattr(readout, "temperature", 1.0))
     found = []
     for x, y in source.blocks("valid"):
