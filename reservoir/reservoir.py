@@ -1,4 +1,4 @@
-"""The frozen model: its options with every default decided, and the loaded model on a device, in a precision."""
+"""The frozen model: its options with every default resolved, and the model loaded on a device in a precision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_SYMBOLS = 64  # the largest vocabulary of which windows are made, with one 
 
 
 class Reservoir(ReservoirOptions):
-    """`ReservoirOptions` with every default resolved, see `reservoir.plan`."""
+    """`ReservoirOptions` with every default resolved (see `reservoir.plan`)."""
 
     backbone: str = DEFAULT_BACKBONE
     init: str = "pretrained"
@@ -66,13 +66,13 @@ class Reservoir(ReservoirOptions):
         what = f"--patch {self.patch}: "
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MOST_SYMBOLS:
-            problem = f"{what}windows take up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}"
-            raise InputError(f"{problem}; leave out the options of windows")
+            problem = f"{what}windows support up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}"
+            raise InputError(f"{problem}; leave out the window options")
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
-            raise InputError(f"{what}task {task.name!r} labels single tokens, which windows join; leave it out")
+            raise InputError(f"{what}task {task.name!r} labels tokens, not windows; leave out the window options")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
-            problem = f"{what}no window fits the sequences of task {task.name!r}, of {task.max_tokens} values"
+            problem = f"{what}no window fits the sequences of task {task.name!r}, of up to {task.max_tokens} values"
             raise InputError(f"{problem}; give a smaller patch or smaller dilations")
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
@@ -166,7 +166,7 @@ def load_model(
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is a GPU if there is one, else the CPU."""
+    """Return the device called ``name``; ``auto`` is a GPU if there is one, else the CPU."""
     import torch
 
     if name == "auto":

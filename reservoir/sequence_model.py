@@ -44,7 +44,7 @@ class Branch(nn.Module):
 
 
 class SequenceModel(nn.Module):
-    """Maps stored sequences to logits, by scaling, frozen maps and a readout."""
+    """Module that maps stored sequences to logits, by scaling, frozen maps and a readout."""
 
     offset: Tensor
     scale: Tensor
@@ -85,7 +85,7 @@ class SequenceModel(nn.Module):
 
 
 class TokensModel(nn.Module):
-    """Maps the output of a tokenizer, padded on the right, to logits."""
+    """Module that maps the output of a tokenizer, padded on the right, to logits."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class TokensModel(nn.Module):
 
 
 class PixelsModel(nn.Module):
-    """Maps the output of an image processor to logits."""
+    """Module that maps the output of an image processor to logits."""
 
     def __init__(self, model: SequenceModel, reader: PixelReader) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0) -> Tensor:
-    """Return the decrease of the logits when a stretch of the input is hidden, (rows, positions, k)."""
+    """Return the decrease of the logits when a stretch of the input is hidden, per position (rows, positions, k)."""
     draw = torch.Generator().manual_seed(0)
     fall = []
     for row, length in zip(x, lengths.tolist(), strict=True):

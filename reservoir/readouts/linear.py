@@ -13,7 +13,7 @@ Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
 LINKS = ("softmax", "sigmoid", "clipped", "none")
-"""How logits become probabilities, see `Targets.probabilities`; ``none``: the readout gives only labels."""
+"""How logits become probabilities (see `Targets.probabilities`); with ``none``, the readout gives only labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,8 @@ class RereadableBlocks:
 class Targets:
     """Labels as regression targets, in the coding of scikit-learn's ``RidgeClassifier``.
 
-    Two classes become one column per output, -1 and +1. More classes become one column per class and output: +1 for the
-    class of the label, else -1. Regression targets stay as they are.
+    Two classes become one column per output, with values -1 and +1. More classes become one column per class and
+    output: +1 for the class of the label, else -1. Regression targets stay as they are.
     """
 
     outputs: int  # labels per sample
@@ -46,9 +46,9 @@ class Targets:
             raise InputError(f"{problem}; give at least one output, and two classes or more (0 for regression)")
         if self.class_weights is not None and self.outputs > 1:
             problem = f"class weights: a sample has {self.outputs} labels, whose weights may differ"
-            raise InputError(f"{problem}; leave the weights out (--class-weight), or fit each label alone")
+            raise InputError(f"{problem}; leave out --class-weight, or fit each label separately")
         if self.class_weights is not None and len(self.class_weights) != self.classes:
-            raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one for each")
+            raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one per class")
 
     @property
     def metric(self) -> str:
@@ -154,7 +154,7 @@ class Readout(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearReadout:
-    """scores = x coef + intercept; raises `InputError` if ``link`` is not one of `LINKS`."""
+    """The linear readout, scores = x coef + intercept; raises `InputError` if ``link`` is not one of `LINKS`."""
 
     coef: np.ndarray  # weights of features that are not standardised, float64 (w, t)
     intercept: np.ndarray  # scores of x = 0, float64 (t,)
@@ -197,10 +197,10 @@ class LinearReadout:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
-        """Build a readout from the values of `to_arrays`; raise `InputError` if its shapes do not fit together."""
+        """Build a readout from the values of `to_arrays`; raise `InputError` if their shapes do not match."""
         targets = Targets(int(settings["outputs"]), int(settings["classes"]))
         if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (targets.columns,):
-            raise InputError("readout: the shapes of the weights do not fit the labels; fit the readout anew")
+            raise InputError("readout: the shapes of the weights do not match the labels; fit the readout again")
         return cls(
             coef=np.asarray(arrays["coef"], np.float64),
             intercept=np.asarray(arrays["intercept"], np.float64),
@@ -214,7 +214,7 @@ class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
     Class weights of the targets weight the samples: with balanced weights the accuracy is the mean recall of the
-    classes, up to the rounding of their shares. For real targets the accuracy is the mean over outputs of
+    classes if all splits have the same shares of classes. For real targets the accuracy is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
@@ -269,7 +269,7 @@ class Tally:
 
 
 def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
-    """Return the accuracy of a readout, see `Tally`, over blocks of features (m, w) and labels (m, outputs)."""
+    """Return the accuracy of a readout (see `Tally`) over blocks of features (m, w) and labels (m, outputs)."""
     tally = Tally(readout.targets)
     for x, y in blocks:
         tally.update(readout.scores(x)[None], y)
@@ -305,11 +305,11 @@ def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Reshape a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) to samples.
 
-    If all of several tokens are readout tokens, each token with labels (see `has_labels`) is a sample. Otherwise each
-    row is a sample: its tokens concatenated, and the labels of its readout tokens concatenated.
+    If there are several tokens and all are readout tokens, each token with labels (see `has_labels`) is a sample.
+    Otherwise each row is a sample: its tokens concatenated, and the labels of its readout tokens concatenated.
     """
     if len(x) != len(y):
-        raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give as many of both")
+        raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give the same number of both")
     if 1 < x.shape[1] == y.shape[1]:
         known = has_labels(y)
         return x[known], y[known]
@@ -317,7 +317,7 @@ def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def has_labels(y: np.ndarray) -> np.ndarray:
-    """Return which readout tokens (rows, readout_tokens) have labels; after a row's end they are -1, or NaN."""
+    """Return which readout tokens (rows, readout_tokens) have labels; labels after a row's end are -1 or NaN."""
     return np.all(np.isfinite(y) if y.dtype.kind == "f" else y >= 0, axis=-1)
 
 

@@ -1,12 +1,12 @@
-"""Multinomial logistic readouts of every penalty, from passes over the features that serve all penalties at once.
+"""Multinomial logistic readouts for all penalties, fitted in shared passes over the features.
 
-With z the standardised features, for every penalty alpha (scikit-learn's 1 / C) and every output,
+For standardised features z_i, weights p_i and a penalty alpha (scikit-learn's 1 / C), the readout of an output solves
 
     min over W, b   sum_i p_i ( log sum_c exp(b_c + W_c' z_i) - (b + W' z_i)_{y_i} )  +  alpha / 2 || W ||^2 .
 
-At W = 0 and equal classes the Hessian in W is k Z'PZ + alpha I, with k = 1 / classes (1 / 4 for two classes, which have
-one column). With the eigenvectors V and eigenvalues l of Z'PZ, the unknowns U of W = V (k l + alpha)^-1/2 U make it the
-identity, for every penalty alike; L-BFGS then needs tens of passes where the correlated features need hundreds.
+At W = 0 and equal class probabilities the Hessian in W is k Z'PZ + alpha I, with P = diag(p) and k = 1 / classes (1 / 4
+for two classes, which have one column). Let Z'PZ have eigenvectors V and eigenvalues l. In the unknowns U of
+W = V (k l + alpha)^-1/2 U the Hessian is the identity, and L-BFGS needs tens of passes instead of hundreds.
 
 Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
 """
@@ -163,7 +163,7 @@ class _Problem:
         return point.reshape(-1, self.columns) * self.steps[number][:, None]
 
     def _losses(self, scores: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return losses (m, p) and their derivatives by the scores (m, p, columns), from scores and labels (m, p)."""
+        """Return losses (m, p) and their derivatives (m, p, columns) with respect to the scores, for labels (m, p)."""
         if self.columns == 1:
             scores, y = scores[..., 0], y.astype(scores.dtype)
             return np.logaddexp(0, scores) - y * scores, (expit(scores) - y)[..., None]
@@ -208,8 +208,8 @@ def lbfgs(
     """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
     A step is x - H g with H the inverse Hessian built from the last steps on a scaled identity. It is shortened until
-    the value falls by 1e-4 of what the slope promises. The problem is solved if the next step d has || d || <=
-    tolerance * || x ||, or promises a decrease below rounding errors.
+    the value falls by 1e-4 of the decrease that the slope predicts. The problem is solved if the next step d has
+    || d || <= tolerance * || x ||, or if its predicted decrease is below rounding errors.
 
     Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
     """

@@ -7,7 +7,7 @@ With z = (x - m) / s the features standardised by their means m and standard dev
 which is W = (Z'Z + alpha I)^-1 Z'(Y - mean Y) from the moments, and b = mean Y. For fewer samples than features the
 kernel form W = Z'(ZZ' + alpha I)^-1 (Y - mean Y) needs only ZZ'. The matrix is reduced once to tridiagonal form, after
 which each penalty is cheap. In expectation over masks, dropout of the standardised features with rate p adds exactly
-such a penalty, alpha = samples * p / (1 - p): the penalty sweep is the dropout sweep.
+such a penalty, alpha = samples * p / (1 - p), so a sweep over penalties is a sweep over dropout rates.
 
 References: Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropout training as adaptive
 regularization.
@@ -55,7 +55,7 @@ def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Matrix products: NumPy on the CPU, or torch on a ``device``, by its name in torch: ``cuda``, ``cuda:1``.
+    """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
 
         with products_on(Arithmetic("cuda")):
             found = sweep(train, valid, targets)
@@ -165,7 +165,7 @@ class Moments:
         )
 
     def select(self, features: np.ndarray | slice) -> Moments:
-        """Return the moments of some of the features, by indices or a slice: some columns of a concatenation."""
+        """Return the moments of some of the features, given by indices or a slice."""
         rows = self.xx[features]
         return replace(self, mean=self.mean[features], xx=rows[:, features], xy=self.xy[features])
 
@@ -181,7 +181,7 @@ class Moments:
 
 
 class Accumulator:
-    """Builds `Moments` of w features and t targets from blocks of any sizes, using memory of order w^2."""
+    """Builder of `Moments` of w features and t targets from blocks of any sizes, using memory of order w^2."""
 
     def __init__(self, width: int, targets: int) -> None:
         # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
@@ -238,7 +238,7 @@ class Accumulator:
         for what, sums in (("feature", np.diagonal(xx)), ("target", y_shift + y_apart)):
             wrong = np.flatnonzero(~np.isfinite(sums))
             if wrong.size:
-                raise InputError(f"moments: {what} {wrong[0]} is not finite, or too large, in some row; leave it out")
+                raise InputError(f"moments: {what} {wrong[0]} is not finite, or too large, in some row; remove the row")
         return Moments(
             count=count,
             mean=shift + apart,
@@ -248,7 +248,7 @@ class Accumulator:
         )
 
     def _multiply(self) -> None:
-        """Add the products of the gathered rows to the sums and start a new block; the first one sets the shift."""
+        """Add the products of the gathered rows to the sums and start a new block; the first block sets the shift."""
         on = self._on
         x, z, roots = (part[: self._filled] for part in (self._x, self._z, self._roots))
         if self._shift is None:  # without the shift, a channel at 3000 +- 0.5 would lose half its digits
@@ -317,8 +317,8 @@ class LinearPath:
 
     The models are given as weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or
     (t,). ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, and ``intercept``
-    (A, t) holds the scores of x = 0. ``center`` (w,) is the mean of the features. ``converged`` (A,) is whether an
-    iterative solver reached its tolerance.
+    (A, t) holds the scores of x = 0. ``center`` (w,) is the mean of the features. ``converged`` (A,) says whether
+    an iterative solver reached its tolerance.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class LinearPath:
 
 
 class Scorer:
-    """Scores blocks of features under every penalty of a path, with one matrix product per block."""
+    """Scorer of blocks of features under every penalty of a path, with one matrix product per block."""
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
         # For real targets the offset is added in float64: float32 next to a mean of 1e5 would lose a spread of 0.3.
@@ -383,7 +383,7 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
 
         (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
-    takes linear time for each further penalty, between two products with Q.
+    takes linear time for each further penalty, in addition to two products with Q.
 
     References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
     """
@@ -449,8 +449,8 @@ class KernelMatrix:
 
     Features are scaled by their deviation over all samples, as in the final readout, times ``emphasis`` (w,), and
     centred by the mean of the fitted samples. The ``weights`` (n,) of the samples ``x`` (n, w) are 1 by default; a
-    sample that is not finite raises `InputError`. ``known`` is the matrix of the first of these features, with the same
-    samples and weights and without emphasis; its products are reused if ``emphasis`` is the same for all of its
+    sample that is not finite raises `InputError`. ``known`` is the `KernelMatrix` of the first features of ``x``,
+    with the same weights and without emphasis; its products are reused if ``emphasis`` is the same for all these
     features.
     """
 
@@ -476,7 +476,7 @@ class KernelMatrix:
             if wrong := np.flatnonzero(~np.isfinite(variance)).tolist():
                 feature = part.start + wrong[0]
                 raise InputError(
-                    f"readout: feature {feature} holds a value that is not finite or too large; leave it out"
+                    f"readout: feature {feature} holds a value that is not finite or too large; remove the row"
                 )
             self.scale[part] = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
             if emphasis is not None:
@@ -516,7 +516,7 @@ class KernelMatrix:
 def held_out_scores(
     products: np.ndarray, weights: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray
 ) -> np.ndarray:
-    """Return the scores (A, n, t) of every sample under every penalty, fitted to the folds that do not contain it.
+    """Return the scores (A, n, t) of each sample, for every penalty, by the model fitted to the folds without it.
 
     ``products`` (n, n) are those of samples with ``weights`` (n,) and targets (n, t).
     """
@@ -557,7 +557,7 @@ def balance_raw(raw: np.ndarray) -> np.ndarray:
 def positive(alphas: np.ndarray) -> np.ndarray:
     """Return the penalties; raise `InputError` if one is not a positive number."""
     if not (len(alphas) and np.isfinite(alphas).all() and np.min(alphas) > 0):
-        raise InputError(f"readout: penalties {list(alphas)} must be positive numbers; drop the others")
+        raise InputError(f"readout: the penalties are {list(alphas)}; give one or more, all positive numbers")
     return alphas
 
 

@@ -1,8 +1,8 @@
-"""Choice of a penalty on validation samples or by cross-validation, and of columns that are better together.
+"""Choice of a penalty on validation samples or by cross-validation, and forward selection of columns.
 
 Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer than the features.
-Cross-validation takes no further pass over the features for each fold. With many samples, the moments of all folds but
-one are a sum of the folds' moments, and a second pass scores each sample by the path that was not fitted on it. With
+Cross-validation needs no further pass over the features for each fold. With many samples, the moments of all folds but
+one are a sum of the folds' moments, and a second pass scores each sample with the path that was not fitted on it. With
 fewer samples than features, the products of the samples serve all folds. Features are standardised once, over all
 samples and without the labels: a channel that varies in only one fold is then not scaled up in the other folds, where
 it holds only rounding errors.
@@ -64,8 +64,8 @@ class Sweep:
 
     ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
     within one standard error of the best is chosen. ``temperature`` is that of the chosen readout, 1 without held-out
-    scores. The path was solved from ``kernel``, the kernel matrix of the samples, or from ``moments``, those of the
-    training samples or of each fold.
+    scores. After cross-validation, either ``kernel`` is the kernel matrix of the samples, or ``moments`` are those
+    of each fold, from which the path was solved.
     """
 
     path: LinearPath | DeferredPath
@@ -82,12 +82,12 @@ class Sweep:
 
     @functools.cached_property
     def loss(self) -> np.ndarray:
-        """The mean loss of each penalty on held-out samples, (A,), see `Tally.loss`."""
+        """The mean loss of each penalty on held-out samples, (A,) (see `Tally.loss`)."""
         return self.tally.loss()
 
     @functools.cached_property
     def best(self) -> int:
-        """The index of the chosen penalty, see `best_penalty`."""
+        """The index of the chosen penalty (see `best_penalty`)."""
         return best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
 
     @property
@@ -174,14 +174,14 @@ def forward_selection(
     *,
     limit: int,
 ) -> list[tuple[tuple[str, ...], Sweep]]:
-    """Add the column that raises validation accuracy most, until none does or ``limit`` columns are chosen.
+    """Add the column that raises validation accuracy most, until no column raises it or ``limit`` are chosen.
 
     Memory grows with the square of the total width, so callers should pass only the most accurate columns. Returns, for
-    each step, the columns chosen so far, in order, and the sweep over them concatenated: at least one step, with rising
-    accuracy. Of equally accurate columns the first one is added.
+    each step, the columns chosen so far, in order, and the sweep over their concatenation. There is at least one step,
+    and every step raises the accuracy. Of equally accurate columns the first one is added.
     """
     if not columns or limit < 1:
-        raise InputError(f"columns: at most {limit} of {len(columns)} columns; give at least one of both")
+        raise InputError(f"columns: at most {limit} of {len(columns)} columns; both numbers must be 1 or more")
     # The moments of any columns are a part of the moments of all columns, so that one pass over train is enough.
     training = gather(train, targets)
     steps: list[tuple[tuple[str, ...], Sweep]] = []
@@ -250,8 +250,8 @@ def cross_sweep(
 
     ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments`` of
     each fold, repeat after repeat, from an earlier `fold_moments`, save a pass. ``emphasis`` (w,) holds factors of the
-    standardised features, and ``known`` is that of `KernelMatrix`. With ``one_standard_error``, the largest penalty
-    within one standard error (over folds) of the best accuracy is chosen.
+    standardised features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest
+    penalty within one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
@@ -335,8 +335,8 @@ def score_by_kernel(
 ) -> HeldOutScore:
     """Return the held-out score of the most accurate penalty; of equally accurate ones, that with the smallest loss.
 
-    ``kernel`` (n, n) is the kernel matrix of the samples; for concatenated columns it is the sum of theirs. ``y`` (n,
-    outputs) are labels, ``folds`` (repeats, n) the fold of each sample in each repeat of the cross-validation.
+    ``kernel`` (n, n) is the kernel matrix of the samples; for concatenated columns it is the sum of their kernel
+    matrices. ``y`` (n, outputs) are labels, and ``folds`` (repeats, n) holds the fold of each sample in each repeat.
     """
     products, weights, coded = kernel.astype(np.float64), np.ones(len(y)), targets.encode(y)
     scores = np.stack([held_out_scores(products, weights, coded, fold, alphas) for fold in folds], axis=1)

@@ -4,9 +4,9 @@ With z_l the standardised features of layer l, all of one width, and weights w =
 
     scores = (sum_l w_l z_l) W + b ,
 
-which is linear in the columns of all layers side by side. The weights minimise the squared error of ridge regression
-on held-out training rows: each half of them is predicted by the solution of the other half. L-BFGS follows the gradient
-through both solutions. Then W is solved for all training rows and every penalty.
+which is linear in the concatenated columns of all layers. The weights minimise the squared error of ridge regression on
+held-out training rows: each half is predicted by the solution of the other half. L-BFGS follows the gradient through
+both solutions. Then W is fitted to all training rows for every penalty.
 
 References: Peters et al. (2018), Deep contextualized word representations; Yang et al. (2021), SUPERB.
 """
@@ -81,7 +81,7 @@ def learn_layers(
 
 
 def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray | None, alpha: float) -> np.ndarray:
-    """Return the weights of layers (n, layers, width) whose sum best predicts the targets (n, t) of the other half."""
+    """Return the weights of layers z (n, layers, width) whose sum, fitted to one half, best predicts y in the other."""
     inputs, encoded = torch.from_numpy(z.astype(np.float32)), torch.from_numpy(y.astype(np.float64))
     encoded = encoded - encoded.mean(0)
     roots = torch.ones(len(y), 1) if sample_weights is None else torch.from_numpy(np.sqrt(sample_weights))[:, None]

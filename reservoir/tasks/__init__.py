@@ -72,7 +72,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 
 
 def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return raw inputs (images, texts) or sequences and ``lengths`` (rows,), as stored sequences and their lengths."""
+    """Convert raw inputs (images, texts), or sequences with ``lengths`` (rows,), to stored sequences and lengths."""
     if task.name not in TASKS:
         return encode_own(task, x, lengths)
     stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)
@@ -87,7 +87,7 @@ def shows_pictures(task: Task) -> bool:
 
 
 def pictures(task: Task, x: np.ndarray) -> Iterator["Image"]:
-    """Yield stored rows of a task that `shows_pictures` as RGB images."""
+    """Yield stored rows of a task of pictures (see `shows_pictures`) as RGB images."""
     if task.pictures:
         yield from map(decoded, x)
         return

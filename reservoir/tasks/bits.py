@@ -31,7 +31,7 @@ class _Bits(Source):
     seed: int = 0
 
     def pieces(self) -> list[Piece]:
-        """Return stretches of rows, each with a generator of its own."""
+        """Return stretches of rows, each drawn by a separate generator."""
         return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
 
     def scaling(self) -> Scaling:
@@ -71,9 +71,9 @@ class BitMemory(_Bits):
 
     The input is ``patterns`` strings of ``n`` bits of -1 and +1, ``token_bits`` bits per token, then one of the strings
     with each bit set to 0 with probability ``mask``. The labels of the last ``n / token_bits`` tokens are their
-    original bits. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. A smaller data set is the
-    beginning of a larger one. A model that copies the visible bits and guesses the others gets ``1 - mask / 2`` of all
-    bits right, 75% by default.
+    original bits. The defaults are those of Lu et al. (2021): 120 tokens of 50 bits, the last 20 read out. A smaller
+    data set is the beginning of a larger one. A model that copies the visible bits and guesses the others gets
+    ``1 - mask / 2`` of all bits right, 75% by default.
     """
 
     n: int = 1000
@@ -107,11 +107,11 @@ class BitXor(_Bits):
     """Add bit strings modulo two, bit by bit.
 
     The input is ``patterns`` strings of ``n`` bits of 0 and 1, ``token_bits`` bits per token; the labels of the tokens
-    of the last string are the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are
-    only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs, and the test shows only whether the
-    function can be fitted. With ``held_out`` (up to 20 bits in all) a hash of the input decides its split, a tenth each
-    for valid and test, and the test shows whether the readout generalises. A smaller data set is the beginning of a
-    larger one.
+    of the last string are the sums. The defaults are those of Lu et al. (2021): 10 tokens of one bit, the last 5 read
+    out. There are only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs, and the test shows only
+    whether the function can be fitted. With ``held_out`` (6 to 20 bits in all) a hash of the input decides its split, a
+    tenth each for valid and test, and the test shows whether the readout generalises. A smaller data set is the
+    beginning of a larger one.
     """
 
     n: int = 5
@@ -146,6 +146,6 @@ class BitXor(_Bits):
 
 
 def _first_rows(piece: Piece, x: np.ndarray, y: np.ndarray) -> dict[str, Split]:
-    """Return the first drawn rows, as many as the piece has; `PIECE_ROWS` are always drawn, so rows never change."""
+    """Return the first rows drawn; `PIECE_ROWS` are always drawn, so that a row does not depend on the piece's size."""
     rows = piece.hi - piece.lo
     return {piece.part: Split(x=x[:rows], y=y[:rows], lengths=full_lengths(x[:rows]))}

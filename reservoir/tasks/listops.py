@@ -33,7 +33,7 @@ def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
             rows.append(bytes(map(_IDS.__getitem__, text.split())))
         except KeyError as error:
             known = " ".join(SYMBOLS[1:])
-            problem = f"row {row}: {error.args[0]!r} is not in ListOps"
+            problem = f"row {row}: {error.args[0]!r} is not a symbol of ListOps"
             raise InputError(f"{problem}; use {known} and parentheses") from None
     words = np.frombuffer(b"".join(rows), np.uint8)
     row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
@@ -153,7 +153,7 @@ def _grow(
 
 
 def _sizes(levels: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Return per level the number of symbols of each node: its operator and bracket with all between, or a digit."""
+    """Return per level the number of symbols of each node: 1 for a digit, else all from its operator to its bracket."""
     sizes = [np.where(symbol >= OPERATOR, 2, 1) for _, symbol, _ in levels]
     for level in range(len(levels) - 1, 0, -1):
         parent = levels[level][2]
@@ -180,9 +180,9 @@ class ListOps(Source):
     """Evaluate expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
 
     Symbols are numbered as in `SYMBOLS`. Long Range Arena's files are read if the data folder has them; otherwise
-    expressions are generated. ``protocol="paper"`` repeats the authors' code: closing brackets are lost, generated
-    expressions have 500 to 2,000 symbols, all are cut at ``max_tokens``, padding counts as input (the last position is
-    read), and the test split is the validation split.
+    expressions are generated. ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost,
+    generated expressions have 500 to 2,000 symbols, all are cut at ``max_tokens``, padding counts as input (the last
+    position is read), and the test split is the validation split.
     """
 
     data: Path | None = None
@@ -204,7 +204,7 @@ class ListOps(Source):
         check_protocol("listops", self.protocol)
         rows = (self.train_rows, self.valid_rows, self.test_rows)
         if min(self.max_tokens, *rows, self.depth - 1, self.arguments - 1) < 1:
-            raise InputError("listops: give max_tokens and rows above 0, depth and arguments above 1")
+            raise InputError("listops: max_tokens and rows must be above 0, depth and arguments above 1; increase them")
         if self._lengths[0] > self._lengths[1]:
             shortest, longest = self._lengths
             raise InputError(f"listops: min_length {shortest} is above max_length {longest}; increase max_length")
@@ -230,7 +230,7 @@ class ListOps(Source):
         )
 
     def files(self) -> list[Path]:
-        """Return the files, or none where the expressions are generated."""
+        """Return the files, or none if the expressions are generated."""
         return [self._file(split) for split in self._rows] if self._from_files else []
 
     def pieces(self) -> list[Piece]:

@@ -18,9 +18,9 @@ MOST = 1000  # largest modulus; a prepared task has modulus² rows
 class ModularAddition(Source):
     """Add two numbers modulo ``modulus``, as in Zhong and Andreas 2024.
 
-    A row is three symbols: two numbers from 0 to ``modulus - 1`` and a sign that asks for the sum, which is the label.
-    All pairs are rows. A hash of the unordered pair chooses the split (90/5/5%), so no pair of the test rows is in the
-    training rows, in either order. Chance is ``1 / modulus``.
+    A row is three symbols: two numbers from 0 to ``modulus - 1`` and an equals sign; the label is the sum. Each pair of
+    numbers is a row. A hash of the unordered pair chooses the split (90/5/5%), so no pair of the test rows is in the
+    training rows, in either order. Chance accuracy is ``1 / modulus``.
     """
 
     data: Path | None = None  # not used

@@ -1,4 +1,4 @@
-"""Remote homology: the fold of a protein from its amino acids, in the layouts of TAPE."""
+"""Remote homology: the fold of a protein from its amino acids, in the data sets of TAPE."""
 
 import json
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class Homology(Source):
     Proteins longer than ``max_tokens`` are dropped, and counted.
 
     ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs, and tests on the
-    validation split. The paper's authors pad each protein to the longest of its batch and read the last position, so a
+    validation split. Lu et al. (2021) pad each protein to the longest of its batch and read the last position, so a
     prediction depends on the batch; they drop whole batches longer than ``max_tokens``, and multiply accuracy by the
-    share that is kept. Here `batch_lengths` assigns the batches when the data are prepared: ``batch`` rows for training
-    and four times as many for validation, as in their loader. The padding is therefore part of the data and of its key.
+    share that remains. Here `batch_lengths` assigns the batches when the data are prepared: ``batch`` rows for training
+    and four times as many for validation, as in their loader. The padding is therefore part of the data and the key.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -92,7 +92,7 @@ class Homology(Source):
                 )
             sequence, fold = record.get("primary"), record.get("fold_label")
             if type(fold) is not int or not 0 <= fold < FOLDS:
-                raise InputError(f"{where}: fold_label is {str(fold)[:40]!r}, not a number from 0 to {FOLDS - 1}")
+                raise InputError(f"{where}: fold_label is {str(fold)[:40]!r}, not in 0..{FOLDS - 1}; fetch it again")
             if not isinstance(sequence, str):
                 kind = type(sequence).__name__
                 raise InputError(f"{where}: primary is {kind}, not a text of amino acids; fetch the file again")
@@ -147,13 +147,13 @@ class Homology(Source):
         return x
 
     def _tokens(self, proteins: list[np.ndarray], batch: int) -> np.ndarray:
-        """Return the tokens of each protein (rows,), with padding under the paper's protocol."""
+        """Return the number of tokens of each protein (rows,), with padding under the paper's protocol."""
         lengths = np.array([len(letters) for letters in proteins], np.int32)
         return batch_lengths(lengths + 2, batch) if self._paper else lengths
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
-    """Return the longest length in each row's batch, as TAPE's loader makes batches, but without shuffling."""
+    """Return the longest length in each row's batch; batches are those of TAPE's loader, without shuffling."""
     padded = np.empty_like(lengths)
     for start in range(0, len(lengths), BUCKET * batch):
         bucket = start + np.argsort(lengths[start : start + BUCKET * batch], kind="stable")

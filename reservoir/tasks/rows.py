@@ -30,7 +30,7 @@ def held_out(rows: np.ndarray) -> np.ndarray:
 
 
 def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-    """Return the split of each row: each class, in the order of `row_hash`, is divided by these shares of sum one."""
+    """Return the split of each row: each class, in the order of `row_hash`, is divided in these shares."""
     order = row_hash(np.arange(len(labels)))
     cuts = np.cumsum(list(shares.values()))[:-1]
     names = np.array(list(shares))
@@ -47,8 +47,8 @@ def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
 def grouped(groups: np.ndarray, shares: dict[str, float]) -> np.ndarray:
     """Return the split of each row, (rows,) of str; all rows of a group (rows,) are in one split.
 
-    Groups are ordered by a hash of their names. Each goes to the first split that does not have its share of the rows
-    yet, and every split gets a group if there are enough groups.
+    Groups are ordered by a hash of their names. Each group is added to the first split without its full share of the
+    rows, and every split gets a group if there are enough groups.
     """
     names, members = np.unique(groups.astype(str), return_inverse=True)
     sizes = np.bincount(members)

@@ -63,7 +63,7 @@ class Source:
         raise NotImplementedError
 
     def notes(self) -> list[str]:
-        """Return notes on how the data was read, a line each."""
+        """Return notes on how the data was read, one line each."""
         return []
 
 
@@ -128,7 +128,7 @@ FRESH_ROWS = 1024  # number of rows of an endless task that are generated at a t
 
 
 def data_folder(task: str, data: Path | None, wanted: str) -> Path:
-    """Return the data folder of a task that needs the ``wanted`` files, or refuse."""
+    """Return the data folder of a task that needs the ``wanted`` files; raise `InputError` if there is none."""
     if data is None:
         raise InputError(f"task {task!r} needs {wanted}, and no data folder was given; {REMEDY}")
     if not data.is_dir():
@@ -150,7 +150,7 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
 
 
 class FreshRows:
-    """The endless training rows of a generated task, none of which is in a prepared split; row n is always the same."""
+    """The endless training rows of a generated task, drawn separately from its splits; row n is always the same."""
 
     def __init__(self, source: Source, seed: int) -> None:
         # The first row of a piece seeds its generator: these pieces begin far after every prepared one.

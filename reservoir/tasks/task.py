@@ -46,7 +46,7 @@ class Task:
 
     @property
     def each(self) -> str:
-        """``token`` if each token has a label of its own, else ""."""
+        """``token`` if each token has its own label, else ""."""
         return self.parameters.get("each", "")
 
     def label(self, index: int) -> str | int:
@@ -75,7 +75,7 @@ class Split:
     """The rows of one split, in their fixed order.
 
     Sequences ``x`` (rows, tokens, dim) or (rows, tokens) are as stored: unsigned bytes for pixels, float32 for sensors,
-    integers for symbols; right-padded with zeros. Your own pictures are (rows,) of arrays, the bytes of their files.
+    integers for symbols; right-padded with zeros. Your own pictures are an array (rows,) of the bytes of their files.
     """
 
     x: np.ndarray
@@ -117,7 +117,7 @@ class Scaling:
 
 
 def check_split(task: Task, name: str, split: Split) -> None:
-    """Refuse sequences that are too short for the readout; assert the shapes and labels that sources promise."""
+    """Refuse sequences that are too short for the readout; assert that shapes and labels are valid."""
     per_row = (task.max_tokens, task.form.dim) if isinstance(task.form, Vectors) else (task.max_tokens,)
     assert task.pictures or (split.x.shape[1:] == per_row and split.x.dtype.kind in ("ui", "uif")[len(per_row) - 1])
     assert split.y.shape == (len(split.x), task.readout_tokens, task.outputs) and len(split.lengths) == len(split.x)
@@ -126,4 +126,4 @@ def check_split(task: Task, name: str, split: Split) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         start = f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between"
-        raise InputError(f"{start} {task.readout_tokens} and {split.x.shape[1]} tokens")
+        raise InputError(f"{start} {task.readout_tokens} and {split.x.shape[1]} tokens; remove the row")

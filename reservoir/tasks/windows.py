@@ -17,7 +17,7 @@ Pad = Literal["valid", "same"]
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """The cut of a sequence into tokens: windows of ``patch`` values of all channels, with a stride.
+    """Division of a sequence into tokens: windows of ``patch`` values of all channels, with a stride.
 
     The token at position t holds for each dilation d the values x[t + (j - (patch - 1) // 2) d], j from 0 to patch - 1.
     With ``pad="same"`` the positions are 0, stride, 2 stride ... and values outside the row are zeros; with ``valid``
@@ -38,7 +38,7 @@ class Windows:
 
     @property
     def forms(self) -> int:
-        """Number of concatenated forms of each channel, see `row_forms`."""
+        """Number of concatenated forms of each channel (see `row_forms`)."""
         return {"both": 2, "differences": 3}.get(self.normalise, 1)
 
     @property
@@ -61,7 +61,7 @@ class Windows:
         counts = self.counts(lengths)
         if not counts.all():
             row = int(np.argmin(counts))
-            raise InputError(f"row {row} has {lengths[row]} values, less than a window of {self.reach}; reduce patch")
+            raise InputError(f"row {row} has {lengths[row]} values, fewer than a window of {self.reach}; reduce patch")
         return counts
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -74,7 +74,7 @@ class Windows:
         return self.torch(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
 
     def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same for tensors, by operations that ``torch.export`` can trace; no row may be too short."""
+        """Return tokens and counts for tensors, by operations that ``torch.export`` can trace; no row may be short."""
         if self.plain:
             return x, lengths
         import torch

@@ -78,7 +78,7 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, rate: float, seed: int) -> Tensor:
-        """Return the attention; ``scale`` multiplies the scores, and ``seed`` decides which are dropped."""
+        """Return the attention; ``scale`` multiplies the scores, and ``seed`` selects the dropped probabilities."""
         q, k, v = (t.detach().flatten(0, 1) for t in (query, key, value))
         scaled, keys = q.float() * scale, k.float().transpose(1, 2)
         out, signed = torch.empty_like(v), v.new_empty(max(scores.stop for *_, scores in blocks(q)))

@@ -23,7 +23,7 @@ def parse_groups(text: str | Sequence[str]) -> tuple[str, ...]:
         if group not in NAMES:
             raise InputError(f"--train {group}: no such group; choose among {', '.join(NAMES)}")
     if not groups:
-        raise InputError(f"--train: name at least one group of {', '.join(NAMES)}")
+        raise InputError(f"--train: no group given; name at least one of {', '.join(NAMES)}")
     return groups
 
 
@@ -52,7 +52,7 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
 
 
 def trained_layer(model: FPT) -> str | None:
-    """Return the highest layer up to which nothing is trained; None if a parameter before the first block is."""
+    """Return the last layer up to which nothing is trained; None if a parameter before the first block is trained."""
     backbone = model.backbone
     layers, norm = backbone.layers, backbone.family.final_norm
     below = {id(p): "final" for p in model.output.parameters()}
@@ -70,7 +70,7 @@ def frozen_digest(model: nn.Module) -> str:
 
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
-    """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below``."""
+    """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
     # Below that layer nothing can overfit, and without dropout its hidden states can come from a cache. The authors'
     # code has dropout in all layers.
     layer = None if below else trained_layer(model)

@@ -30,7 +30,7 @@ Convert = Callable[[Split], Batch]  # converts stored rows to a batch on the dev
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRows:
-    """Data of a training: endless training rows, rows to score (``scored`` at a time), and their conversion."""
+    """Data of a training run: endless training rows, rows to score (``scored`` at a time), and their conversion."""
 
     train: Rows
     valid: Split
@@ -94,7 +94,7 @@ class TargetScale:
 
     @classmethod
     def of(cls, y: np.ndarray) -> "TargetScale":
-        """Measure the targets (rows, readout_tokens, outputs) of the training rows."""
+        """Return the scale of the targets (rows, readout_tokens, outputs) of the training rows."""
         flat = y.reshape(-1, y.shape[-1]).astype(np.float64)
         deviation = flat.std(axis=0)
         return cls(flat.mean(axis=0), np.where(deviation > 0, deviation, 1.0))

@@ -1,4 +1,4 @@
-"""The steps of a training end to end: the loss, Adam on an FPT's trained parameters, and scores on a split."""
+"""The steps of end-to-end training: the loss, Adam on the trained parameters, and scores on a split."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from reservoir.training.trainer import Processes
 
 LEARNING_RATE = 1e-3
 LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
-"""The paper's learning rates of LSTMs and of homology; `LEARNING_RATE` is that of everything else."""
+"""Learning rates of Lu et al. (2021) for LSTMs and for homology; `LEARNING_RATE` is that of everything else."""
 
 TOLERANCE = 0.01  # a validation score has converged when it stays this close to its last value
 VALIDATIONS = 3  # smallest number of validations that can show convergence
 
 
 def default_rate(family: str, task: str) -> float:
-    """Return the paper's learning rate for a family of backbones and a task."""
+    """Return the learning rate of Lu et al. (2021) for a family of backbones and a task."""
     return LEARNING_RATES.get(family) or LEARNING_RATES.get(task) or LEARNING_RATE
 
 

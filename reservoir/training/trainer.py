@@ -20,7 +20,7 @@ from reservoir.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Progress of a training: steps done and their seconds, step and values of the best validation."""
+    """Progress of a training run: steps done and their seconds, step and values of the best validation."""
 
     step: int = 0
     seconds: float = 0.0
@@ -37,7 +37,7 @@ class DivergedError(Exception):
 
 
 class Steps(Protocol):
-    """The steps of a training; each step depends only on the weights and on its number, from 0."""
+    """The steps of a training run; each step depends only on the weights and on its number, from 0."""
 
     optimizer: torch.optim.Optimizer
     names: tuple[str, ...]  # of the values that `take` returns
@@ -60,12 +60,12 @@ class Steps(Protocol):
 
 
 class Trainer:
-    """Takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
+    """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation, including one after
-    the last step; ``keep`` with the `State` after every validation. A loss above ``bound`` counts as diverged. A
-    training that resumes from a state, with the weights and the optimizer's moments of that state, ends with the same
-    bits as one that was never stopped.
+    the last step; ``keep`` is called with the `State` after every validation. A loss above ``bound`` counts as
+    diverged. A training run that resumes from a state, with the weights and the optimizer's moments of that state, ends
+    with the same bits as one that was never stopped.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Processes:
 
 @contextmanager
 def processes() -> Iterator[Processes]:
-    """Join the processes that were launched together, inside the context; without a launcher there is one."""
+    """Join the processes that were launched together, inside the context; without a launcher there is one process."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count <= 1:
         yield Processes()

@@ -171,7 +171,7 @@ def h5_cut(folder):
 
 CASES = {
     # name: (case, pattern of the message)
-    "idx cut short": (idx(replaced(IMAGES, lambda d: d[:-100])), r"t10k-images-idx3-ubyte: its header promises 9408"),
+    "idx cut short": (idx(replaced(IMAGES, lambda d: d[:-100])), r"t10k-images-idx3-ubyte: its header declares 9408"),
     "idx too long": (idx(replaced(IMAGES, lambda d: d + b"x")), "more follow"),
     "idx of another type": (idx(replaced(IMAGES, lambda d: b"\0\0\x0d\3" + d[4:])), "begins with 00000d03"),
     "idx exchanged": (idx(lambda f: (f / IMAGES).rename(f / LABELS)), "no file t10k-images|begins with"),
@@ -203,7 +203,7 @@ CASES = {
     "json no list": (homology({"primary": "ACD"}), "not a list of proteins"),
     "own without y": (npz(y=None), "no array 'y'"),
     "own without rows": (npz(x=np.ones((0, 4, 2)), y=np.ones(0)), "x has the shape"),
-    "own fewer labels": (npz(y=np.zeros(29)), r"y \(29,\); give one of y per row"),
+    "own fewer labels": (npz(y=np.zeros(29)), r"y \(29,\); give one entry of y per row"),
     "own NaN": (npz(x=with_value(np.nan)), "nan in row 7, token 2, column 1"),
     "own infinity": (npz(x=with_value(1e300)), "1e.300 in row 7, token 2, column 1"),
     "own NaN target": (npz(y=np.r_[np.ones(29), np.nan]), "y is not finite in row 29"),
@@ -211,7 +211,7 @@ CASES = {
     "own flat": (npz(x=np.ones(30)), r"shape \(30,\)"),
     "own texts": (npz(x=np.full((30, 4), "a")), "x holds <U1"),
     "own negative symbols": (npz("--symbols", x=np.full((30, 4), -1)), "row 0, token 0: -1 is not a symbol"),
-    "own huge symbols": (npz("--symbols", x=np.full((30, 4), 10**7)), "leave out --symbols if these are values"),
+    "own huge symbols": (npz("--symbols", x=np.full((30, 4), 10**7)), "too large for a symbol; leave out --symbols"),
     "own halves as symbols": (npz("--symbols", x=np.full((30, 4), 0.5)), "row 0, token 0: 0.5 is not a symbol"),
     "own bad lengths": (npz(lengths=np.full(30, 5)), "length 5 in row 0 is not between 1 and 4"),
     "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),
@@ -372,7 +372,7 @@ def test_a_line_of_listops_without_end(tmp_path):
 def test_one_text_far_longer_than_the_others(tmp_path):
     rows = "".join(f"{'ab'[n % 2]},{'ACGT' * (500_000 if n == 7 else 1)}\n" for n in range(1000))
     (tmp_path / "mine.csv").write_text("label,seq\n" + rows)
-    small_in_memory(tmp_path / "mine.csv", "row 7: 2000000 tokens where 1000 rows have 2003996 in all")
+    small_in_memory(tmp_path / "mine.csv", "row 7: 2000000 tokens, but all 1000 rows together have 2003996")
 
 
 def write_hdf5(path, **datasets):

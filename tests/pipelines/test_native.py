@@ -236,7 +236,7 @@ def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
     paint(tmp_path / "x.png", (1, 2, 3), 0)
     (root / "none.csv").write_text("path,label\nred/00.png,a\nred/77.png,b\n")
     cases = {
-        ("extract", root, "--label", "kind"): "the label of a file is its folder",
+        ("extract", root, "--label", "kind"): "files are labelled by their folder",
         ("extract", root / "table.csv"): "is outside",
         ("extract", root / "none.csv"): "line 3: no file 'red/77.png'",
         ("extract", root, "--input", "native"): "gpt2 reads text",

@@ -181,7 +181,7 @@ def test_weighted_solutions_equal_weighted_scaler_and_ridge(rows, width):
 
 @pytest.mark.parametrize(("outputs", "classes", "weights"), [(2, 2, (1.0, 1.0)), (1, 3, (1.0, 1.0)), (1, 0, (1.0,))])
 def test_class_weights_need_one_output_and_one_weight_per_class(outputs, classes, weights):
-    with pytest.raises(InputError, match="leave the weights out" if outputs > 1 else "give one for each"):
+    with pytest.raises(InputError, match="leave out --class-weight" if outputs > 1 else "give one per class"):
         Targets(outputs, classes, weights)
 
 

@@ -198,5 +198,5 @@ def test_integer_targets_are_read_as_a_regression_with_a_note(tmp_path):
     few = save(tmp_path / "b.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3)
     assert task_named(str(few), regression=True).task.classes == 0
     whole = task_named(str(save(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0)))
-    assert whole.task.classes == 0 and any("y holds whole floats" in note for note in whole.notes())
+    assert whole.task.classes == 0 and any("y holds whole numbers as floats" in note for note in whole.notes())
     assert task_named(str(tmp_path / "c.npz"), classes=True).task.classes == 3

@@ -160,7 +160,7 @@ def test_names_of_recordings_keep_their_leading_zeros(tmp_path):
     ("change", "message"),
     [
         (lambda text: text.replace("run07", "run99"), r"labels.csv: no row for 'run07.csv' in column 'run'"),
-        (lambda text: text.replace("run07", "run08"), "no row for 'run07.csv'|several rows have one name"),
+        (lambda text: text.replace("run07", "run08"), "no row for 'run07.csv'|several rows have the same name"),
         (lambda text: text.replace("class", "severity").replace("machine", "place"), "no column of labels among"),
         (lambda text: text.replace("m1,run07,b", "m1,run07,"), "line 9: no label in column 'class'"),
     ],

@@ -215,7 +215,7 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(texts):
         ("[MAX 2 ] 3", "brackets"),
         ("( [MAX 2 3 ]", "parentheses"),
         ("( ( [MAX 2 ) 3 ] )", "parentheses"),
-        ("[AVG 2 3 ]", "'\\[AVG' is not in ListOps"),
+        ("[AVG 2 3 ]", "'\\[AVG' is not a symbol of ListOps"),
     ],
 )
 def test_malformed_expressions_are_refused_with_their_row(text, message):

@@ -188,7 +188,7 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, label, labels):
         ("ACGT\n", {}, "line 1: no header"),
         (">a\nACGT\n>b\nA\n", {}, "no label in headers like 'a'"),
         (">a 1\nACGT\n>b 2\n\n", {}, "line 3: an empty text"),
-        (">a 1\nACGT\n", {"label": "("}, "not a pattern"),
+        (">a 1\nACGT\n", {"label": "("}, "not a regular expression"),
         (">a 1\nACGT\n", {"label": "a"}, "0 groups"),
         (">a 1\nACGT\n", {"label": "k(.)"}, "line 1: the header 'a 1' does not match"),
     ],
@@ -200,7 +200,7 @@ def test_bad_fasta(tmp_path, text, parameters, message):
 
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
     text = wide({"id": np.arange(60) // 4, "u": range(9, 69), "v": range(60), "y": np.arange(60) % 2})
-    with pytest.raises(InputError, match=r"the label is not that of earlier rows of .* pass --group id or --drop id"):
+    with pytest.raises(InputError, match=r"the label differs from earlier rows with this .* pass --group id"):
         source_of(tmp_path / "t.csv", text).task  # noqa: B018
     source = source_of(tmp_path / "t.csv", text, group="id")
     splits = all_rows(source)
@@ -393,7 +393,7 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
         ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']"),
         ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the header line missing?"),
-        ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "each row is a sequence of its own, pass --group id"),
+        ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "--group id or --drop id if each row is a whole"),
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),
         ({"comment": ["fine"] * ROWS, **WIDE, "label": LABEL}, "'fine' is not a number in column 'comment'; leave"),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),

@@ -103,7 +103,7 @@ def test_folders_that_hold_no_or_several_data_sets(tmp_path):
         task_named(str(tmp_path)).files()
     for name in ("One", "Two"):
         written(tmp_path / "both", CLASSES + UP, CLASSES + UP, name)
-    with pytest.raises(InputError, match="data sets One, Two; name a file of one"):
+    with pytest.raises(InputError, match="data sets One, Two; give the file of one"):
         task_named(str(tmp_path / "both")).files()
     written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two")
     written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two_eq")
@@ -147,7 +147,7 @@ def test_windows_are_those_of_a_plain_loop(patch, stride, dilations, pad):
 
 def test_rows_shorter_than_a_window_are_named():
     x, lengths = np.zeros((3, 20, 1), np.float32), np.array([20, 8, 20])
-    with pytest.raises(InputError, match="row 1 has 8 values, less than a window of 9"):
+    with pytest.raises(InputError, match="row 1 has 8 values, fewer than a window of 9"):
         Windows(patch=3, dilations=(1, 4))(x, lengths)
     assert Windows(patch=3, dilations=(1, 4), pad="same")(x, lengths)[1].tolist() == [20, 8, 20]
 

@@ -24,7 +24,7 @@ FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-
 
 
 def find_batches(task: str, data: Path | None) -> list[Path]:
-    """Return the files of the six batches below a data folder; binary files come before pickles."""
+    """Return the files of the six batches below a data folder; binary files are preferred to pickles."""
     wanted = "cifar-10-batches-bin or cifar-10-batches-py"
     data = data_folder(task, data, wanted)
     for suffix in (".bin", ""):
@@ -39,20 +39,20 @@ def find_batches(task: str, data: Path | None) -> list[Path]:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (rows, 32, 32, 3) and labels (rows,), bytes, of a batch of binary records or of a pickle."""
+    """Return the images (rows, 32, 32, 3) and labels (rows,), as bytes, of a batch of binary records or of a pickle."""
     if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million; check that it is one")
+        raise InputError(f"{path}: {path.stat().st_size} bytes, not the 31 million of a batch; check the file")
     data = path.read_bytes()
     if path.suffix == ".bin":  # a record is a label and the red, green and blue values, a byte each
         if not data or len(data) % RECORD or len(data) > BATCH_ROWS * RECORD:
-            raise InputError(f"{path}: {len(data)} bytes are not 1 to {BATCH_ROWS} records of {RECORD}; fetch again")
+            raise InputError(f"{path}: {len(data)} bytes, not 1 to {BATCH_ROWS} records of {RECORD}; fetch it again")
         records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
         images, labels = records[:, 1:], records[:, 0]
     else:
         with as_input_error(f"{path}: not a pickled batch of CIFAR-10", "fetch the file again"):
             stored, numbers = read_pickle(data)
         if not stored or len(stored) % (RECORD - 1):
-            raise InputError(f"{path}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
+            raise InputError(f"{path}: no array 'data' of bytes (rows, 3072); check that it is a batch of CIFAR-10")
         images = np.frombuffer(stored, np.uint8)
         rows = len(images) // (RECORD - 1)
         if len(numbers) != rows or not all(0 <= label < 256 for label in numbers):
@@ -65,7 +65,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
-    """Return the images of a pickled batch, its longest text, and the labels; raises many types of errors."""
+    """Return the images of a pickled batch (its longest string) and the labels; raises many types of errors."""
     longest: str | bytes | bytearray = b""
     labels, key = [], ""
     # Python's unpickler would call any function that a file names; pickletools only splits it into instructions.
@@ -86,7 +86,7 @@ BLOCK = 128  # images converted at once, so that their intermediate values stay 
 
 
 def grey(images: np.ndarray) -> np.ndarray:
-    """Return the luma of images (..., 3) of bytes by ITU-R BT.601, rounded, in fixed point as Pillow converts."""
+    """Return the luma (ITU-R BT.601) of images (..., 3) of bytes, rounded, in fixed point as in Pillow."""
     luma = np.empty(images.shape[:-1], np.uint8)
     for lo in range(0, len(images), BLOCK):
         red, green, blue = (images[lo : lo + BLOCK, ..., channel].astype(np.uint32) for channel in range(3))
@@ -98,7 +98,7 @@ def grey(images: np.ndarray) -> np.ndarray:
 class Cifar10(Source):
     """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
 
-    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split.
+    About a tenth of the training rows, chosen by `reservoir.tasks.rows.held_out`, is the validation split.
     """
 
     data: Path | None = None  # the folder with the unpacked files
@@ -109,7 +109,7 @@ class Cifar10(Source):
 
     def __post_init__(self) -> None:
         if self.window and type(self) is not Cifar10:
-            raise InputError("window works only with cifar10 and mnist")
+            raise InputError("window works only with cifar10 and mnist; leave it out")
         if not isinstance(self.views, int) or self.views < 0:
             raise InputError(f"views is {self.views}; give 0 or the number of augmented copies of each training row")
 
@@ -169,7 +169,7 @@ class Cifar10(Source):
         return joined(x, SIDE, SIDE // math.isqrt(x.shape[1])).astype(np.uint8)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
-        """Return one view of stored sequences (rows, tokens, dim) with these row numbers."""
+        """Return one augmented view of stored sequences (rows, tokens, dim) with these row numbers."""
         if self.window:
             raise InputError("whitened windows cannot be augmented in training; choose a task without window")
         return patches(augmented(joined(x, SIDE, 4), rows, view), 4)
@@ -188,7 +188,7 @@ class Cifar10(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10Lra(Cifar10):
-    """CIFAR-10 in grey, one pixel a token: 1,024 tokens, scaled to [-1, 1]."""
+    """CIFAR-10 in grey, one pixel per token: 1,024 tokens, scaled to [-1, 1]."""
 
     @property
     def task(self) -> Task:
@@ -200,7 +200,7 @@ class Cifar10Lra(Cifar10):
         return Scaling.constant(1 / 127.5, 1, offset=127.5)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
-        """Return one view of stored sequences (rows, tokens, 1) with these row numbers."""
+        """Return one augmented view of stored sequences (rows, tokens, 1) with these row numbers."""
         # Grey is linear in the colours and black is 0, so rotating the grey image equals rotating the coloured one.
         return patches(augmented(joined(x, SIDE, 1), rows, view), 1)
 

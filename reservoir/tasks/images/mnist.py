@@ -17,14 +17,14 @@ from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
 FOLDERS = ("", "mnist", "MNIST/raw")
 MOST_EXPANSION = 50
-"""Published sets expand by less than a tenth of this; a large file that expands by more is damaged or hostile."""
+"""Largest accepted expansion of a large file; files of published data sets expand by less than a tenth of this."""
 
 FREE_BYTES = 2**26  # up to this size an array may expand by any factor: sorted labels compress to almost nothing
 
 
 @dataclass(frozen=True)
 class Digits(Source):
-    """The 1,797 handwritten digits of scikit-learn, 0 to 16: 16 tokens of 2x2 pixels, split 60/20/20 by class."""
+    """The 1,797 handwritten digits of scikit-learn: 16 tokens of 2x2 pixels from 0 to 16, split 60/20/20 by class."""
 
     data: Path | None = None  # not used: scikit-learn contains the digits
 
@@ -65,7 +65,7 @@ class Digits(Source):
 class Mnist(Source):
     """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels.
 
-    About a tenth of the training file, by `reservoir.tasks.rows.held_out`, is the validation split.
+    About a tenth of the training file, chosen by `reservoir.tasks.rows.held_out`, is the validation split.
     """
 
     data: Path | None = None  # the folder with the files, gzipped or not
@@ -86,7 +86,7 @@ class Mnist(Source):
 
     @property
     def _border(self) -> int:
-        """Number of tokens that zero padding adds to each side of the image: 1 (two pixels at each edge), or 0."""
+        """Number of tokens that zero padding adds to height and width: 1 (two pixels at each edge), or 0."""
         return int(self.protocol != "paper")
 
     @property
@@ -94,7 +94,7 @@ class Mnist(Source):
         return Windows2d(window=self.window, stride=self.stride)
 
     def files(self) -> list[Path]:
-        """Return the four files: images and labels, first of the training set."""
+        """Return the four files: images and labels of the training set, then of the test set."""
         return [path for part in ("train", "t10k") for path in self._pair(part)]
 
     def pieces(self) -> list[Piece]:
@@ -107,7 +107,7 @@ class Mnist(Source):
         images, labels = read_idx(image_path, (28, 28)), read_idx(label_path)
         if len(images) != len(labels):
             raise InputError(
-                f"{image_path} has {len(images)} images and {label_path} {len(labels)} labels; take both from one place"
+                f"{image_path} has {len(images)} images and {label_path} {len(labels)} labels; use a matching pair"
             )
         if labels.size and labels.max() > 9:
             row = int(np.argmax(labels > 9))
@@ -158,11 +158,11 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
             if header[:4] != begin:
                 raise InputError(
                     f"{path}: begins with {header[:4].hex()}, not with {begin.hex()} as an idx file of {begin[3]} "
-                    "dimension(s) does; check that images and labels are not exchanged"
+                    "dimension(s) does; check that images and labels are not swapped"
                 )
             shape = struct.unpack(f">{begin[3]}I", header[4:])
             if shape[1:] != sides:
-                raise InputError(f"{path}: images of {shape[1:]} pixels, not {sides}; is it another data set?")
+                raise InputError(f"{path}: images of {shape[1:]} pixels, not {sides}; check that it is a file of MNIST")
             size = math.prod(shape)
             if size > max(FREE_BYTES, MOST_EXPANSION * path.stat().st_size):
                 raise InputError(f"{path}: its header claims the shape {shape}; the file is damaged: fetch it again")
@@ -171,5 +171,5 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
         raise InputError(f"{path}: damaged or cut short ({error}); fetch the file again") from None
     if len(body) != size:
         found = "more" if len(body) > size else f"{len(body)}"
-        raise InputError(f"{path}: its header promises {size} bytes, and {found} follow; fetch the file again")
+        raise InputError(f"{path}: its header declares {size} bytes, but {found} follow; fetch the file again")
     return np.frombuffer(body, np.uint8).reshape(shape)

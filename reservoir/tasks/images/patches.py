@@ -59,7 +59,7 @@ class Windows2d:
         return Scaling.constant(1 / LEVELS, dim, offset=128)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Return bytes (rows, tokens, dim) of images (rows, side, side[, channels]) of bytes."""
+        """Return the whitened windows, bytes (rows, tokens, dim), of images (rows, side, side[, channels]) of bytes."""
         images = images.reshape(*images.shape[:3], -1)
         matrix = whitening(self.window, images.shape[3])
         blocks = [self._tokens(images[lo : lo + BLOCK], matrix) for lo in range(0, len(images), BLOCK)]
@@ -86,8 +86,8 @@ def contrast_normalised(windows: np.ndarray) -> np.ndarray:
 def whitening(window: int, channels: int) -> np.ndarray:
     """Return the symmetric whitening matrix (dim, dim) of windows, float32, for correlations as in photographs.
 
-    Pixels at distance d correlate by 0.95 ** d and colours by 0.9; the mean of a window is projected out. Eigenvalues
-    are scaled to mean 1, and 0.05 is added to each, so that the finest, noisy directions are not amplified.
+    The correlation of pixels at distance d is 0.95 ** d, and of colours 0.9; the mean of a window is projected out.
+    Eigenvalues are scaled to mean 1, and 0.05 is added to each, so that the finest, noisy directions are not amplified.
     """
     places = np.stack(np.divmod(np.arange(window**2), window), 1)
     distance = np.linalg.norm(places[:, None] - places[None], axis=2)
@@ -100,15 +100,15 @@ def whitening(window: int, channels: int) -> np.ndarray:
 
 
 def image_split(x: np.ndarray, labels: np.ndarray) -> Split:
-    """Return sequences that all have the full length, with one class each."""
+    """Return a split of sequences that all have the full length, with one class each."""
     return Split(x=x, y=classes_of(labels), lengths=full_lengths(x))
 
 
 def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
-    """Return augmented view number ``view``, from 1, of images (rows, height, width, channels), in their type.
+    """Return augmented view number ``view``, from 1, of images (rows, height, width, channels), in their dtype.
 
     A view is a crop of the image with a black margin, flipped in half of the cases, and rotated by at most 20 degrees;
-    each pixel takes the value of the nearest old pixel. Row number and view alone determine crop, flip and angle.
+    each pixel takes the value of the nearest original pixel. Row number and view alone determine crop, flip and angle.
     """
     views = [
         _transformed(images[lo : lo + BLOCK], row_hash(rows[lo : lo + BLOCK], seed=view))

@@ -16,7 +16,7 @@ MOST_EXPANSION = 200
 
 FREE_BYTES = 2**27  # arrays up to this size may be compressed by any factor: rows of zeros are harmless
 MOST_HEADER = 10_000
-"""Bytes of an array's header; a plain array needs about a hundred, and NumPy's parser is slow on long ones."""
+"""Largest header of an array in bytes; plain arrays need about a hundred, and NumPy parses long headers slowly."""
 
 
 class Arrays:
@@ -58,8 +58,8 @@ def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
     if size > FREE_BYTES and size > MOST_EXPANSION * real:
         row = int(np.argmax(lengths))
         raise InputError(
-            f"{where}, row {row}: {lengths[row]} tokens where {len(lengths)} rows have {real // token_bytes} in all; "
-            "cut the row, or leave it out"
+            f"{where}, row {row}: {lengths[row]} tokens, but all {len(lengths)} rows together have "
+            f"{real // token_bytes}; cut the row, or leave it out"
         )
 
 
@@ -82,7 +82,7 @@ def read_npz(path: Path) -> Arrays:
         for name in NAMES:
             given = [member for member in members if member in {name, f"{name}.npy"}]
             if len(given) > 1:
-                raise InputError(f"{path}: {len(given)} arrays are called {name!r}; write the file again")
+                raise InputError(f"{path}: {len(given)} arrays are called {name!r}; write the file again with one")
             if given != [f"{name}.npy"]:
                 continue
             check_header(path, archive, name)
@@ -101,7 +101,7 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Refuse an array of Python objects, and one whose header, shape and size do not match."""
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise InputError(f"{path}: array {name!r} is not packed as numpy.savez packs it; write it again")
+        raise InputError(f"{path}: array {name!r} has an unsupported compression; write it with numpy.savez")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

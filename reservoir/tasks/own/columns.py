@@ -16,7 +16,7 @@ from reservoir.tasks.own.tables import EMPTY, SUFFIXES, Table, read_table
 USUAL_LABELS = (
     "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
 )  # fmt: skip
-"""Usual names of columns of labels, in small letters or capitals."""
+"""Usual names of columns of labels, in lower or upper case."""
 
 SEQUENCES = ("x", "sequence")
 IDS = ("id", "series_id", "case")
@@ -59,7 +59,7 @@ def text_columns(asked: OwnDataOptions) -> list[str]:
 
 
 def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
-    """Return the columns by role; remove row numbers, unnamed, and dropped columns (see `TableReader`)."""
+    """Return the columns by role; remove columns of row numbers, unnamed columns and dropped columns."""
     values = (known or {}).get("columns", ())
 
     def named(role: str) -> str:
@@ -108,7 +108,7 @@ def _unique_id(table: Table, names: list[str]) -> str:
         if texts.is_unique:
             return name
         start = f"{table.path}: the column {name!r} repeats the same ids; pass --id {name} if all rows of an id are one"
-        raise InputError(f"{start} sequence, --group {name} if each row is a sequence of its own, or --drop {name}")
+        raise InputError(f"{start} sequence, --group {name} if each row is a whole sequence, or --drop {name}")
     return ""
 
 
@@ -178,7 +178,7 @@ def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
 
 
 def time_of_rows(table: Table, *, has_ids: bool) -> str:
-    """Return the column of times of rows that are whole sequences; refuse one with a time for several rows."""
+    """Return the column of times of rows that are whole sequences; refuse a column whose times repeat."""
     for name in [name for name in table.frame if name.lower() in TIMES]:
         texts = table.frame[name].astype(str)
         repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
@@ -207,7 +207,7 @@ def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of these names, for a message."""
+    """Return the first few names as text, for a message."""
     return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
 
 
@@ -221,7 +221,7 @@ def files_kind(names: Iterable[str]) -> str:
 
 
 def names_files(table: Table, name: str) -> str:
-    """Return the kind of the files that a column names: by the suffixes of its first cells, if one of them exists."""
+    """Return the kind of files that a column names, by the suffixes of its first cells; "" if no such file exists."""
     cells = list(filled(table.frame[name])[:PEEKED])
     if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
         return ""
@@ -296,7 +296,7 @@ def are_times(column: Any) -> bool:
 
 
 def dates_of(column: Any) -> np.ndarray | None:
-    """Return texts that are all ISO 8601 dates as UTC times, (rows,); else None."""
+    """Return texts as UTC times, (rows,), if all are ISO 8601 dates; else None."""
     import pandas as pd
 
     if not all(isinstance(cell, str) and "-" in cell for cell in column):
@@ -309,7 +309,7 @@ def dates_of(column: Any) -> np.ndarray | None:
 
 
 def as_numbers(cell: str) -> np.ndarray | None:
-    """Return numbers that spaces, commas or semicolons separate, or a JSON list of numbers; None for other texts."""
+    """Return the numbers of a text: a JSON list, or separated by spaces, commas or semicolons; else None."""
     if cell.strip().startswith("["):
         try:
             return as_sequence(json.loads(cell))
@@ -366,7 +366,7 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
         place = int(np.argmax(wrong[row]))
         if np.isnan(x[row, place]):
             reason = f"an empty cell in column {names[place]!r}"
-            table.bad.add(row, reason, "fill it, pass --missing interpolate or mask")
+            table.bad.add(row, reason, "fill it, or pass --missing interpolate or mask")
         else:
             table.bad.add(row, f"column {names[place]!r} is {x[row, place]}", "fix the cell")
     return x
@@ -388,7 +388,7 @@ def labels_of(table: Table, name: str, *, required: bool) -> np.ndarray:
 
 
 def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
-    """Return cells as integers, else as floats, else as texts (rows,), or (rows, n) of lists of one length."""
+    """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length."""
     if all(isinstance(cell, str) for cell in cells):
         for kind in (int, float):
             try:

@@ -36,7 +36,7 @@ class OwnData(Source):
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
       symbols or values, see `read_integers`; (rows,) of texts: their letters are symbols.
     - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label for each of the last tokens:
-      floats are targets, strings and booleans are classes; `read_labels` decides about integers.
+      floats are targets, strings and booleans are classes, and `read_labels` decides about integers.
     - ``lengths`` (rows,): number of real tokens of each row; the tokens after them are ignored.
     - ``split`` (rows,): ``train``, ``valid`` or ``test``; by default `split_rows` divides the rows.
     - ``groups`` (rows,): rows of one group are in one split.
@@ -156,7 +156,7 @@ class OwnData(Source):
         for name, shape in columns.shapes.items():
             if shape[:1] != rows or (name in {"groups", "split"} and len(shape) != 1):
                 problem = f"{self.origin}: x has the shape {columns.shapes['x']} and {name} {shape}"
-                raise InputError(f"{problem}; give one of {name} per row of x")
+                raise InputError(f"{problem}; give one entry of {name} per row of x")
         return columns
 
     @cached_property
@@ -167,7 +167,7 @@ class OwnData(Source):
         if dtype.kind not in "uif":
             raise InputError(f"{self.origin}: x holds {dtype} values; give floats, or integers for symbols")
         if self.asked.symbols and len(shape) == 3:
-            raise InputError(f"{self.origin}: x has the shape {shape}; give symbols (rows, tokens), or no --symbols")
+            raise InputError(f"{self.origin}: x has the shape {shape}; give (rows, tokens), or leave out --symbols")
         if self.asked.values and self._columns.letters:
             raise InputError(f"{self.origin}: x holds texts; leave out --values")
         return shape
@@ -221,7 +221,7 @@ class OwnData(Source):
 
     @cached_property
     def _alphabet(self) -> tuple[str, str]:
-        """The alphabet of texts, and the letters that only other rows have."""
+        """The alphabet of texts, and the letters that no training row has."""
         if not self._columns.letters:
             return "", ""
         return alphabet_of(
@@ -239,7 +239,7 @@ class OwnData(Source):
             real = np.arange(x.shape[1]) < self._lengths[piece.lo : piece.hi, None]
             largest = max(largest, int(x.max(initial=0, where=real)))
         if largest >= MOST_SYMBOLS:
-            raise InputError(f"{self.origin}: x holds the symbol {largest}; leave out --symbols if these are values")
+            raise InputError(f"{self.origin}: x holds {largest}, too large for a symbol; leave out --symbols")
         return largest + 1
 
     def _column(self, name: str) -> np.ndarray | None:
@@ -253,7 +253,7 @@ class OwnData(Source):
 
 
 def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]:
-    """Return the sequences of a file (for pictures, paths), and lengths, names and labels of the rows, or None."""
+    """Return the sequences of a file (for pictures, paths), and lengths, names and labels (None if absent)."""
     if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
     names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
@@ -270,7 +270,7 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, lis
     pictures = isinstance(columns, Pictures)
     if bool(task.pictures) != pictures:
         found, wanted = ("pictures", "other data") if pictures else ("no pictures", "pictures")
-        raise InputError(f"{path}: holds {found}, and the readout was fitted to {wanted}")
+        raise InputError(f"{path}: holds {found}, but the readout needs {wanted}; give the same kind of data")
     x = objects(columns.files) if pictures else columns.read("x", 0, rows)
     lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
     ids = [str(name) for name in columns.read("ids", 0, rows)] if "ids" in columns.shapes else None

@@ -48,13 +48,13 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
     elif labelled:
         if asked.label:
             columns["label"] = _found_in_headers(where, asked.label, "label")
-            notes = [f"the label is what {asked.label} finds in the header"]
+            notes = [f"the label is the match of {asked.label} in the header"]
         elif all(len(header.split()) > 1 for header in headers):
             columns["label"] = [header.split()[-1] for header in headers]
             notes = ["the label is the last word of the header"]
         elif all("|" in header for header in headers):
             columns["label"] = [header.rsplit("|", 1)[1].strip() for header in headers]
-            notes = ["the label is what follows the last | of the header"]
+            notes = ["the label is the text after the last | of the header"]
         else:
             problem = f"{path}: no label in headers like {headers[0][:60]!r}"
             raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
@@ -71,13 +71,13 @@ def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: st
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise InputError(f"--{flag} {pattern}: not a pattern ({error}); give one with a group in parentheses") from None
+        raise InputError(f"--{flag} {pattern}: not a regular expression ({error}); give one with a group") from None
     if compiled.groups != 1:
         raise InputError(f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
     found = [match and match.group(1) for match in (compiled.search(header) for _, header in headers)]
     if None in found:
         where, header = headers[found.index(None)]
-        raise InputError(f"{where}: the header {header[:60]!r} does not match --{flag} {pattern}")
+        raise InputError(f"{where}: the header {header[:60]!r} does not match --{flag} {pattern}; change either")
     return found
 
 
@@ -149,17 +149,17 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
     joined = ("label", "id", "group") if asked.labels else ()
     if is_hub(origin) or (suffix in tables.SUFFIXES and not bare and not published):
         if asked.labels:
-            why = "is for folders of files and FASTA; name the column of the labels of a table with --label"
+            why = "is for folders of files and FASTA; for a table, name the column of labels with --label"
             raise InputError(f"{origin}: --labels {why}")
         return
     if published or suffix == ".ts" or bare:
-        why, allowed = "series of an archive have no column names", () if published else ("label",)
+        why, allowed = "UCR and UEA files have no column names", () if published else ("label",)
     elif suffix in ARRAYS:
         why, allowed = "the file holds arrays named x, y, lengths, split, groups and ids", ()
     elif suffix in FASTA:
         why, allowed = "FASTA has no columns", ("label", "group", "labels", *joined)
     else:
-        why = "the label of a file is its folder, or in a table that --labels names"
+        why = "files are labelled by their folder, or by a table that --labels names"
         allowed = ("labels", "drop", "time", *joined)
     for flag in ("label", "id", "time", "group", "text", "drop", "labels"):
         if (name := getattr(asked, flag)) and flag not in allowed:

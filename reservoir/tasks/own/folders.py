@@ -27,7 +27,7 @@ from reservoir.tasks.own.tables import BadRows, Table, read_table
 
 
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
-    """Return the files below a folder that are one sequence each, by name, without ``labels``; or ``path`` itself."""
+    """Return the files below a folder that are one sequence each, sorted, without ``labels``; or ``path`` itself."""
     if not path.is_dir():  # a single recording is read as a table
         return [path] if path.is_file() and files_kind([path.name]) in {"pictures", "sounds"} else []
     files = [file for file in _visible(path) if files_kind([file.name])]
@@ -41,7 +41,7 @@ def media_files(path: Path, labels: Path | None = None) -> list[Path]:
 
 
 def _visible(root: Path) -> list[Path]:
-    """Return the files below a folder by name, except those with a path component that begins with a dot."""
+    """Return the files below a folder, sorted, except those with a path component that begins with a dot."""
     files = (path for path in root.rglob("*") if path.is_file())
     return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
 
@@ -49,7 +49,7 @@ def _visible(root: Path) -> list[Path]:
 def check_inside(path: Path, root: Path) -> None:
     """Refuse a file outside a folder: a table or link from other people may name any file of this machine."""
     if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{path}: the file is outside {root}; copy it there")
+        raise InputError(f"{path}: the file is outside {root}; copy it into this folder")
 
 
 def folder_arrays(
@@ -120,12 +120,12 @@ def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str,
     row_of = found[key]
     missing = [name for name in names if name not in row_of]
     if missing:
-        most = f"; {len(missing):,} of {len(names):,} have none" if len(missing) > 1 else ""
-        raise InputError(f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or name an --id")
+        most = f" ({len(missing):,} of {len(names):,} have none)" if len(missing) > 1 else ""
+        raise InputError(f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or change --id")
     if len({*row_of.values()}) < len(row_of) and frame[key].is_unique:
-        raise InputError(f"{table.path}: several files have one name in column {key!r}; write their paths")
+        raise InputError(f"{table.path}: several files have the same name in column {key!r}; write paths")
     if not frame[key].iloc[sorted({*row_of.values()})].is_unique:
-        raise InputError(f"{table.path}: several rows have one name in column {key!r}; keep one of each")
+        raise InputError(f"{table.path}: several rows have the same name in column {key!r}; keep one")
     return key, row_of
 
 
@@ -168,7 +168,7 @@ def _recordings(
             dropped |= {name for name in frame if NO_NAME.fullmatch(name) and counts_rows(frame[name])}
             columns = [name for name in frame if name not in dropped]
         if missing := [name for name in columns if name not in frame]:
-            raise InputError(f"{file}: no column {missing[0]!r}, as the first recording has, among {list(frame)}")
+            raise InputError(f"{file}: no column {missing[0]!r} among {list(frame)}, unlike the first file; add it")
         if not columns or not len(frame):
             raise InputError(f"{file}: no values; give a column per channel and a row per step")
         values = values_of(table, columns, fill=asked.missing != "refuse")

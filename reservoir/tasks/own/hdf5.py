@@ -1,7 +1,7 @@
 """The arrays of an HDF5 file, by ranges of rows.
 
 A damaged file can make the HDF5 library run forever (6 of 3,000 mutated files did), and a file can name a filter that
-the library loads as code. Therefore a child process with limits of memory and processor time, which loads no filters,
+the library loads as code. Therefore a child process with limits on memory and processor time, which loads no filters,
 reads the whole file before this process opens it.
 """
 
@@ -60,8 +60,8 @@ def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], 
         raise InputError(f"{path}: {name!r} is not stored in this file alone; copy the values into it, without links")
     text = h5py.check_string_dtype(dataset.dtype) is not None
     if not text and dataset.dtype.kind not in "biuf":
-        what = "ragged; pad it and give lengths" if dataset.dtype.hasobject else f"of type {dataset.dtype}"
-        raise InputError(f"{path}: dataset {name!r} is {what}; give numbers or strings")
+        what = "ragged; pad it and give lengths" if dataset.dtype.hasobject else f"{dataset.dtype}; use numbers or text"
+        raise InputError(f"{path}: dataset {name!r} is {what}")
     check_expansion(path, name, dataset.nbytes, dataset.id.get_storage_size())
     return dataset.shape, np.dtype("U1" if text else dataset.dtype.str)
 
@@ -89,7 +89,7 @@ def _check_apart(path: Path) -> None:
 
 
 def check(name: str) -> None:
-    """Read all datasets of a file once under limits; print what is wrong and exit with code 1."""
+    """Read all datasets of a file once under limits; if one cannot be read, print why and exit with code 1."""
     path = Path(name)
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS + path.stat().st_size // BYTES_PER_SECOND}
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""Texts with labels of the package ``datasets``: a folder of ``save_to_disk``, or ``hf:NAME[:SETTINGS]``."""
+"""Labelled texts of Hugging Face's ``datasets``: a folder that ``save_to_disk`` wrote, or ``hf:NAME[:SETTINGS]``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,12 +57,12 @@ def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[di
         else:
             found[SPLIT_NAMES.get(name, name)] = part
     if left:
-        notes.append(f"left out: {', '.join(left)}, without labels or not called train, validation or test")
+        notes.append(f"splits left out: {', '.join(left)} (without labels, or not called train, validation or test)")
     if set(found) == {"train", "valid"}:
-        notes.append("the split 'validation' is used as test, because no other has labels")
+        notes.append("the split 'validation' is used as test, because no test split has labels")
         found = {"train": found["train"], "test": found["valid"]}
     if not found:
-        raise InputError(f"{origin}: no split has labels in {label!r}; name another with --label")
+        raise InputError(f"{origin}: no split has labels in {label!r}; name another column with --label")
     return found, notes
 
 
@@ -75,13 +75,13 @@ def _chosen(
     if role == "text" and not found and len(texts) == 1:
         found = texts[0]
     if (needed and found not in columns) or (role == "text" and found not in texts):
-        near = nearest(found, columns) if found else ""
-        raise InputError(f"{origin}: no column of {role}s {found!r} among {list(columns)}; pass --{role} NAME{near}")
+        near, named = (nearest(found, columns), f" {found!r}") if found else ("", "")
+        raise InputError(f"{origin}: no column of {role}s{named} among {list(columns)}; pass --{role} NAME{near}")
     return found if found in columns else ""
 
 
 def _cells(part: Any, column: str) -> list[Any]:
-    """Return the cells of a column, classes by their names, None for hidden ones (-1)."""
+    """Return the cells of a column, with classes by name, and None for hidden classes (-1)."""
     kind = part.features[column]
     if not hasattr(kind, "int2str"):
         return list(part[column])
@@ -93,7 +93,7 @@ def _open(origin: str) -> dict[str, Any]:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise InputError(f"{origin}: datasets of the hub need a package: pip install 'datasets>=4'") from None
+        raise InputError(f"{origin}: Hugging Face datasets need a package: pip install 'datasets>=4'") from None
     if int(datasets.__version__.partition(".")[0]) < 4:  # older versions ran the code of a dataset
         raise InputError(f"{origin}: datasets {datasets.__version__} is too old: pip install 'datasets>=4'")
     datasets.disable_progress_bars()

@@ -24,7 +24,7 @@ SAMPLE = 2**20  # number of first tokens that the rule uses
 MOST_SYMBOLS = 1_000_000  # larger whole numbers are values, not symbols: no embedding has a row for each
 FEWEST_STEPS = 100  # with fewer changes between neighbours, the size of the changes is ignored
 SMOOTH = 0.65
-"""Values have a mean step between different neighbours below this share of the mean step between any two tokens."""
+"""Values have a mean step between different neighbours below this share of the mean step between random tokens."""
 
 SMOOTH_MANY = 0.8  # the same share for more than 256 different numbers
 BYTE = 256
@@ -45,7 +45,7 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     """Return whether whole numbers are symbols, or values of an ordered quantity.
 
     They are values if one is negative or a million or more, if different neighbours in a sequence are much closer to
-    each other than any two tokens, or if more than 256 different numbers are about equally frequent.
+    each other than random tokens, or if more than 256 different numbers are about equally frequent.
     """
     x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
     full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
@@ -60,21 +60,21 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     if len(steps) >= FEWEST_STEPS:
         share = steps.mean() / anywhere[anywhere > 0].mean()
         if share < (SMOOTH_MANY if len(numbers) > BYTE else SMOOTH):
-            return Reading(False, f"neighbours differ by only {share:.0%} of what any two tokens differ by")
+            return Reading(False, f"neighbours differ only {share:.0%} as much as random tokens")
     if len(numbers) <= BYTE:
         return Reading(True, f"{len(numbers)} different numbers, and no order between neighbours")
     # The smallest and the largest number are left out, because a sensor that overflows repeats them.
     head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
     if head > HEAD:
-        return Reading(True, f"the commonest hundredth of {len(numbers):,} makes up {head:.0%}, as in texts")
+        return Reading(True, f"the most frequent 1% of {len(numbers):,} numbers are {head:.0%} of x, as in texts")
     return Reading(False, f"{len(numbers):,} different numbers, about equally common")
 
 
 def read_labels(y: np.ndarray) -> Reading:
     """Return whether whole-number labels are classes, or targets of a regression.
 
-    Two different numbers are classes. More than two are classes if, on average, each has two rows or more and they
-    count from 0 or 1, or if each has 5 rows (up to 20 numbers) or 50 rows (more numbers).
+    Two different numbers are classes. More than two are classes if they count from 0 or 1 and have two or more rows
+    each on average, or if they have on average 5 or more rows each (up to 20 numbers), or 50 or more (more numbers).
     """
     numbers = np.unique(y)
     many = f"{len(numbers):,} different numbers among {y.size:,}"
@@ -105,7 +105,7 @@ def encode_labels(
     """Return labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with classes numbered in sorted order.
 
     Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless
-    ``regression`` or ``classes`` does. ``units`` (rows,) is the number of labels of each row, if it has several.
+    ``regression`` or ``classes`` is true. ``units`` (rows,) is the number of labels of each row, if it has several.
     """
     if y.dtype.kind not in "biufUS":
         raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
@@ -135,7 +135,7 @@ def encode_labels(
 
 
 def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
-    """Return notes on classes that look like missing labels, have one row, or differ in capitals alone."""
+    """Return notes on classes that look like missing labels, have one row, or differ only in capitals."""
     odd = [name for name in names if str(name).strip().lower() in EMPTY]
     notes = [f"y has a class {name!r}; remove these rows if it stands for a missing label" for name in odd]
     if lone := [str(name) for name, count in zip(names, counts, strict=True) if count == 1]:
@@ -160,7 +160,7 @@ def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tupl
     if classes or y.dtype.kind not in "iuf" or not whole:
         return y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ""
     if y.dtype.kind == "f":
-        return y, "y holds whole floats, read as targets of a regression; pass --classes for classes"
+        return y, "y holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
     reading = read_labels(y)
     if not reading.names:
         return y.astype(np.float64), f"y read as targets of a regression ({reading.why}); pass --classes for classes"
@@ -193,8 +193,8 @@ def _single(where: str, y: np.ndarray) -> np.ndarray:
 def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None) -> np.ndarray:
     """Return the split of each row, (rows,) of str.
 
-    Without ``split`` the rows are divided 60/20/20; if only "valid" is missing, it is a tenth of "train". A hash of the
-    row numbers decides, stratified by the class of the first output; or, with ``groups``, a hash of the groups' names.
+    Without ``split`` the rows are divided 60/20/20; if only "valid" is missing, it is a tenth of "train". Rows
+    are divided by a hash of their numbers, stratified by the class of the first output, or by a hash of ``groups``.
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
 

@@ -96,7 +96,7 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MOST_PIXELS:,}")
             if image.mode.startswith(("I", "F")):
-                raise ValueError("its values have more than 8 bits; convert it to 8")
+                raise ValueError("its values have more than 8 bits, which is the maximum")
             if rough:
                 image.draft("RGB", (2 * SIDE, 2 * SIDE))
             image.load()

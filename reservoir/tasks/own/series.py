@@ -26,7 +26,7 @@ def split_files(path: Path) -> dict[str, Path]:
                 pairs.setdefault(file.stem.removesuffix(PARTS["train"]), pair)
         name = path.resolve().name
         if len(pairs) > 1 and name not in pairs:
-            raise InputError(f"{path}: contains the data sets {', '.join(list(pairs)[:8])}; name a file of one")
+            raise InputError(f"{path}: contains the data sets {', '.join(list(pairs)[:8])}; give the file of one")
         return pairs[name] if len(pairs) > 1 else next(iter(pairs.values()), {})
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
     if path.suffix.lower() not in SUFFIXES or ending is None or (path.suffix.lower() == ".tsv" and not is_bare(path)):
@@ -76,11 +76,11 @@ def _read_ts(path: Path) -> Series:
         if line.lower() == "@data":
             break
         if not line.startswith("@"):
-            raise InputError(f"{where}: no @data line before the first series; is it a .ts file?")
+            raise InputError(f"{where}: no @data line before the first series; check that it is a .ts file")
         key, value, *_ = [*line[1:].lower().split(), "", ""]
         header[key] = value
     else:
-        raise InputError(f"{path}: no @data line; is it a .ts file?")
+        raise InputError(f"{path}: no @data line; check that it is a .ts file")
     stamps, target, classes = (
         header.get(key) in {"yes", "true"} for key in ("timestamps", "targetlabel", "classlabel")
     )
@@ -92,15 +92,15 @@ def _read_ts(path: Path) -> Series:
         rows = [_floats(where, part.split(",")) for part in parts]
         lengths = {len(row) for row in rows}
         if len(lengths) != 1:
-            raise InputError(f"{where}: channels of {sorted(lengths)[:4]} values; give those of a series one length")
+            raise InputError(f"{where}: channels of {sorted(lengths)[:4]} values; give all the same length")
         x.append(np.stack(rows, axis=1))
         if x[-1].shape[1] != x[0].shape[1]:
-            raise InputError(f"{where}: {x[-1].shape[1]} channels, but {x[0].shape[1]} in the first series")
+            raise InputError(f"{where}: {x[-1].shape[1]} channels, but {x[0].shape[1]} in the first; use equal numbers")
     if not x:
         raise InputError(f"{path}: no series after @data; give one per line")
     wrong = next((label for label in labels if target and not _is_number(label)), None)
     if wrong is not None:
-        raise InputError(f"{path}: the target {wrong[:40]!r} is not a number; as a class it needs @classLabel")
+        raise InputError(f"{path}: the target {wrong[:40]!r} is not a number; use @classLabel for classes")
     return x, [float(label) for label in labels] if target else labels if classes else None
 
 
@@ -131,7 +131,7 @@ def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
         return np.array([float("nan" if cell.strip() in {"?", ""} else cell) for cell in cells])
     except ValueError as error:
         wrong = str(error).partition(": ")[2].strip("'")[:40]
-        raise InputError(f"{where}: {wrong!r} is not a number; write ? for one that is missing") from None
+        raise InputError(f"{where}: {wrong!r} is not a number; write ? for a missing value") from None
 
 
 def _is_number(cell: str) -> bool:

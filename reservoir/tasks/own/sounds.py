@@ -50,7 +50,7 @@ def read_samples(sound: Sound, rate: int) -> np.ndarray:
     with _opened(sound.path) as file, as_input_error(f"{sound.path}: cannot be decoded", "write the file again"):
         mono = file.read(sound.frames, dtype="float64", always_2d=True).mean(axis=1)
     if len(mono) != sound.frames:
-        raise InputError(f"{sound.path}: the header claims {sound.frames} samples, not {len(mono)}; write it again")
+        raise InputError(f"{sound.path}: header claims {sound.frames} samples, but {len(mono)} follow; write it again")
     if not np.isfinite(mono).all():
         raise InputError(f"{sound.path}: sample {int(np.argmin(np.isfinite(mono)))} is not finite; write it again")
     ratio = _ratio(rate, sound.rate)
@@ -119,7 +119,7 @@ class Sounds(Arrays):
 
 
 def holds_samples(task: Task) -> bool:
-    """Return whether the sequences of a task are sounds as their samples."""
+    """Return whether the sequences of a task are the samples of sounds."""
     return bool(task.parameters.get("waveform")) and task.form == Vectors(1)
 
 

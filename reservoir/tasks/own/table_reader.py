@@ -50,7 +50,7 @@ class TableReader:
         self.texts: list[str] | None = None
 
     def arrays_of_table(self) -> Arrays:
-        """Return the arrays of a table in any of its forms."""
+        """Return the arrays of a table in any of the three forms."""
         table, name = self.table, self.roles.id
         ids = [str(cell) for cell in table.frame.pop(name)] if name else []
         repeats = len(set(ids)) < len(ids)
@@ -98,7 +98,7 @@ class TableReader:
         self._labels_and_groups()
         if time in table.frame:
             table.frame.pop(time)
-            self.notes.append(f"the column {time!r} is left out, because each row is a sequence of its own")
+            self.notes.append(f"the column {time!r} is left out, because each row is a whole sequence")
         if whole:
             self._sequences(whole)
         else:
@@ -107,8 +107,8 @@ class TableReader:
     def _labels_of_each(self, label: str, whole: str) -> bool:
         """Read a column with a label for every token; return False if it does not have that form.
 
-        The cells must be lists, or texts of as many letters or words as their sequence has tokens, most of them
-        different. Numbers are labels of whole sequences, even if they happen to have as many digits.
+        The cells must be lists, or texts (most of them different) of as many letters or words as their sequence has
+        tokens. Numbers are labels of whole sequences, even if they have as many digits as the sequence has tokens.
         """
         bad, known = self.table.bad, "each" in self.known
         if label not in self.table.frame or not (self.labelled or known):
@@ -174,7 +174,7 @@ class TableReader:
                 found[row] = array
                 if not self.fill and array.dtype.kind == "f" and np.isnan(array).any():
                     reason = f"a missing value in column {whole!r}"
-                    bad.add(row, reason, "fill it, pass --missing interpolate or mask")
+                    bad.add(row, reason, "fill it, or pass --missing interpolate or mask")
         kept = np.flatnonzero(bad.kept())
         x, lengths = padded(str(self.table.path), [found[row] for row in kept.tolist()])
         for name, array in {"x": x, "lengths": lengths}.items():
@@ -244,9 +244,9 @@ class TableReader:
             if unlike.any():
                 row, what = int(np.argmax(unlike)), "label" if array == "y" else array
                 raise InputError(
-                    f"{table.path}, {table.bad.places[row]}: the {what} is not that of earlier rows of {name!r}; "
-                    f"if each row is a sequence of its own, pass --group {name} or --drop {name}; labels of steps need "
-                    "an .npz file"
+                    f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}; "
+                    f"pass --group {name} or --drop {name} if each row is a whole sequence, or use an .npz file to "
+                    "label steps"
                 )
         # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
@@ -256,9 +256,9 @@ class TableReader:
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
         self.arrays["ids"] = series[good]
-        by = f"by {time!r}" if time else "as the file has them"
+        by = f"by {time!r}" if time else "as in the file"
         self.notes.append(
-            f"long form: {len(ids):,} rows make {len(series):,} sequences, one per {name!r}, in order {by}, "
+            f"long form: {len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}, "
             f"with the values {listed(names)}"
         )
 
@@ -285,7 +285,7 @@ def columns_as_arrays(
     labelled: bool,
     **roles: str | None,
 ) -> Arrays:
-    """Return columns of texts, labels, ids and groups as `TableReader` reads a table with the flags ``roles``."""
+    """Return columns of texts, labels, ids and groups as arrays, read by `TableReader` with the flags ``roles``."""
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})

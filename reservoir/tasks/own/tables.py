@@ -48,12 +48,12 @@ class BadRows:
         return found
 
     def kept(self) -> np.ndarray:
-        """Return which rows can be read, (rows,) of bool; refuse bad rows that are not skipped, or if all are bad."""
+        """Return which rows can be read, (rows,) of bool; refuse bad rows if they are not skipped or all are bad."""
         bad, rows = len(self._reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_skip = "" if self.skip is None else ", or pass --skip-bad-rows"
             if bad == rows > 1:
-                raise InputError(f"{self.where}: no row can be read: {self._named()}")
+                raise InputError(f"{self.where}: no row can be read: {self._named()}; fix these rows")
             if bad > 1:
                 raise InputError(f"{self.where}: {bad:,} rows cannot be read: {self._named()}; fix these rows{or_skip}")
             ((row, (reason, remedy)),) = self._reasons.items()
@@ -121,7 +121,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple[Any, np.ndarray, dict[int, str]]:
-    """Return the columns of a text, the line number of each row, and the reasons why rows cannot be read."""
+    """Return the columns of a text file, the line number of each row, and the reasons why rows cannot be read."""
     import pandas as pd
 
     csv.field_size_limit(2**31 - 1)
@@ -172,7 +172,7 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
                 nrows=rows,
             )
         if len(frame) != len(records):
-            raise ValueError("quotes that do not pair")
+            raise ValueError("unmatched quotes")
     except (ValueError, OverflowError, csv.Error) as error:
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
@@ -187,7 +187,7 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
 
 
 def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int, str]]:
-    """Return the columns of a file with a JSON object on each line, the lines, and why some cannot be read."""
+    """Return the columns of a file of JSON objects, one per line, the line numbers, and why some cannot be read."""
     import pandas as pd
 
     records, places, faults = [], [], {}
@@ -252,4 +252,4 @@ def check_names(path: Path, names: Sequence[str]) -> None:
     """Refuse a table in which two columns have the same name."""
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
+            raise InputError(f"{path}: two columns are called {name!r}; rename one")

@@ -86,7 +86,7 @@ def are_words(alphabet: str) -> bool:
 
 
 def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
-    """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end and for unknown letters."""
+    """Return code points (rows, tokens) as indices in the alphabet, 0 after each row's end and for unknown letters."""
     if alphabet[0] != UNKNOWN:
         raise InputError("the alphabet is of an old version, without unknown letters; extract the data again")
     place = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))

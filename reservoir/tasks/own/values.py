@@ -16,8 +16,8 @@ MOST_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of the r
 def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
-    ``missing`` decides about NaN: ``refuse`` it, ``interpolate`` linearly in time, or ``mask``: keep NaN, which scaling
-    turns into 0, and add for each channel another that is 1 where a value is missing, else 0.
+    ``missing`` is the treatment of NaN: ``refuse`` raises an error, and ``interpolate`` interpolates linearly in time.
+    ``mask`` keeps NaN, which scaling turns into 0, and adds for each channel one that is 1 where a value is missing.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
@@ -44,14 +44,14 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
 
 
 def rounding(given: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return the largest rounding error by float32, the minimum and the maximum of each channel, (3, dim)."""
+    """Return the largest rounding error of float32, the minimum and the maximum of each channel, (3, dim)."""
     given = given.astype(np.float64)
     moved = np.abs(given - stored[:, : given.shape[1]])
     return np.stack([np.fmax.reduce(moved), np.fmin.reduce(given), np.fmax.reduce(given)])
 
 
 def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
-    """Refuse channels whose rounding errors are large against their range, given the results of `rounding`."""
+    """Refuse channels whose rounding errors are large relative to their range, given the results of `rounding`."""
     moved, least, most = np.stack(stretches, axis=1)
     moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
     coarse = np.flatnonzero((moved > MOST_ROUNDING * (most - least)) & (most > least))
@@ -64,7 +64,7 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
 
 
 def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
-    """Return the standardisation of stretches of tokens (tokens, dim), without NaN; scale 1 for a constant channel."""
+    """Return the standardisation of stretches of tokens (tokens, dim), ignoring NaN; constant channels have scale 1."""
     first = next(stretches)
     known = ~np.isnan(first)
     # Sums are taken around the first stretch's mean, in float64, so that a large constant does not hide the deviation.
@@ -95,7 +95,7 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
     wrong = (lengths < fewest) | (lengths > tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}")
+        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}; fix it")
     return lengths.astype(np.int32)
 
 
