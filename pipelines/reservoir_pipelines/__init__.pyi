@@ -114,7 +114,7 @@ def attention(
 ) -> Attention:
     """Draw and save the attention maps of one block over the first rows of a split.
 
-    With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling come from the run.
+    If ``run`` is the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
 
     Parameters
     ----------
@@ -270,10 +270,10 @@ def export(
     to: str = 'torch',
     out: StrPath | None = None,
 ) -> Export:
-    """Write a saved readout and its frozen model as one file, from a raw sequence to logits.
+    """Write a saved readout and its frozen model as one file that maps a raw sequence to logits.
 
-    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
-    gives what `predict` gives. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
+    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
+    its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
     ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or pictures
     by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
     are then the input, and the file of the tokenizer or processor is written as ``reader``.
@@ -465,8 +465,8 @@ def extract(
     Notes
     -----
     ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size
-    changes the last bits. A larger ``limit`` contains the rows of a smaller one. Workers share the blocks and need
-    access to the cache.
+    changes the last bits. The rows of a larger ``limit`` include those of a smaller one. Workers share
+    the blocks and need access to the cache.
 
     Examples
     --------
@@ -529,8 +529,8 @@ def fit(
     Notes
     -----
     With ``columns="all"``, `fit` tries each column alone, the columns of each layer side by side, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` adds up to four columns
-    greedily by their validation score. A readout chosen on the validation split is then fitted to train and valid.
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
+    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
 
     Examples
     --------
@@ -567,12 +567,12 @@ def import_features(
     protocol: str | None = None,
     cache: StrPath | None = None,
 ) -> Extraction:
-    """Cache features that another program computed as an entry of a task.
+    """Cache features that another program computed, as an entry of a task.
 
     The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
-    prepared task in their order. Several columns are named ``train/COLUMN``. In a Parquet file,
-    the column ``split`` names the split of each row, and the features are columns of lists, or columns of floats, which
-    are concatenated.
+    prepared task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet
+    file, the column ``split`` names the split of each row, and the features are columns of lists, or columns of floats,
+    which are concatenated.
 
     Parameters
     ----------
@@ -629,7 +629,7 @@ def import_features(
     Returns
     -------
     Extraction
-        An array without a name is the column ``imported/mean``.
+        An array whose name has no ``COLUMN`` is the column ``imported/mean``.
 
     Raises
     ------
@@ -883,8 +883,8 @@ def prepare(
 ) -> Prepared:
     """Prepare a task's data, or open it if it is already prepared.
 
-    The prepared data is a folder of the cache, which is named after the task's parameters and the contents of the
-    source files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
+    The prepared data is in a cache folder that is named after the task's parameters and the contents of the source
+    files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
 
     Parameters
     ----------
@@ -1044,12 +1044,12 @@ def report(
     out: StrPath | None = None,
     cache: StrPath | None = None,
 ) -> Report:
-    """Write a page about folders of `reproduce`, `fit` and `train`.
+    """Write a page with the results in folders of `reproduce`, `fit` and `train`.
 
     Parameters
     ----------
     sources : str, path-like or a sequence of these
-        The folders. An empty sequence means all reproductions and fits in the cache.
+        The folders. An empty sequence means all reproductions and the latest fits of the cache.
     markdown : bool, default=False
         Write only the tables, as Markdown.
     out : path-like, optional
@@ -1064,7 +1064,7 @@ def report(
     Raises
     ------
     InputError
-        If a folder is not one of these, or nothing is cached yet.
+        If a folder has no such results, or nothing is cached yet.
 
     Examples
     --------
@@ -1108,15 +1108,15 @@ def reproduce(
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Reproduction:
-    """Run the cells of recipes that have not finished yet, and fill their tables.
+    """Run the unfinished cells of recipes, and fill in the tables that the recipes describe.
 
     Parameters
     ----------
     names : str, path-like or a sequence of these
         Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package.
     confirm : callable, optional
-        Called before anything runs with the cells to run and the folders and device they use. Nothing runs if it
-        returns False.
+        Called with the cells to run, and the folders and the device that they use, before any of them runs. Nothing
+        runs if it returns False.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     scale : str, default='smoke'
@@ -1257,8 +1257,8 @@ def train(
     starts several processes, each process takes ``batch * accumulate`` rows per step.
 
     ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
-    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that change a number. With
-    ``sweep``, every run is kept, an interrupted run continues, and the run with the best validation score is returned.
+    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that affect the result.
+    With ``sweep``, every run is kept, an interrupted run continues, and the run with the best valid score is returned.
 
     Parameters
     ----------
@@ -1432,15 +1432,15 @@ def tune(
 ) -> Tuning:
     """Search for the reservoirs that suit a data set, and fit one readout to the columns of the best reservoirs.
 
-    The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
-    first on so few rows that the budget allows at least ten candidates, then the best quarter on more rows. The best
-    reservoirs are joined as long as the score on held-out rows improves by more than noise. The test rows are scored
-    once, with the final readout. Features stay in the cache, and an interrupted search can be continued, even with a
-    larger budget.
+    The candidates are the default reservoir and random variations of it. They are scored by cross-validation on train
+    and valid: first all of them, on so few rows that the budget allows at least ten, then the best quarter on more
+    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. The test
+    rows are scored once, with the final readout. Features stay in the cache, and an interrupted search can be
+    continued, even with a larger budget.
 
     ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
-    other backbone is tried. Workers share the rows of each reservoir; their number does not change the result. ``out``
-    is the folder of the fit.
+    other backbone is tried. Workers share the rows of each reservoir; the number of workers does not change the
+    result. ``out`` is the folder of the fit.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
 
 
 def _described(item: Field[Any]) -> str:
-    """Return an option as numpydoc describes a parameter."""
+    """Return the description of an option as a numpydoc parameter."""
     kinds = str(item.type).replace("Sequence[str]", "sequence of str").replace("Mapping[str, Any]", "mapping")
     words = [kind.replace("Path", "path-like") for kind in kinds.split(" | ") if kind != "None"]
     default = "optional" if item.default is None else f"default={item.default!r}"
@@ -86,8 +86,8 @@ def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[An
 def prepare(task: StrPath, **options: Any) -> results.Prepared:
     """Prepare a task's data, or open it if it is already prepared.
 
-    The prepared data is a folder of the cache, which is named after the task's parameters and the contents of the
-    source files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
+    The prepared data is in a cache folder that is named after the task's parameters and the contents of the source
+    files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
 
     Examples
     --------
@@ -126,8 +126,8 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     Notes
     -----
     ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size
-    changes the last bits. A larger ``limit`` contains the rows of a smaller one. Workers share the blocks and need
-    access to the cache.
+    changes the last bits. The rows of a larger ``limit`` include those of a smaller one. Workers share
+    the blocks and need access to the cache.
 
     Examples
     --------
@@ -143,12 +143,12 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
 
 @takes(opt.TaskOptions, opt.CacheOptions)
 def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) -> results.Extraction:
-    """Cache features that another program computed as an entry of a task.
+    """Cache features that another program computed, as an entry of a task.
 
     The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
-    prepared task in their order. Several columns are named ``train/COLUMN``. In a Parquet file,
-    the column ``split`` names the split of each row, and the features are columns of lists, or columns of floats, which
-    are concatenated.
+    prepared task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet
+    file, the column ``split`` names the split of each row, and the features are columns of lists, or columns of floats,
+    which are concatenated.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     Returns
     -------
     Extraction
-        An array without a name is the column ``imported/mean``.
+        An array whose name has no ``COLUMN`` is the column ``imported/mean``.
 
     Raises
     ------
@@ -232,8 +232,8 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     Notes
     -----
     With ``columns="all"``, `fit` tries each column alone, the columns of each layer side by side, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` adds up to four columns
-    greedily by their validation score. A readout chosen on the validation split is then fitted to train and valid.
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
+    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
 
     Examples
     --------
@@ -251,15 +251,15 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
 def tune(task: StrPath, **options: Any) -> results.Tuning:
     """Search for the reservoirs that suit a data set, and fit one readout to the columns of the best reservoirs.
 
-    The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
-    first on so few rows that the budget allows at least ten candidates, then the best quarter on more rows. The best
-    reservoirs are joined as long as the score on held-out rows improves by more than noise. The test rows are scored
-    once, with the final readout. Features stay in the cache, and an interrupted search can be continued, even with a
-    larger budget.
+    The candidates are the default reservoir and random variations of it. They are scored by cross-validation on train
+    and valid: first all of them, on so few rows that the budget allows at least ten, then the best quarter on more
+    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. The test
+    rows are scored once, with the final readout. Features stay in the cache, and an interrupted search can be
+    continued, even with a larger budget.
 
     ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
-    other backbone is tried. Workers share the rows of each reservoir; their number does not change the result. ``out``
-    is the folder of the fit.
+    other backbone is tried. Workers share the rows of each reservoir; the number of workers does not change the
+    result. ``out`` is the folder of the fit.
 
     Examples
     --------
@@ -347,10 +347,10 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanat
 
 @takes(opt.OutOptions)
 def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Export:
-    """Write a saved readout and its frozen model as one file, from a raw sequence to logits.
+    """Write a saved readout and its frozen model as one file that maps a raw sequence to logits.
 
-    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
-    gives what `predict` gives. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
+    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
+    its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
     ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or pictures
     by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
     are then the input, and the file of the tokenizer or processor is written as ``reader``.
@@ -383,8 +383,8 @@ def train(task: StrPath, **options: Any) -> results.Training:
     starts several processes, each process takes ``batch * accumulate`` rows per step.
 
     ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
-    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that change a number. With
-    ``sweep``, every run is kept, an interrupted run continues, and the run with the best validation score is returned.
+    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that affect the result.
+    With ``sweep``, every run is kept, an interrupted run continues, and the run with the best valid score is returned.
 
     Examples
     --------
@@ -433,7 +433,7 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
 def attention(task: StrPath, **options: Any) -> results.Attention:
     """Draw and save the attention maps of one block over the first rows of a split.
 
-    With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling come from the run.
+    If ``run`` is the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
 
     Returns
     -------
@@ -455,15 +455,15 @@ def attention(task: StrPath, **options: Any) -> results.Attention:
 def reproduce(
     names: StrPath | Sequence[StrPath], *, confirm: Callable[[Any, Any], bool] | None = None, **options: Any
 ) -> results.Reproduction:
-    """Run the cells of recipes that have not finished yet, and fill their tables.
+    """Run the unfinished cells of recipes, and fill in the tables that the recipes describe.
 
     Parameters
     ----------
     names : str, path-like or a sequence of these
         Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package.
     confirm : callable, optional
-        Called before anything runs with the cells to run and the folders and device they use. Nothing runs if it
-        returns False.
+        Called with the cells to run, and the folders and the device that they use, before any of them runs. Nothing
+        runs if it returns False.
     **options
 
     Raises
@@ -485,12 +485,12 @@ def reproduce(
 
 @takes(opt.OutOptions, opt.CacheOptions)
 def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any) -> results.Report:
-    """Write a page about folders of `reproduce`, `fit` and `train`.
+    """Write a page with the results in folders of `reproduce`, `fit` and `train`.
 
     Parameters
     ----------
     sources : str, path-like or a sequence of these
-        The folders. An empty sequence means all reproductions and fits in the cache.
+        The folders. An empty sequence means all reproductions and the latest fits of the cache.
     markdown : bool, default=False
         Write only the tables, as Markdown.
     **options
@@ -498,7 +498,7 @@ def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **op
     Raises
     ------
     InputError
-        If a folder is not one of these, or nothing is cached yet.
+        If a folder has no such results, or nothing is cached yet.
 
     Examples
     --------

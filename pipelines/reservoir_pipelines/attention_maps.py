@@ -32,8 +32,8 @@ BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 head
 class Attention(Record):
     """Attention maps of one block: of one sequence, and their mean over rows.
 
-    ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``. ``mean`` (heads,
-    tokens, tokens) is the mean over the rows in which both tokens are real, NaN without such rows. For bit tasks,
+    ``one`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names. ``mean`` (heads,
+    tokens, tokens) is the mean over the rows in which both tokens are real, or NaN without such rows. For bit tasks,
     ``diagonals`` has the distances in tokens at which readout tokens attend in the paper, each with its name. ``top``
     is the attention at the top of the colour scale that all maps of the picture share.
     """
@@ -65,7 +65,7 @@ class Attention(Record):
         return float(rows[on].mean() / rows[seen & ~on].mean())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, the arrays by their shape and file."""
+        """Return the fields as JSON values, with the shape of each array instead of its values."""
         shapes = {"one": list(self.one.shape), "mean": list(self.mean.shape)}
         return super().to_dict() | shapes | {"diagonal_strength": self.diagonal_strength}
 
@@ -76,7 +76,7 @@ def attention(
     """Draw and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
-        raise InputError(f"--out {out}: name a picture such as maps.png; the arrays go to maps.h5 in the same folder")
+        raise InputError(f"--out {out}: not a picture; name a file such as maps.png (the arrays go to maps.h5)")
     root = cache_root(place.cache)
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)
@@ -157,7 +157,7 @@ def average_maps(
 
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
-    """Return short names of the tokens of a sequence: a symbol, a value, or the string and place of a bit."""
+    """Return short names of the tokens of a sequence: a symbol, a value, or the string and position of a bit."""
     from reservoir.tasks import proteins
     from reservoir.tasks.listops import SYMBOLS
 

@@ -21,7 +21,7 @@ UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="reservoir",
-    help="Run a frozen transformer once, cache its hidden states, fit linear readouts in seconds.",
+    help="Run a frozen transformer once, cache its hidden states, and fit linear readouts in seconds.",
     context_settings=HELP,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -120,12 +120,12 @@ def _fault(message: str, code: int = 2) -> int:
 
 # Exit code 2: the user can correct the path.
 _REMEDIES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another place"),
-    errno.EROFS: "name a place that can be written",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another path"),
+    errno.EROFS: "name a path that can be written",
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path: one part of it is a file, not a folder",
     errno.EISDIR: "name a file, not a folder",
-    errno.EEXIST: "name another place",
+    errno.EEXIST: "name another path",
     errno.ENAMETOOLONG: "name a shorter path",
     errno.ELOOP: "check the links on the path",
 }
@@ -139,7 +139,7 @@ _TROUBLES = {
 
 
 def _system_fault(error: OSError) -> tuple[str, int] | None:
-    """Return one line and the exit code for an error that no command handled; None means a bug: show its traceback."""
+    """Return one line and the exit code for an error that no command handled, or None for a bug."""
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None
     code = 2 if error.errno in _REMEDIES else 1

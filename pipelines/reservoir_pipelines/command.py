@@ -107,7 +107,7 @@ def check_names(given: Mapping[str, Any]) -> None:
 
 
 def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:
-    """Return values by name from ``NAME=VALUE``; raises `InputError` if one is not of that form."""
+    """Return the values of ``NAME=VALUE`` texts by name; raise `InputError` for a text of another form."""
     given: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -156,7 +156,7 @@ def checked_line(values: Mapping[str, Any]) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield each line that `checked_line` wrote with its values, or with None if it is damaged."""
+    """Yield each line of a file with the values that `checked_line` wrote, or with None if the line is damaged."""
     for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         try:
             values = json.loads(text)

@@ -123,7 +123,7 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     numbers = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
     return left_out, [
         f"the file does not state how pictures are preprocessed; assuming {side}x{side} pixels and "
-        f"{numbers}; if the model was trained with other settings, change preprocessor_config.json"
+        f"{numbers} (if the model was trained with other settings, change preprocessor_config.json)"
     ]
 
 
@@ -133,7 +133,7 @@ def _torch(source: Path, folder: Path) -> None:
     origin = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
     if not files or not (origin / "config.json").is_file():
-        raise InputError(f"--import {source}: pytorch_model.bin and config.json are needed; one of them is missing")
+        raise InputError(f"--import {source}: pytorch_model.bin or config.json is missing; put both into one folder")
     tensors: dict[str, Any] = {}
     for file in files:
         try:

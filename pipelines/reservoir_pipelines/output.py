@@ -48,7 +48,7 @@ def print_json(value: Any) -> None:
 
 
 def printable(text: object) -> str:
-    r"""Return a text with all characters escaped that would control a terminal or a picture instead of being shown.
+    r"""Return a text in which characters that a terminal or a picture would not show literally are escaped.
 
     Labels, column names and file names come from data. Control characters (such as the escape sequences of terminals),
     line breaks, marks that change the direction of writing, invisible characters, and lone surrogates become ``\x1b``,
@@ -134,7 +134,7 @@ class _Screen:
 
 
 def notify(text: str) -> None:
-    """Print one line for a person to stderr; stdout is kept for results."""
+    """Print one line for a person to stderr; stdout is reserved for results."""
     if not _silenced.get():
         _Screen.last = clock()
         sys.stderr.write(printable(text) + "\n")

@@ -149,7 +149,7 @@ def _literal(text: str) -> str:
 
 
 def in_unit(metric: str) -> tuple[float, str]:
-    """Return the factor and the name with which scores are drawn: shares of right labels in percent."""
+    """Return the factor and the name with which scores are drawn; accuracies are drawn in percent."""
     name = metric.replace("_", " ")
     return (100.0, f"{name} (%)") if is_share(metric) else (1.0, name)
 

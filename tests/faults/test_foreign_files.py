@@ -411,7 +411,7 @@ def test_gadgets_run_when_trusted_and_are_never_opened_otherwise(gift, rows, tmp
 def test_a_trusted_readout_is_loaded_and_its_types_are_printed(neighbours, rows, capfd):
     assert run(["predict", str(neighbours), str(rows), "--trust", "--json"]) == 0
     out, err = capfd.readouterr()
-    assert "loading 'sklearn.neighbors.KNeighborsClassifier' with --trust; it names " in err
+    assert "loading 'sklearn.neighbors.KNeighborsClassifier' with --trust; its archive contains " in err
     assert len(json.loads(out)["predictions"]["label"]) == 90
     assert len(list(predict(neighbours, rows, trust=True))) == 90
 

@@ -106,7 +106,7 @@ def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, ca
         ("other.onnx", "out"): "no tensor is named",
         ("other.onnx", "there"): "already exists",
         ("none.onnx", "out"): "no such file",
-        ("there", "out"): "pytorch_model.bin and config.json are needed",
+        ("there", "out"): "pytorch_model.bin or config.json is missing",
     }
     for (source, out), message in cases.items():
         code, _, error = call("backbone", "--import", tmp_path / source, "--out", tmp_path / out)

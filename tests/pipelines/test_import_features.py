@@ -108,7 +108,7 @@ def test_imported_features_are_fitted_joined_shown_and_reported(own, tmp_path, n
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"valid": np.zeros((19, 6))}, r"array 'valid' has 19 rows, and valid of task '.*' has 20; give one row"),
+        ({"valid": np.zeros((19, 6))}, r"array 'valid' has 19 rows, but valid of task '.*' has 20; give one row"),
         ({"valid": None}, r"column imported/mean has train \(40, 6\), test \(20, 6\); give train, valid, test of one"),
         ({"test": np.zeros((20, 5))}, r"column imported/mean has .*test \(20, 5\); give train, valid, test of one"),
         ({"train": np.zeros((40, 2, 3))}, r"array 'train' has the shape \(40, 2, 3\); give arrays \(rows, width\)"),
@@ -131,6 +131,6 @@ def test_arrays_that_are_not_the_rows_of_the_task_are_refused(own, tmp_path, cha
 @pytest.mark.parametrize("name", ["f.npz", "f.h5", "f.parquet", "f.safetensors", "f.txt"])
 def test_files_that_are_no_features_are_refused_in_one_line(own, tmp_path, name):
     (tmp_path / name).write_bytes(b"no features" * 9)
-    with pytest.raises(InputError, match=r"features (cannot be read|of type)") as refused:
+    with pytest.raises(InputError, match=r"features cannot be read") as refused:
         import_features(tmp_path / name, task=own[0], name="lab")
     assert "\n" not in str(refused.value)

@@ -208,8 +208,8 @@ def xor_run(cache, tmp_path):
         (["bit-xor", "--seed", "1"], "leave out the options that choose another"),
         (["bit-xor", "--param", "m=4"], "has no parameter 'm'"),
         (["bit-xor", "--out", "/proc/foo/x.png"], "/proc/foo/x.png: cannot be written ("),
-        (["bit-xor", "--out", "."], "--out .: name a picture"),
-        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: name a picture"),
+        (["bit-xor", "--out", "."], "--out .: not a picture"),
+        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not a picture"),
     ],
 )
 def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, capsys, arguments, message):

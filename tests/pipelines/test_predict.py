@@ -303,7 +303,7 @@ def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, 
     if columns != "raw":
         with pytest.raises(InputError, match=r"long\.npz, row 3: sequences of 1025 tokens"):
             predict(found.saved, too_long)
-        with pytest.raises(InputError, match=r"new\.npz, row 1: 200 tokens; explain takes rows of up to the"):
+        with pytest.raises(InputError, match=r"new\.npz, row 1: 200 tokens, but explain supports at most the"):
             explain(found.saved, tmp_path / "new.npz")
 
 
@@ -420,5 +420,5 @@ def test_what_cannot_be_covered_is_refused_in_one_line(covered, regression, tmp_
     old.mkdir()
     vars(bundle)["held_out"] = None  # as earlier versions saved it
     bundle.write(old)
-    with pytest.raises(InputError, match="it has no validation scores, which --coverage needs"):
+    with pytest.raises(InputError, match="it has no validation scores for --coverage"):
         predict(old, new, coverage=0.9)

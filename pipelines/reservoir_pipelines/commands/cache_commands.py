@@ -56,7 +56,7 @@ def _line(found: Sequence[store.EntrySummary], name: str) -> tuple[Any, ...]:
 
 
 def _of_estimator(entry: store.Entry) -> bool:
-    """Return whether an entry holds a batch of an estimator's rows; these are listed and removed together."""
+    """Return whether an entry holds a batch of an estimator's rows; such entries are listed and removed together."""
     return set(entry.spec.rows) == {ROWS}
 
 
@@ -92,7 +92,7 @@ def verify(
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Compare every byte with its checksum.
+    """Check every file against its checksum.
 
     The exit code is 1 if a file is damaged.
     """
@@ -153,7 +153,7 @@ def prune(
 ) -> Answer:
     """Remove the least recently used entries.
 
-    The list is shown first. Without a terminal, nothing is removed unless --yes is given.
+    Unless --yes is given, the entries are listed and you are asked first; without a terminal, nothing is removed.
     """
     if not older and not keep:
         raise InputError("cache prune: choose what to remove with --older 30d, --keep 20GB, or both")
@@ -181,7 +181,7 @@ def prune(
 def _ask(rows: Sequence[tuple[Any, ...]], what: str) -> None:
     """Show what will be removed and ask; raise `InputError` without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, --dry-run to list them")
+        raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, or --dry-run to list them")
     for path, size, used in rows:
         notify(f"{path}  {size}, last used {used}")
     if not typer.confirm(f"Remove {what}?", err=True):
@@ -199,7 +199,7 @@ def _same(name: str, path: Path) -> bool:
 
 
 def _broken(name: str, root: Path) -> Path | None:
-    """Return an entry that cannot be opened, by its path or name, or by its task if that has no readable entry."""
+    """Return an entry that cannot be opened, by its path or name, or by its task if the task has no readable entry."""
     folders = [problem.path for problem in store.broken_entries(root)]
     named = [folder for folder in folders if name == folder.name or _same(name, folder)]
     if not named and all(entry.spec.task["name"] != name for entry in store.list_entries(root)):

@@ -22,7 +22,7 @@ EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu
 
 
 Finding = tuple[str, str, str]
-"""What was checked, the result, and the command that fixes a problem; empty without a problem."""
+"""What was checked, the result, and the command that fixes a problem, empty if there is none."""
 
 
 def doctor(given: dict[str, Any]) -> Answer:
@@ -39,7 +39,7 @@ def doctor(given: dict[str, Any]) -> Answer:
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
     compute = choose_compute("auto", device)
     native = (
-        "native bfloat16" if compute == "bfloat16" else "no native bfloat16: cache keys differ from machines with it"
+        "native bfloat16" if compute == "bfloat16" else "no native bfloat16; machines with it have other cache keys"
     )
     version = ".".join(map(str, sys.version_info[:3]))
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]

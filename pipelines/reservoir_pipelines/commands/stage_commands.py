@@ -57,7 +57,7 @@ def prepare(task: OwnTask, given: dict[str, Any]) -> Answer:
 def extract(
     task: OwnTask,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every option with its value and why; compute nothing.")
+        bool, typer.Option("--dry-run", help="Print every option, its value and the reason; compute nothing.")
     ] = False,
     *,
     given: dict[str, Any],
@@ -213,7 +213,7 @@ def fit_tables(done: Fit) -> list[Table]:
 
 
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
-    """Return the names and values of an evaluation; the metric ``first`` is the first one."""
+    """Return the names and values of an evaluation, the metric ``first`` before all others."""
     shares = bool(found.classes)
     return [
         (NAMES.get(name, name.replace("_", " ")), percent(value) if shares and name != "auc" else f"{value:.4g}")
@@ -245,8 +245,8 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
 def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Search for the reservoirs that suit your data.
 
-    The search lasts as long as the budget and uses only cross-validation on train and valid. The readout
-    reads the best reservoirs together and is scored on test once. The same command continues a stopped search.
+    The search lasts as long as the budget and uses only cross-validation on train and valid. One
+    readout of the best reservoirs is then scored on test once. The same command continues a stopped search.
     """
     done = api.tune(task, **given)
     scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
@@ -274,8 +274,8 @@ def predict(
 ) -> Answer:
     """Label new sequences, in any form that extract reads.
 
-    Prints one JSON line per sequence, with the probabilities of the classes; with --json one object of columns. If the
-    file has labels, the accuracy is printed too.
+    Print one JSON line per sequence, with the probabilities of the classes, or with --json one object of columns. If
+    the file has labels, the accuracy is printed too.
     """
     from reservoir_pipelines.prediction.outputs import PredictionEvaluator, check_out, columns_of, write_predictions
 
@@ -343,7 +343,7 @@ def backbone(
     name: Annotated[
         str | None, typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ...")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Also count the trained parameters on this task.")] = None,
+    task: Annotated[str | None, typer.Option(help="Also count the parameters that are trained on this task.")] = None,
     foreign: Annotated[Path | None, typer.Option("--import", help=IMPORT)] = None,
     *,
     given: dict[str, Any],
@@ -363,7 +363,7 @@ def backbone(
         ("depth", f"{done['depth']} blocks"),
         ("width", done["width"]),
         ("maximum length", f"{done['max_tokens']:,} tokens" if done["max_tokens"] else "unlimited"),
-        ("parameters", f"{done['whole']:,} in the whole model, {frozen:,} applied to vectors"),
+        ("parameters", f"{done['whole']:,} in the whole model, {frozen:,} used for vector input"),
         ("deviation", ", ".join(f"{value:.3g} of {name}" for name, value in spread.items() if value is not None)),
         ("plot", done["plot"]),
     ]
@@ -384,7 +384,7 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
     from reservoir_pipelines.foreign_backbone import import_backbone
 
     if foreign is None:
-        raise InputError("name a backbone, such as mini or gpt2, or pass --import FILE --out FOLDER")
+        raise InputError("backbone: no name given; give one, such as mini or gpt2, or pass --import FILE --out FOLDER")
     if name or given.keys() != {"out"}:
         raise InputError("--import FILE takes only --out FOLDER; describe the folder with a second command")
     done = import_backbone(foreign, given["out"])
@@ -516,15 +516,15 @@ def reproduce(
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Reproduce tables of the paper, with its numbers.
+    """Reproduce tables of Lu et al. 2021, next to the published numbers.
 
-    A recipe describes a table. Cells that have finished are not run again.
+    A recipe describes a table, whose numbers come from runs called cells. Finished cells are not run again.
     """
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
     if all == bool(tables):
         raise InputError(
-            f"reproduce: name a table, the file of a recipe, or pass --all; tables: {', '.join(recipe_names())}"
+            f"reproduce: give names of tables or recipe files, or only --all; tables: {', '.join(recipe_names())}"
         )
 
     if dry_run:
@@ -544,7 +544,7 @@ def reproduce(
 def report(
     folders: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FOLDER...", help="Folders of reproduce, fit or train; all in the cache by default."),
+        typer.Argument(metavar="FOLDER...", help="Folders of reproduce, fit or train; by default those in the cache."),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Write only the tables, as Markdown.")] = False,
@@ -553,7 +553,7 @@ def report(
 ) -> Answer:
     """Write one page with all results.
 
-    The HTML file is self-contained and shows everything that was reproduced and fitted.
+    The HTML file is self-contained and shows the folders, or all reproductions and the latest fits of the cache.
     """
     done = api.report(folders or [], markdown=markdown, **given)
     if show:

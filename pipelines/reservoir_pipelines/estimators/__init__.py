@@ -1,1 +1,1 @@
-"""Estimators over raw sequences in scikit-learn's sense, with their features cached by row."""
+"""scikit-learn estimators of raw sequences, with features cached by row."""

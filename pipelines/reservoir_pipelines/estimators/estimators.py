@@ -1,4 +1,4 @@
-"""Estimators of raw sequences in scikit-learn's sense: a frozen model, with features cached by row, and its readout."""
+"""scikit-learn estimators of raw sequences: a frozen model, with features cached by row, and its readout."""
 
 import inspect
 from collections.abc import Callable
@@ -58,7 +58,7 @@ _OPTIONS: tuple[Field[Any], ...] = (
 _OWN: dict[str, tuple[Any, str]] = {
     "vocabulary": (
         None,
-        "X holds symbols, whole numbers below this one. None: whole numbers are read as in files, others as values.",
+        "Number of symbols in X (whole numbers below it). None: the rules of `extract` choose symbols or values.",
     ),
     "channels_first": (
         False,
@@ -67,7 +67,7 @@ _OWN: dict[str, tuple[Any, str]] = {
     ),
     "alphas": (
         None,
-        "Positive penalties. None: 25 from 1e-2 to 1e6 in equal ratios, extended if the best penalty is at an end.",
+        "Positive penalties. None: 25 from 1e-2 to 1e6, evenly spaced on a log scale, and more if an end is best.",
     ),
     "cv": (
         None,
@@ -79,7 +79,7 @@ _OWN: dict[str, tuple[Any, str]] = {
 
 
 def with_parameters(*own: str) -> Any:
-    """Give a class a constructor with all options and some parameters of its own, and document them."""
+    """Give a class a constructor with all options and the parameters ``own``, and document them."""
     table = {}
     for item in _OPTIONS:
         none = f" None: {item.metadata['shown']}." if item.metadata["shown"] else ""
@@ -210,10 +210,10 @@ class _ReservoirPredictor(_ReservoirEstimator):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), list of arrays, or table
-            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels), or as a table of
-            pandas or polars whose cells hold a series each, with one column for each channel.
+            Sequences. If their lengths differ, give a list of arrays (n_values,) or (n_values, n_channels), or a table
+            of pandas or polars with one column for each channel and a series in each cell.
         y : array-like of shape (n_samples,) or (n_samples, n_targets)
-            Labels of a classifier, one for each sample or 0 and 1 for each of several; targets of a regressor.
+            Labels for a classifier (a matrix of 0 and 1 if samples have several labels); targets for a regressor.
         sample_weight : array-like of shape (n_samples,), default=None
             A sample of weight 2 counts as two samples, one of weight 0 as none.
         groups : array-like of shape (n_samples,), default=None
@@ -342,7 +342,7 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
         return scores[:, 0] if len(self.classes_) == 2 and not self._several else scores
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
-        """Return the labels (n_samples,) of sequences; 0 and 1 (n_samples, n_classes) if each has several."""
+        """Return the labels (n_samples,) of sequences, or 0 and 1 (n_samples, n_classes) if they have several."""
         x = self._read(X)
         found = self.readout_.predict(x)
         return found if self._several else self.classes_[found[:, 0]]
@@ -437,7 +437,7 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
-            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
+            Sequences. If their lengths differ, give a list of arrays (n_values,) or (n_values, n_channels).
         y : object, default=None
             Ignored.
 

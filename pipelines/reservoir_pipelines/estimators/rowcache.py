@@ -1,4 +1,4 @@
-"""A cache of features by the content of each row; and the conversion of X to padded rows."""
+"""A cache of features by the content of each row, and the conversion of X to padded rows."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class Rows:
 
     @property
     def channels(self) -> int:
-        """Values of each token; 1 for symbols."""
+        """Number of values of each token; 1 for symbols."""
         return self.x.shape[2] if self.x.ndim == 3 else 1
 
     def scaled(self, scaling: Scaling | None) -> "Rows":
@@ -67,7 +67,7 @@ def is_list(x: Any) -> bool:
 
 
 def unnested(x: Any) -> Any:
-    """Return a pandas or polars table whose cells hold series as a list of arrays (values, channels); else X."""
+    """Return a pandas or polars table of series as a list of arrays (values, channels), and any other X unchanged."""
     names = list(getattr(x, "columns", ()))
     if not names or not len(x) or not hasattr(x[names[0]].to_list()[0], "__len__"):
         return x
@@ -76,13 +76,13 @@ def unnested(x: Any) -> Any:
         cells = [np.asarray(cell, float) for cell in row]
         if len({cell.shape for cell in cells}) > 1:
             shapes = ", ".join(f"{name!r} {cell.shape}" for name, cell in zip(names, cells, strict=True))
-            raise ValueError(f"X[{len(rows)}] holds series of several lengths: {shapes}; drop or stretch some columns")
+            raise ValueError(f"X[{len(rows)}] holds series of several lengths: {shapes}; drop or resample some columns")
         rows.append(np.stack(cells, axis=1))
     return rows
 
 
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
-    """Return X with the channels as its last axis; with ``warn``, warn if they seem to be the axis before it."""
+    """Return X with the channels as its last axis; with ``warn``, warn if they seem to be the second axis."""
     if channels_first:
         if is_list(x):
             return [np.asarray(row).T if np.ndim(row) == 2 else row for row in x]
@@ -115,18 +115,18 @@ def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]
 
 
 def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
-    """Return the vocabulary of X, None for values; integers are read as in files, with a warning about the choice."""
+    """Return the vocabulary of X, or None for values; for integers, `read_integers` decides, with a warning."""
     if x.ndim != 2 or x.dtype.kind not in "ui":
         return None
     reading = read_integers(x, lengths)
     vocabulary = int(x.max()) + 1 if reading.names else None
-    what, other = (f"{vocabulary:,} symbols", "give floats") if vocabulary else ("values", "give a vocabulary")
-    warnings.warn(f"X read as {what} ({reading.why}; else {other})", stacklevel=4)
+    what, other = (f"{vocabulary:,} symbols", "floats") if vocabulary else ("values", "a vocabulary")
+    warnings.warn(f"X read as {what} ({reading.why}); if this is wrong, pass {other}", stacklevel=4)
     return vocabulary
 
 
 def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing: str) -> Rows:
-    """Return checked X as rows; ``missing`` decides what happens to NaN, see `as_values`."""
+    """Return checked X as rows; ``missing`` decides what happens to NaN (see `as_values`)."""
     if x.ndim > 3 or (vocabulary is not None and x.ndim > 2):
         want = "(rows, values) or (rows, values, channels)" if vocabulary is None else "(rows, tokens)"
         raise ValueError(f"X has the shape {x.shape}; give {want}")
@@ -141,7 +141,7 @@ def scaling_of(
 ) -> Scaling | None:
     """Return the standardisation of the values of all rows, with ``weights`` (n,), as `standardisation` does for files.
 
-    ``x`` holds the rows as they were given. Returns None for symbols.
+    ``x`` holds the rows as they were given. The result is None for symbols.
     """
     if isinstance(task.form, Tokens):
         return None

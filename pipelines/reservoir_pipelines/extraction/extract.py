@@ -84,7 +84,7 @@ class Extraction(Record):
 
 
 def resolved_plan(task: str, options: ExtractOptions) -> Plan:
-    """Return the plan of an extraction without computing it; prepares the data if necessary."""
+    """Return the plan of an extraction without computing it; the data is prepared if necessary."""
     from reservoir_pipelines.extraction.run import plan_of  # the module imports torch
 
     return plan_of(prepare(task, options, cache=cache_root(options.cache), model=options), options)
@@ -138,7 +138,7 @@ def extract(
 
 
 def origin_of(task: str) -> str:
-    """Return the name of a task, or the full path of your own data."""
+    """Return the name of a task, or the full path of the user's own data."""
     return str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
 
 
@@ -162,7 +162,7 @@ def _request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[st
 
 
 def _recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | None:
-    """Return the entry and columns of an earlier, equal request if all still exist, and mark the entry as last."""
+    """Return the entry and columns of an equal earlier request if all exist; mark the entry as the last one used."""
     if request is None:
         return None
     try:
@@ -190,13 +190,13 @@ def _machine() -> str:
 
 
 def _stamps(place: Path) -> list[tuple[str, list[int]]]:
-    """Return the name and stamp of a file, or of every file below a folder."""
+    """Return the name and the `stamp` of a file, or of every file below a folder."""
     files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
     return [(str(path), stamp(path)) for path in files if path.is_file()]
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
-    """Return the entry of a folder, of the folder's name, of the first 6 or more digits of its key, or of a task.
+    """Find an entry by its folder, the folder's name, the first 6 or more digits of its key, or its task.
 
     The entry of a task is its last extraction with the given flags. Your own data is identified by its content: entries
     of another file of the same name, or of an earlier version of the file, do not match.
@@ -261,7 +261,7 @@ def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
 
 
 def _origin(entry: Entry) -> str | None:
-    """Return the task that an entry was extracted from, or the path of your own data."""
+    """Return the task that an entry was extracted from, or the path of the user's own data."""
     return entry.made_with.get("call", {}).get("task")
 
 

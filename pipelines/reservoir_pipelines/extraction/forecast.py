@@ -1,4 +1,4 @@
-"""The stage ``plan``: the time, disk space and memory that an extraction will take, measured in a short trial."""
+"""The stage ``plan``: the time, disk space and memory that an extraction will take, estimated from a short trial."""
 
 import resource
 import time
@@ -53,7 +53,7 @@ class Forecast(Record):
     files : int
         Shards on disk.
     memory : int
-        Bytes in one worker: its memory now, the queued blocks, and the numbers of all rows.
+        Bytes in one worker: its memory now, the queued blocks, and all row numbers.
     starter_memory : int
         Bytes in the process that starts the workers, which also holds all labels.
     device, compute : str

@@ -32,7 +32,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
     started = time.monotonic()
     prepared = prepare(task, options, cache=cache_root(place.cache))
     if file.suffix.lower() not in READERS or not file.is_file():
-        raise InputError(f"{file}: not a file of features of type {', '.join(READERS)}; write one of these")
+        raise InputError(f"{file}: features cannot be read from this file; give a file of type {', '.join(READERS)}")
     command = typed("import-features", [str(file), "--task", task, "--name", name], options)
     call = {"task": origin_of(task), "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
     try:
@@ -60,7 +60,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
 def _write(
     root: Path, name: str, file: Path, features: Columns, prepared: Prepared, call: dict[str, Any]
 ) -> tuple[Entry, tuple[str, ...], int]:
-    """Return the entry of some features, its columns, and the number of rows written; reads them first for the key."""
+    """Write features as an entry, whose key is their digest; return it, its columns and the number of rows written."""
     shapes = {column: (1, splits["train"].shape[1]) for column, splits in sorted(features.items())}
     block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
     layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
@@ -91,7 +91,7 @@ def _write(
 
 
 def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
-    """Return the array of each split of each column; raise `InputError` if they are not the rows of the task."""
+    """Return the array of each split of each column; raise `InputError` if the task has other rows."""
     name, found = prepared.task.name, Columns()
     form = f"give arrays (rows, width) named {', '.join(prepared.rows)}, or SPLIT/COLUMN"
     if prepared.task.each:
@@ -104,8 +104,8 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
             raise InputError(f"{file}: array {key!r} has the shape {shape}; {form}")
         if shape[0] != (rows := prepared.rows[split]):
             raise InputError(
-                f"{file}: array {key!r} has {shape[0]:,} rows, and {split} of task {name!r} has {rows:,}; give one "
-                "row for each, in their order"
+                f"{file}: array {key!r} has {shape[0]:,} rows, but {split} of task {name!r} has {rows:,}; give one "
+                "row for each row of the task, in the same order"
             )
         found.setdefault(column, {})[split] = array
     for column, splits in found.items():
@@ -169,7 +169,7 @@ def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
     lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
     floats = table.select_dtypes("floating")
     if "split" not in table or not lists + list(floats):
-        raise InputError(f"{path}: give a column 'split' (train, valid or test), and features as lists or floats")
+        raise InputError(f"{path}: no column 'split' (train, valid or test), or no column of lists or floats; add them")
     if not lists:
         return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
     splits = table.groupby("split")

@@ -47,7 +47,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workers import check_versions, map_pieces, process_number, program_versions, this_worker
 
 Load = Callable[[str, int, int], Iterable[Any]]
-"""Function of a split and a range of rows that yields the rows in parts; it is called in a thread of its own."""
+"""Function of a split and a range of rows that yields the rows in parts; it is called in a separate thread."""
 
 Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
 """Function of a part and columns that returns a function that waits for their values (rows, tokens, width)."""
@@ -198,7 +198,7 @@ def open_entry(
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
-    """Return the row numbers used of each split, ascending: all of them, or ``limit`` drawn with a fixed seed."""
+    """Return the numbers of the rows to use in each split, ascending: all, or ``limit`` drawn with a fixed seed."""
     drawn = {}
     for split, count in prepared.rows.items():
         if limit is None or limit >= count:
@@ -215,7 +215,7 @@ def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: W
         if not windows.plain and not windows.counts(lengths.min()):
             row, shortest, patch = int(index[lengths.argmin()]), lengths.min(), windows.patch
             remedy = "use a smaller patch" if shortest < patch else "use smaller dilations, or --pad same"
-            raise InputError(f"--patch {patch}: row {row} of {split} has {shortest} values; {remedy}")
+            raise InputError(f"--patch {patch}: row {row} of {split} has only {shortest} values; {remedy}")
 
 
 def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
@@ -325,7 +325,7 @@ def compute_missing(
 
 @dataclass(frozen=True)
 class Share:
-    """A call of extract as a worker repeats it; its cache key must equal ``key``."""
+    """The arguments of a call of extract that a worker repeats; the worker's cache key must equal ``key``."""
 
     options: ExtractOptions
     prepared: Path
@@ -390,8 +390,8 @@ def _open(share: Share) -> Run:
     run = start_run(options, prepared, share.options.cache)
     if run.spec.key != share.key:
         raise InputError(
-            f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}: another model, data, precision "
-            "or version of this program. Give all workers the same files and versions, and pass --compute"
+            f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}, because the model, data, "
+            "precision or program differs; give all workers the same files and versions, and pass --compute"
         )
     found = probe(run) if share.probe else {}
     for column, (mean, deviation) in share.probe.items():

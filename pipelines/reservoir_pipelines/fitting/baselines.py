@@ -68,12 +68,12 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
 
 
 def _one_of(every: int, raw: RawSource) -> RawSource:
-    """Return the raw input of one of ``every`` training rows."""
+    """Return the raw input of one in ``every`` training rows."""
     return replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
 
 
 def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tuple[RawSource, Fitter]]:
-    """Return logistic regression of the raw input, on training rows that take at most a quarter of the fit's time."""
+    """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
     def work(number: float) -> float:  # products, principal axes, some hundred passes, and calls for each output
@@ -135,7 +135,7 @@ def _statistics(raw: RawSource) -> Iterator[tuple[str, InputFeatures]]:
 
 
 def _texts(task: Task, x: np.ndarray, lengths: np.ndarray) -> list[str]:
-    """Return sequences as texts; a symbol without a letter becomes a character of its own."""
+    """Return sequences as texts; without an alphabet, each symbol becomes a different character."""
     return texts_of(x if task.alphabet else x.astype(np.int64) + ord("A"), lengths)
 
 

@@ -1,4 +1,4 @@
-"""A readout on disk: its weights, and a JSON file with everything else that new sequences need.
+"""A readout on disk: its weights, and a JSON file with everything else that predictions need.
 
 The JSON names the files of weights by the SHA-256 of their content and has a checksum. It is replaced atomically after
 the weights are on disk, so a reader sees the old or the new bundle, even if a writer is killed or several write.
@@ -93,18 +93,18 @@ class Bundle:
         )
 
     def radius(self, coverage: float, where: Path) -> float:
-        """Return the validation score of rank ceil((n + 1) * coverage), ascending, of n; messages name ``where``."""
+        """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
         rows = 0 if self.held_out is None else len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if self.held_out is None or not rows:
             raise InputError(
-                f"readout {where}: it has no validation scores, which --coverage needs: train or an older version "
-                "wrote it, its rows have several labels, or it has no probabilities; fit again with one label per row"
+                f"readout {where}: it has no validation scores for --coverage (train or an older version wrote it, "
+                "it lacks probabilities, or its rows have several labels); fit again with one label per row"
             )
         if rank > rows:
             least = math.ceil(round(coverage / (1 - coverage), 9))
             raise InputError(
-                f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}; lower it"
+                f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}; lower the coverage"
             )
         return float(self.held_out[rank - 1])
 
@@ -202,7 +202,7 @@ def _save_estimator(readout: EstimatorReadout) -> bytes:
 
 
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
-    """Return the estimator of a bundle, and print the types that it names; open nothing without ``trust``."""
+    """Return the estimator of a bundle, and print the types in its archive; open nothing without ``trust``."""
     import skops.io
     from sklearn.pipeline import Pipeline
 
@@ -215,7 +215,7 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     try:
         types = skops.io.get_untrusted_types(data=data)
         named = ", ".join(types) or "only types that skops trusts"
-        notify(f"readout {folder}: loading {name!r} with --trust; it names {named}")
+        notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
         model = skops.io.loads(data, trusted=types)
     except Exception as error:  # skops, NumPy and scikit-learn raise nearly any type of error for a damaged archive
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -240,7 +240,7 @@ def _part(values: dict[str, Any]) -> Part:
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the card and the content of its files by suffix, with verified checksums."""
+    """Return the JSON values of a bundle, and the content of its files by suffix, with verified checksums."""
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:

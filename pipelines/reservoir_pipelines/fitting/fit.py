@@ -1,4 +1,4 @@
-"""The stage ``fit``: every column under every setting of a readout; validation chooses, test is scored once."""
+"""The stage ``fit``: every column under every setting of a readout, chosen by validation and scored on test once."""
 
 import math
 import time
@@ -110,7 +110,7 @@ def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: 
     if result.metric == "R²" and result.test_score is not None:
         score, rows = f"R² {result.test_score:.3f}", f"{len(chosen.evaluation.merits):,} test rows"
         if result.test_score < 0:
-            notify(f"CAUTION: {score} on {rows} is worse than predicting the mean; give more rows, or do not use it")
+            notify(f"CAUTION: {score} on {rows} is worse than predicting the mean; add rows or discard the readout")
         elif result.valid_score - result.test_score > FAR_BELOW:
             notify(f"CAUTION: {score} on {rows} is far below {result.valid_score:.3f} on validation rows")
     if chosen.at_edge:

@@ -120,7 +120,7 @@ def fit_penalties(
 
 @dataclass(frozen=True, kw_only=True)
 class PenaltyFitter:
-    """Fits readouts of every penalty, and chooses one on valid, or by cross-validation over train and valid."""
+    """Readouts of every penalty, one of which is chosen on valid, or by cross-validation over train and valid."""
 
     kind: ClassVar[str]
     classes: int
@@ -283,7 +283,7 @@ class WeightedFitter(PenaltyFitter):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorFitter:
-    """Fits a scikit-learn estimator, given by its import path, with every combination of the given parameters."""
+    """A scikit-learn estimator, given by its import path, with every combination of the given parameters."""
 
     path: str
     estimator: Callable[..., Any]
@@ -371,7 +371,7 @@ class EstimatorFitter:
 
 
 Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
-"""Fits one kind of readout to a source under all its settings."""
+"""Type of the objects that fit one kind of readout to a source under all its settings."""
 
 Fitted = tuple[ColumnFit, Source, Fitter]
 """The readouts of a source, with the source and the fitter."""

@@ -30,11 +30,11 @@ def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFi
 
 
 def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
-    """Fit every column; the progress counts products, because a wide column takes longer than all others."""
+    """Fit every column; the progress counts multiplications, because a wide column takes longer than all others."""
     fits: list[ColumnFit] = []
     sources = [pool.source(name) for name in names]
     work = [_products(source, fitter) for source in sources]
-    with meter(stage, sum(work), unit="billion products") as bar:
+    with meter(stage, sum(work), unit="billion multiplications") as bar:
         for source, products in zip(sources, work, strict=True):
             fits.append(fitter.fit(source))
             bar.advance(products)
@@ -42,7 +42,7 @@ def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> l
 
 
 def _products(source: Source, fitter: Fitter) -> int:
-    """Return the estimated products of a fit in billions, at least 1."""
+    """Return the estimated multiplications of a fit in billions, at least 1."""
     (samples, outputs), width = source.labels("train").shape, source.width()
     size = min(samples, width)  # of the matrix that is decomposed for each fold
     scored = width * outputs * max(1, fitter.classes) * len(DEFAULT_ALPHAS)

@@ -31,7 +31,7 @@ class SeedsFit:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the test score over seeds; 0 for a single one."""
+        """Standard deviation of the test score over seeds; 0 for a single seed."""
         return stdev(fit.best.test_score or 0.0 for fit in self.fits) if len(self.fits) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def fit_seeds(
     *,
     data: Path | None = None,
 ) -> SeedsFit:
-    """Extract an entry's task with its options and seeds 0 to ``seeds - 1``, and fit the columns that all have."""
+    """Extract an entry's task with its options and seeds 0 to ``seeds - 1``, and fit the common columns."""
     if len(entries) != 1:
         raise InputError("--seeds: give exactly one task or entry")
     if seeds < 1:

@@ -448,7 +448,7 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray,
 def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
     """Return the moments of a cached column, of all training samples or of each fold of train and valid.
 
-    The moments are computed from ``blocks`` once, and stored in the entry. None for sources without stored moments.
+    The moments are computed from ``blocks`` once, and stored in the entry. The result is None if none are stored.
     """
     if not isinstance(source, ColumnSource) or source.some:
         return None
@@ -482,7 +482,7 @@ def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
 def stage_blocks(
     source: Source, sizes: np.ndarray, classes: int, draw: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield training samples with the stage of a learning curve that adds each, (m,).
+    """Yield blocks of training samples with the stage of a learning curve that adds each sample, (m,).
 
     Stage i has the rows whose rank in a random order, stratified by class, is in [sizes[i - 1], sizes[i]).
     """
@@ -501,7 +501,7 @@ def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray
 
 
 def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield blocks of samples with the number of each sample, from the numbers (n,) of all samples in order."""
+    """Yield blocks of samples, each with its part of ``numbers`` (n,), which has one for each sample in order."""
     start = 0
     for x, y in blocks:
         yield x, y, numbers[start : start + len(x)]
@@ -526,7 +526,7 @@ def draw_folds(
     if not 2 <= folds <= units:
         what = "rows" if groups is None else "groups"
         raise InputError(
-            f"cross-validation: {folds} folds of {units} {what}; use at least 2 folds, and at least as many {what}"
+            f"cross-validation: {folds} folds of {units} {what}; use at least 2 folds, and no more folds than {what}"
         )
     draw = np.random.default_rng((0, repeat))
     if groups is not None:

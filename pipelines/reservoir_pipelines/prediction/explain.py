@@ -54,8 +54,8 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     if lengths.max() > bundle.task.max_tokens:
         row, most = int(np.argmax(lengths)), bundle.task.max_tokens
         raise InputError(
-            f"{file}, row {row}: {lengths[row]:,} tokens; explain takes rows of up to the {most:,} tokens that "
-            "the readout was fitted on; shorten the row, or use predict"
+            f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} that the "
+            "readout was fitted on; shorten the row, or use predict"
         )
     if bundle.task.pictures:
         x = as_patches(x)

@@ -19,7 +19,7 @@ BATCH = 4096  # predictions in memory at a time
 
 
 class PredictionEvaluator(Iterator[Prediction]):
-    """Compares predictions with the labels of their file while it is iterated; unknown labels count as wrong."""
+    """An iterator that compares predictions with the labels in their file; unknown labels count as wrong."""
 
     def __init__(self, predictions: Iterable[Prediction]) -> None:
         self.rows, self._predictions = 0, iter(predictions)

@@ -88,8 +88,8 @@ def predict(
     radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
     if radius is not None:
         notify(
-            f"coverage {cover.coverage:g} is approximate: it is measured on validation rows, which also chose the "
-            "readout, and which its final fit may include"
+            f"coverage {cover.coverage:g} is approximate: it is measured on validation rows, which were also used "
+            "to choose the readout, and perhaps to fit it"
         )
     raw, given, ids, y = read_new(file, task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths

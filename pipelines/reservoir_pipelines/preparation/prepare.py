@@ -31,7 +31,7 @@ DOWNLOADS = tomllib.loads((resources.files("reservoir_pipelines") / "preparation
 
 
 def download(task: str, *, cache: Path | None = None) -> Path:
-    """Download the files of a task that the cache lacks, check their SHA-256, and return their folder."""
+    """Download the files of a task if the cache lacks them, check their SHA-256, and return their folder."""
     if task not in DOWNLOADS:
         raise InputError(f"task {task!r} cannot be downloaded, only {', '.join(DOWNLOADS)}; give --data DIR")
     offered = DOWNLOADS[task]
@@ -75,7 +75,7 @@ def prepare(
     files: DownloadOptions = DownloadOptions(),
     model: ReservoirOptions | None = None,
 ) -> Prepared:
-    """Prepare a task's data, or open it if it is prepared; sounds as samples if ``model`` reads samples.
+    """Prepare a task's data, or open it if it is prepared; keep sounds as samples if ``model`` reads samples.
 
     The data is in ``<root>/prepared/<task>-<settings>/<files>/``, where ``settings`` and ``files`` are digests of the
     task's parameters and of the names and contents of the source files. Such a folder never changes.
@@ -146,7 +146,7 @@ def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Pa
 
 
 def _latest(settings: Path, *, verify: bool = True) -> Prepared | None:
-    """Return the last prepared data in a folder of `_settings_folder`, if any."""
+    """Return the most recently prepared data in a folder of `_settings_folder`, if any."""
     indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
     return Prepared.open(indices[-1].parent, verify=verify) if indices else None
 
@@ -229,7 +229,7 @@ def _write_index(
         files.setdefault(file["split"], []).append(file)
     for name in SPLITS:
         if name not in files:
-            raise InputError(f"task {task.name!r}: no rows for the split {name!r}")
+            raise InputError(f"task {task.name!r}: no rows for the split {name!r}; give more rows")
     splits, totals, unseen = {}, {}, []
     for name in split_order(set(files)):
         kept = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]

@@ -57,7 +57,7 @@ class PreparedSplit:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Real tokens of all rows, (rows,) of int32."""
+        """Number of real tokens of each row, (rows,) of int32."""
         return self._read("lengths", 0, len(self))
 
     @cached_property
@@ -123,7 +123,7 @@ class Prepared:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows of each split."""
+        """Number of rows of each split."""
         return {name: len(split) for name, split in self.splits.items()}
 
     def kept(self, split: str) -> float:
