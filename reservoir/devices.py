@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Return whether a device is a GPU, with memory of its own and work that is queued."""
+    """Return whether a device is a GPU, which has separate memory and a queue of work."""
     return device.type != "cpu"
 
 
@@ -24,7 +24,7 @@ def describe(device: torch.device) -> str:
 
 
 def of_worker(name: str, number: int) -> str:
-    """Return the device of a numbered worker process: its own GPU for ``auto`` and ``cuda`` if there are several."""
+    """Return the device of a numbered worker process: with ``auto`` or ``cuda``, several GPUs are used in turn."""
     count = torch.cuda.device_count()
     return f"cuda:{number % count}" if name in ("auto", "cuda") and count > 1 else name
 
@@ -43,7 +43,7 @@ def fetch(x: Tensor) -> np.ndarray:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Multiply float32 inside the context without TF32, whose mantissa has 10 bits, whatever the process has set."""
+    """Disable TF32, whose mantissa has 10 bits, for float32 products inside the context."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

@@ -1,4 +1,4 @@
-"""The exception for errors in what the user gave, whose message says what to do."""
+"""The exception for invalid input, with a message that says what to do."""
 
 import difflib
 from collections.abc import Iterable, Iterator

@@ -47,7 +47,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Rows on their way to the model."""
+    """Rows in batches, prepared for the model."""
 
     batches: Sequence[Batch]
     lengths: np.ndarray  # in tokens, of each row or piece
@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def padded(self) -> int:
-        """Number of tokens that go through the model."""
+        """Number of tokens that the model processes, with padding."""
         return sum(len(batch.rows) * batch.tokens for batch in self.batches)
 
 
@@ -116,7 +116,7 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callab
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:
-    """Return the values of some tokens (rows, places, width); zeros where the place is -1."""
+    """Return the values of the tokens at some positions (rows, positions, width); zeros for the position -1."""
     found = values.gather(1, places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2]))
     return found.masked_fill((places < 0)[:, :, None], 0.0)
 
@@ -153,7 +153,7 @@ def forward(
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
-    """Raise `InputError`, beginning with ``where``, if a row has too many tokens for the model; long texts are cut."""
+    """Raise `InputError` (message prefix ``where``) if a row has too many tokens for the model; long texts are cut."""
     row = int(np.argmax(lengths))
     if model.reader is None:
         model.fpt.backbone.check_length(int(model.windows.counts(lengths[row])), f"{where} {row}: ")
@@ -169,7 +169,7 @@ def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> I
 
 
 def padded_lengths(lengths: np.ndarray) -> np.ndarray:
-    """Return, for each length, the length to which a batch is padded if this is its longest row."""
+    """Return, for each length, the length to which a batch is padded if its longest row has this length."""
     steps = np.left_shift(1, np.maximum(0, np.frexp(lengths // LENGTH_STEPS)[1] - 1))
     return np.minimum((lengths + steps - 1) // steps * steps, lengths.max())
 

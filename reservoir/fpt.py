@@ -1,4 +1,4 @@
-"""The one model that extraction and training share: input layer, backbone, output (Lu et al. 2021, section 2.2)."""
+"""The frozen pretrained transformer (FPT) of Lu et al. 2021, section 2.2: input layer, backbone and output."""
 
 from functools import partial
 
@@ -22,8 +22,8 @@ class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
     Vectors are multiplied by a matrix with orthogonal columns of norm ``gain`` (the ``input_scaling`` of an echo state
-    network), or by ``gain`` times ``weights`` (width, dim). Symbols get Gaussian embeddings of deviation ``gain /
-    1.41``.
+    network), or by ``gain`` times ``weights`` (width, dim). Symbols get Gaussian embeddings of standard deviation
+    ``gain / 1.41``.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class InputLayer(nn.Module):
 def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
 
-    As in ROCKET (Dempster et al. 2020), each unit reads one dilation and one form of the channels, with Gaussian
-    weights that sum to zero over its taps. Units cycle through the dilations, then through the forms.
+    As in ROCKET (Dempster et al. 2020), each unit reads one dilation and one of the channels' `row_forms`, with
+    Gaussian weights that sum to zero over its taps. Units cycle through the dilations, then through the forms.
     """
     dilations, patch, forms, _ = shape
     weights = generator(seed, "input").standard_normal((width, *shape))
@@ -75,9 +75,9 @@ def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases. With ``"linear"``, it
-    is uniform up to ``width ** -0.5`` as in torch's `Linear` and the authors' code (rows of norm 0.58). Extraction does
-    not use the output.
+    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases. With ``"linear"``,
+    weights and biases are uniform within ±``width ** -0.5`` as in torch's `Linear` and the authors' code (rows of norm
+    0.58). Extraction does not use the output.
     """
 
     def __init__(

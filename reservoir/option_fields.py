@@ -30,12 +30,12 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "bool": (bool, "True or False"),
     "int": (Integral, "a whole number"),
     "float": (Real, "a number"),
-    "str": (str, "a text"),
+    "str": (str, "a string"),
     "Path": (Path, "a path"),
-    "Sequence[str]": ((list, tuple), "a list of texts"),
+    "Sequence[str]": ((list, tuple), "a list of strings"),
     "Mapping[str, Any]": (Mapping, "names with values"),
 }
-"""What a field of each type accepts, and its name in messages."""
+"""For each annotation of a field, the types that it accepts, and their name in messages."""
 
 Check = Callable[[Any], str | None]  # returns what to do about an invalid value, or None
 
@@ -47,7 +47,7 @@ def option(
 
     ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. ``flag`` is the flag
     without dashes, and ``shown`` the default in the help, where they differ from the field's name and value. ``where``
-    marks a folder, a device, a process or a network address, which no file may decide, see `without_where`.
+    marks a folder, a device, a process or a network address, which no file may set (see `without_where`).
     """
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
 
@@ -62,7 +62,7 @@ def at_least(low: int) -> Check:
 
 
 def one_of(*names: str) -> Check:
-    """Check that a value is one of these."""
+    """Check that a value is one of ``names``."""
     return _must(names.__contains__, f"choose among {', '.join(names)}")
 
 
@@ -81,12 +81,12 @@ span = _must(DURATION.fullmatch, "give a time such as 90s, 10m, 1h or 30d")
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds of a text that `span` has checked."""
+    """Return the seconds of a duration such as ``90s``, which `span` has checked."""
     return float(text[:-1]) * SECONDS[text[-1]]
 
 
 def number_lists(*names: str) -> Check:
-    """Check that each of these names is given one or several numbers."""
+    """Check that all keys are among ``names``, each with one or several numbers."""
 
     def check(value: Mapping[str, Any]) -> str | None:
         if unknown := value.keys() - set(names):
@@ -142,16 +142,16 @@ def _plain(value: Any) -> Any:
 
 
 def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Return the options that a file, such as an entry, a recipe or a run, may decide.
+    """Return the options that a file, such as an entry, a recipe or a run, may set.
 
-    Where work runs and where results go is decided by the command line, the Python call and the person's own
-    ``--config``: a file could otherwise name a scheduler that sends code back. With ``source``, the file's name, such
-    an option raises `InputError`; without it, such options are dropped.
+    Only the command line, the Python call and the user's own ``--config`` may set where work runs and where results are
+    written: a file could otherwise name a scheduler that sends harmful code. With ``source``, the file's name, other
+    options raise `InputError`; without it, they are dropped.
     """
     named = sorted(_where & values.keys())
     if named and source:
         flag = named[0].replace("_", "-")
-        problem = f"{source}: {named[0]!r} says where work runs or where files lie, which a file cannot decide"
+        problem = f"{source}: {named[0]!r} says where work runs or where files are, which a file may not decide"
         raise InputError(f"{problem}; remove it, or pass --{flag} on the command line")
     return {name: value for name, value in values.items() if name not in _where}
 
@@ -161,8 +161,8 @@ def refuse_modules(values: Mapping[str, Any], source: str) -> None:
     # A module is imported only if a person types its name in the same command or Python call.
     path = str(values.get("readout") or "").partition(":")[0]
     if "." in path and not path.startswith("sklearn."):
-        problem = f"{source}: the readout {values['readout']!r} would import a module, and a file cannot decide that"
-        raise InputError(f"{problem}; if you trust it, type it on the command line")
+        problem = f"{source}: the readout {values['readout']!r} would import a module, which a file may not do"
+        raise InputError(f"{problem}; if you trust the module, type it on the command line")
 
 
 def as_group(options: Options | Mapping[str, Any], kind: type[G]) -> G:

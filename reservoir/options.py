@@ -41,11 +41,11 @@ def own_parameters(given: Mapping[str, Any]) -> str | None:
 class OwnDataOptions(Options, panel="Data"):
     """How your own files are read."""
 
-    label: str | None = option(None, "Column of the labels. For FASTA: pattern of the label in the header.")
+    label: str | None = option(None, "Column of the labels. For FASTA: regular expression for the label in the header.")
     labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records, joined by name.")
     id: str | None = option(None, "Column of row names; in long form, of sequence names.")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
-    group: str | None = option(None, "Column of groups, such as patients, each in one split only. For FASTA: pattern.")
+    group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts or of sequences of letters.")
     values: bool = option(False, "Read whole numbers as values.")
@@ -54,7 +54,7 @@ class OwnDataOptions(Options, panel="Data"):
     classes: bool = option(False, "Read whole-number labels as classes.")
     missing: str = option(
         "refuse",
-        "NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the gaps).",
+        "NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the gaps).",
         one_of("refuse", "interpolate", "mask"),
     )
     standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
@@ -156,7 +156,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         "Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for symbols, "
         "orthogonal or kernels for vectors, edges for windows of images.",
         one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
-        shown="native if the model reads such data, else " + OWN.format("kernels", "gaussian or orthogonal"),
+        shown="native if the model reads this kind of data, else " + OWN.format("kernels", "gaussian or orthogonal"),
     )
     long: str = option(
         "cut", "Texts longer than the model reads: cut, or windows (average over windows).", one_of("cut", "windows")
@@ -189,19 +189,19 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 
 
 class CacheOptions(Options, panel="Output"):
-    """Where everything is stored."""
+    """The root folder of the cache."""
 
     cache: Path | None = option(None, "Root folder of the cache.", shown="RESERVOIR_CACHE, else the user's", where=True)
 
 
 class DeviceOptions(Options, panel="Run"):
-    """Where the arithmetic runs."""
+    """The device to compute on."""
 
     device: str = option("auto", "cpu, cuda, or auto: a GPU if there is one.", where=True)
 
 
 class PlaceOptions(CacheOptions, DeviceOptions):
-    """Where everything is stored, and where the arithmetic runs."""
+    """The root folder of the cache, and the device to compute on."""
 
 
 class ComputeOptions(Options, panel="Run"):
@@ -261,8 +261,8 @@ class FitOptions(OutOptions, panel="Readout"):
 
     columns: str | Sequence[str] = option(
         "all",
-        "Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each alone and each "
-        "layer as a whole.",
+        "Columns to try, comma-separated: one column, a+b (concatenated), best:4 (up to four, added greedily), or all "
+        "(each alone, and each layer as a whole).",
     )
     readout: str = option(
         "ridge",
@@ -270,7 +270,7 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
-        "auto", "Choose by valid (that split), by cvK (K folds of train and valid), or auto (by the number of rows)."
+        "auto", "Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows)."
     )
     one_standard_error: bool = option(False, "Choose the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
@@ -313,14 +313,14 @@ class TrustOptions(Options, panel="Run"):
 
 
 RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
-"""The options of a training that change its result, besides the trained groups and the rows."""
+"""The options of a training run that change its result, besides the trained groups and the rows."""
 
 
 class CoverageOptions(Options, panel="Output"):
     """Prediction sets and intervals."""
 
     coverage: float | None = option(
-        None, "Add a set of classes, or an interval, that holds the truth with this probability.", within(0.01, 0.9999)
+        None, "Probability that the added set of classes or interval contains the true value.", within(0.01, 0.9999)
     )
     abstain: bool = option(False, "With --coverage: leave the label empty unless the set has exactly one class.")
 
@@ -356,7 +356,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     sweep: Mapping[str, Any] | None = option(
         None,
         "Train with several values of learning_rate, dropout, clip, batch or accumulate, such as "
-        "learning_rate=1e-4,1e-3; repeat for a grid. Validation data choose; test is scored once.",
+        "learning_rate=1e-4,1e-3; repeat for a grid. Only the run with the best validation score is scored on test.",
         number_lists(*RECIPE),
     )
 
@@ -364,7 +364,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
-    vocabulary: int = option(256, "Vocabulary size of a stream, or embeddings for bit-memory; texts have 256.")
+    vocabulary: int = option(256, "Vocabulary size for nesting, zipf, uniform and bit-memory; that of texts is 256.")
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
     short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")

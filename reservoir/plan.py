@@ -1,8 +1,8 @@
 """Decide every default once: turn a task and the given options into a frozen plan, each value with its reason.
 
-The numbers were found on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets
+The defaults were tuned on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets
 (``benchmarks/series.py``), and for symbols on generated sets (``benchmarks/symbols.py``). Named tasks follow the
-paper: each value or pixel is one token, and ``last`` and ``mean`` are kept.
+paper: each value or pixel is one token, and the poolings are ``last`` and ``mean``.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         layers=layers,
         poolings=poolings,
         shapes=shapes,
-        device=decide("device", str(device), "a GPU is used where there is one"),
+        device=decide("device", str(device), "a GPU is used if there is one"),
         compute=decide("compute", compute, computed),
         store=decide("store", *store),
         block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
@@ -331,7 +331,7 @@ def readout_candidates(
     """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
 
     ``available`` names all columns, with ``raw`` for the raw input; ``widths`` holds the number of features of each
-    column with one sample per row; ``rows`` is the number of training rows. ``native`` is set for a model with its own
+    column with one sample per row; ``rows`` is the number of training rows. ``native`` is True for a model with its own
     input layer, and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS:
@@ -359,7 +359,7 @@ def readout_candidates(
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
-    """Return the columns that are tried alone; columns of all tokens are wide, and only tried alone."""
+    """Return the columns that are tried alone, the wide columns of all tokens only if there are no others."""
     columns = [column for column in available if column != RAW]
     return [column for column in columns if not column.endswith("/all")] or columns
 
@@ -395,7 +395,7 @@ def _resolve_reservoir(
     published, why = options.published, PLAIN
     reservoir = resolve_model(options, published=published)
     if options.input is None and is_native(task, reservoir):
-        reservoir, why = replace(reservoir, input="native"), "the model reads such data itself"
+        reservoir, why = replace(reservoir, input="native"), "the model reads this kind of data"
     else:
         windows = default_windows(task, rows, longest)
         reservoir = resolve_model(options, windows, published=published)
@@ -480,13 +480,13 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= WIDEST_TOKENS
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
-    return poolings, f"these show which {kind} occur, and where; all tokens if they fit"
+    return poolings, f"these show which {kind} occur, and where; with all tokens if they fit"
 
 
 def _fewer_columns(
     kind: str, layers: tuple[str, ...], poolings: tuple[str, ...], *, thin: bool, tokens: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield layers and poolings, each time fewer; ``thin`` allows fewer layers, ``tokens`` allows that pooling."""
+    """Yield fewer and fewer layers and poolings; ``thin`` allows fewer layers, ``tokens`` the pooling of that name."""
     yield layers, poolings
     tokens = tokens and "tokens" in poolings
     ladder = [poolings, *map(split_names, FEWER_POOLINGS.get(kind, ()))]
@@ -503,7 +503,7 @@ def _fewer_columns(
 def _first_that_fits(
     task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first layers and poolings that fit a default extraction, else the last; and a note if not all fit."""
+    """Return the first layers and poolings within the size limit, else the last, and a note if the first exceed it."""
     from reservoir.features import column_shapes
 
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
@@ -537,7 +537,7 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
 def _rows_at_a_time(
     seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
-    """Return the rows of a block and of a batch, from the device and the size of a row of up to ``pieces`` pieces."""
+    """Return the number of rows of a block and of a batch; a row has up to ``pieces`` pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch

@@ -27,7 +27,7 @@ RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because the time of a
 
 
 def parse_column(column: str) -> tuple[str, str]:
-    """Split a column such as ``block06/mean`` into its layer and its pooling; raise `InputError` if it has none."""
+    """Split a column such as ``block06/mean`` into its layer and its pooling; raise `InputError` without both."""
     layer, slash, pooling = column.partition("/")
     if not slash or not layer:
         raise InputError(f"column {column!r}: write layer/pooling, as in block06/mean")
@@ -149,7 +149,7 @@ class LayerPooling:
         return kept.flatten(1)[:, None]
 
     def _filled(self, value: float) -> Tensor:
-        """Return the hidden states with a value at padding."""
+        """Return the hidden states with ``value`` at padding."""
         # masked_fill and not a product with zero, because the padding may be infinite.
         return self._hidden if self._padding is None else self._hidden.masked_fill(self._padding, value)
 
@@ -208,7 +208,7 @@ class LayerPooling:
 
 
 def share_levels(number: int) -> list[float]:
-    """Return the K levels of ``sharesK``, from -18 to 18, denser near 0: the scale of values varies by decades."""
+    """Return the K levels of ``sharesK``, from -18 to 18, denser near 0, because values span orders of magnitude."""
     top, middle = math.asinh(18 / 0.06), (number - 1) / 2
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
 

@@ -133,7 +133,7 @@ def attention(
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
@@ -153,7 +153,7 @@ def attention(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -161,7 +161,7 @@ def attention(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -175,7 +175,7 @@ def attention(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
@@ -371,7 +371,7 @@ def extract(
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
@@ -391,7 +391,7 @@ def extract(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -399,7 +399,7 @@ def extract(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -413,7 +413,7 @@ def extract(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
@@ -499,15 +499,15 @@ def fit(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'
-        Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each alone and
-        each layer as a whole.
+        Columns to try, comma-separated: one column, a+b (concatenated), best:4 (up to four, added greedily), or
+        all (each alone, and each layer as a whole).
     readout : str, default='ridge'
         ridge, logistic, weighted (a learned sum of layers), or an estimator's path:
         sklearn.svm.LinearSVC:C=0.1,1.
     alphas : str, optional
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'
-        Choose by valid (that split), by cvK (K folds of train and valid), or auto (by the number of rows).
+        Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows).
     one_standard_error : bool, default=False
         Choose the largest penalty within one standard error of the best.
     class_weight : str, optional
@@ -583,7 +583,7 @@ def import_features(
     name : str
         Name of the entry, such as the model that computed the features.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -591,7 +591,7 @@ def import_features(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -605,7 +605,7 @@ def import_features(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
@@ -718,7 +718,7 @@ def plan(
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
@@ -738,7 +738,7 @@ def plan(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -746,7 +746,7 @@ def plan(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -760,7 +760,7 @@ def plan(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
@@ -833,7 +833,7 @@ def predict(
     trust : bool, default=False
         Load a readout that can run code: any estimator that is not linear.
     coverage : float, optional
-        Add a set of classes, or an interval, that holds the truth with this probability.
+        Probability that the added set of classes or interval contains the true value.
     abstain : bool, default=False
         With --coverage: leave the label empty unless the set has exactly one class.
 
@@ -891,7 +891,7 @@ def prepare(
     task : str or path-like
         Name of a task, or the path of your own data.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -899,7 +899,7 @@ def prepare(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -913,7 +913,7 @@ def prepare(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
@@ -1003,7 +1003,7 @@ def pretrain(
     resume : bool, default=False
         Resume from the last checkpoint.
     vocabulary : int, default=256
-        Vocabulary size of a stream, or embeddings for bit-memory; texts have 256.
+        Vocabulary size for nesting, zipf, uniform and bit-memory; that of texts is 256.
     batch_tokens : int, default=4096
         Tokens per optimizer step.
     context : int, optional
@@ -1132,7 +1132,7 @@ def reproduce(
     scheduler : str, optional
         Address of a dask.distributed scheduler: tcp://host:port.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -1140,7 +1140,7 @@ def reproduce(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1154,7 +1154,7 @@ def reproduce(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
@@ -1277,7 +1277,7 @@ def train(
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads such data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
         Texts longer than the model reads: cut, or windows (average over windows).
     gain : float, optional
@@ -1297,7 +1297,7 @@ def train(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -1305,7 +1305,7 @@ def train(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1319,7 +1319,7 @@ def train(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.
@@ -1378,7 +1378,8 @@ def train(
         A loss above this value counts as diverged.
     sweep : mapping, optional
         Train with several values of learning_rate, dropout, clip, batch or accumulate, such as
-        learning_rate=1e-4,1e-3; repeat for a grid. Validation data choose; test is scored once.
+        learning_rate=1e-4,1e-3; repeat for a grid. Only the run with the best validation score is scored on
+        test.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -1457,7 +1458,7 @@ def tune(
     seed : int, default=0
         Seed of random weights, of the input layer and of the order of rows.
     label : str, optional
-        Column of the labels. For FASTA: pattern of the label in the header.
+        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
@@ -1465,7 +1466,7 @@ def tune(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+        Column of groups, such as patients, each in one split. For FASTA: see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1479,7 +1480,7 @@ def tune(
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a further channel marks the
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
         gaps).
     standardise : bool, default=True
         Scale floats to mean 0 and standard deviation 1 per channel.

@@ -18,7 +18,7 @@ CELL = "cell:"
 """Prefix of a setting that names another cell: by its name in a recipe, by its key in the files of this folder."""
 
 FORMAT = 1
-"""Version of the files, increased when a value gets another name or meaning; other versions count as absent."""
+"""Version of the files, increased when a value changes its name or meaning; files of other versions are ignored."""
 
 MEASURES = {
     "test_score": "test accuracy in percent",
@@ -71,7 +71,7 @@ class ReproductionFolder:
         return str(found["reason"]) if found else ""
 
     def failed_since(self, key: str, moment: float) -> bool:
-        """Return whether a cell has failed after a moment, in seconds since the epoch."""
+        """Return whether a cell has failed since ``moment``, in seconds since the epoch."""
         with suppress(FileNotFoundError):
             return (self.path / "cells" / f"{key}.failed.json").stat().st_mtime >= moment
         return False
@@ -90,12 +90,12 @@ class ReproductionFolder:
         write_checked(self.path / "tables" / f"{table['name']}.json", {**table, "format": FORMAT})
 
     def tables(self) -> list[dict[str, Any]]:
-        """Return the tables with the numbers of the cells that have finished by now; tables come before figures."""
+        """Return the tables, then the figures, with the numbers of the cells that have finished so far."""
         paths = sorted((self.path / "tables").glob("*.json"), key=lambda p: (p.stem[0] != "t", len(p.stem), p.stem))
         return [self.fill(table) for path in paths if (table := self._read(path))]
 
     def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a table with the numbers of the cells that have finished by now, and whether its claims hold.
+        """Return a table with the numbers of the cells that have finished so far, and whether its claims hold.
 
         Each number is the mean over the seeds, with its standard error if at least two seeds have finished. A test
         score also has the number of test rows and the 95% interval over rows, whose ends are means over the seeds.
@@ -122,7 +122,7 @@ class ReproductionFolder:
             yield True
 
     def _numbers(self, spot: Mapping[str, Any]) -> dict[str, Any]:
-        """Return mean, standard error, interval and seeds of a place in a table, or the reason why they are missing."""
+        """Return mean, standard error, interval and seeds of a table position, or the reason why they are missing."""
         found = [self._number(spot, keys) for keys in spot["cells"]]
         values = [value for value, _, _ in found if value is not None]
         reasons = dict.fromkeys(filter(None, (spot["reason"], *(why for _, why, _ in found))))
@@ -138,7 +138,7 @@ class ReproductionFolder:
         }
 
     def _number(self, spot: Mapping[str, Any], keys: list[str]) -> tuple[float | None, str, Mapping[str, Any]]:
-        """Return the number of one seed, or why it is missing, and the values of the cell that it comes from."""
+        """Return the number for one seed or the reason why it is missing, and the values of its cell."""
         results = []
         for key in keys:
             if (result := self.result(key)) is None:

@@ -125,7 +125,7 @@ def end_with_parent() -> None:
 
 
 def program_versions() -> dict[str, str]:
-    """Return the versions of this program and of the libraries that decide its numbers."""
+    """Return the versions of this program and of the libraries that affect its results."""
     return {name: version(name) for name in ("reservoir-features", "torch", "transformers")}
 
 
@@ -184,6 +184,6 @@ def _on_cluster(
                     found[numbers[future]] = result = future.result()
                     done(result)
             except KilledWorker as error:
-                raise InputError(f"{address}: {error}; if memory ran out, give each worker more") from None
+                raise InputError(f"{address}: {error}; if memory ran out, give each worker more memory") from None
             except (CancelledError, CommClosedError):  # the scheduler drops submitted pieces with the connection
                 notify(f"{address}: the connection was lost; submitting unfinished pieces again")

@@ -2,7 +2,7 @@
 
 gpt2 : `gpt2.py`. mini, whose weights come with this package; small, medium, large and xl; any GPT-2 folder or hub name.
 bert, esm, t5, vit, dinov2, wav2vec2, hubert, llama and their relatives : `published.py`, built by transformers.
-lstm, esn : `recurrent.py`. The paper's LSTM of 3 or 12 layers as released, its LSTM*, and echo state networks.
+lstm, esn : `recurrent.py`. The LSTM of Lu et al. 2021 with 3 or 12 layers, their LSTM*, and echo state networks.
 """
 
 from reservoir.backbones.backbone import Backbone, attention_maps, check_layers, layer_names

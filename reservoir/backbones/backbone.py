@@ -27,7 +27,7 @@ class Backbone(nn.Module):
 
     The parameters of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth``
     the model keeps only its first ``depth`` blocks and the final norm. ``max_tokens`` is the longest sequence (None if
-    unlimited), ``causal`` is whether a token sees only earlier tokens, and ``layers`` names all layers from the input
+    unlimited), ``causal`` is True if a token sees no later tokens, and ``layers`` names all layers from the input
     side to the output side.
     """
 
@@ -49,7 +49,7 @@ class Backbone(nn.Module):
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
 
     def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
-        """Map embedded sequences (batch, tokens, width) to hidden states after the last norm, float32, of this shape.
+        """Map embedded sequences (batch, tokens, width) to float32 hidden states of this shape after the last norm.
 
         Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on the real tokens.
         With ``last``, only the states of the last ``last`` real tokens are valid.
@@ -109,10 +109,10 @@ class Backbone(nn.Module):
             _replace(self.model, self.family.blocks, blocks)
 
     def check_length(self, tokens: int, where: str = "") -> None:
-        """Raise `InputError`, beginning with ``where``, if this backbone has fewer positions than tokens."""
+        """Raise `InputError` (message prefix ``where``) if this backbone has fewer than ``tokens`` positions."""
         if self.max_tokens is not None and tokens > self.max_tokens:
-            start = f"{where}sequences of {tokens} tokens, but this {self.family.name} has {self.max_tokens}"
-            raise InputError(f"{start} positions; shorten the sequences or choose a longer backbone")
+            start = f"{where}the sequences have {tokens} tokens, but this {self.family.name} has {self.max_tokens}"
+            raise InputError(f"{start} positions; shorten the sequences, or choose a backbone with more positions")
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
         if layer == "embed":
@@ -165,7 +165,7 @@ def _replace(model: nn.Module, path: str, module: nn.Module | nn.Parameter) -> N
 
 
 class LastTokens:
-    """Restricts modules that process each token separately, in the order of the forward pass, to some of the tokens."""
+    """Restricts modules that process each token separately to some of the tokens; ``parts`` are in forward order."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         # (batch, kept tokens), or None for all; not cleared, because a block may run again in the backward pass.
@@ -201,7 +201,7 @@ class LastTokens:
 
 @torch.inference_mode()
 def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: int = 1) -> Tensor:
-    r"""Return the attention maps of one block, :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`, with blocks from 1.
+    r"""Return the attention maps of one block (from 1), :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
 
     The maps are float32, (batch, heads, queries, keys): rows of real queries sum to one, and entries of padding are
     zero.
@@ -258,7 +258,7 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
 
 
 def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
-    """Return `trained_counts` of a GPT-2 as Lu et al. 2021 count them, without output bias and last norm, else None."""
+    """Return `trained_counts` as Lu et al. 2021 count them, without output bias and last norm; None if not GPT-2."""
     if backbone.family.name != "gpt2":
         return None
     width = backbone.width
@@ -271,7 +271,7 @@ def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
 
 
 def deviations(backbone: Backbone) -> dict[str, np.ndarray]:
-    """Return the deviation of each tensor by block, (depth,), NaN where a block has none (Lu et al. 2021, Figure 6)."""
+    """Return the standard deviation of each tensor by block, (depth,), NaN if absent (Lu et al. 2021, Figure 6)."""
     spread: dict[str, np.ndarray] = {}
     for number, block in enumerate(backbone.blocks):
         for name, parameter in block.named_parameters():

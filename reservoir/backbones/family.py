@@ -153,14 +153,14 @@ def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> T
 
 
 def run_unmasked(model: nn.Module, embeds: Tensor, _mask: Tensor | None) -> Tensor:
-    """Return the hidden states of a causal model, which never sees the padding, because it follows the sequence."""
+    """Return the hidden states of a causal model, whose tokens never see the padding that follows them."""
     return model(embeds)
 
 
 def draw_normal(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator, divisor: float = 1.0
 ) -> np.ndarray | None:
-    """Draw a weight, normal with deviation ``config.initializer_range / divisor``; keep norms, biases and scales."""
+    """Draw normal weights of standard deviation ``config.initializer_range / divisor``; keep norms, biases, scales."""
     if name.endswith("bias") or "norm" in name.lower() or "ln_" in name or "layer_scale" in name:
         return None
     return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_range / divisor)
@@ -210,7 +210,7 @@ def attention_name(config: Any) -> str:
 
 
 def local_files_only(source: str) -> bool:
-    """Return whether transformers must not ask the hub: for a folder, and if the hub does not answer."""
+    """Return whether transformers must not query the hub: for a folder, or if the hub does not answer."""
     from huggingface_hub import constants
     from huggingface_hub.utils import http_backoff, logging
 

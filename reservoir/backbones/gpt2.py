@@ -4,8 +4,8 @@ r"""GPT-2 (Radford et al. 2019, section 2.3), a causal pre-norm transformer with
 
     h \leftarrow h + \mathrm{Attention}(\mathrm{LN}(h)), \quad h \leftarrow h + W_2 \, \mathrm{GELU}(W_1 \mathrm{LN}(h))
 
-Its modules have the names of its published weights. The default backbones are of this family, so this package builds
-it: importing transformers takes three times as long as everything else that a prediction needs.
+Its modules have the names of its published weights. The default backbones are of this family, so this package
+implements it: importing transformers takes three times as long as everything else that a prediction needs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def read_config(**values: Any) -> GPT2Config:
 
 
 class Projection(nn.Module):
-    """A linear map whose weight is stored (inputs, outputs)."""
+    """A linear map whose weight has the shape (inputs, outputs)."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Mix (batch, tokens, width) over the tokens."""
+        """Map (batch, tokens, width) to the same shape; also return the attention map or None."""
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, -1)
         )
@@ -138,7 +138,7 @@ def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @cache
 def has_joined_kernel() -> bool:
-    """Return whether this torch has the kernel of `gelu_of_product` for this processor, and it computes GELU."""
+    """Return whether this torch has a kernel for `gelu_of_product` that computes GELU on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     x, weight = torch.linspace(-2, 2, 32).bfloat16()[None], torch.eye(32).bfloat16()

@@ -24,7 +24,7 @@ CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
 }
 
 MOST_BLOCKS = 1000
-"""Largest number of blocks, more than any model has; each takes milliseconds to build before its size is known."""
+"""Largest number of blocks, more than any model has; counting the parameters takes milliseconds per block."""
 
 # Families without published weights.
 UNPUBLISHED = ("lstm", "esn")
@@ -72,8 +72,8 @@ def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
     """Return the init with the default, ``random`` and ``random-scaled`` resolved.
 
     The default is ``random`` for families without published weights and for altered settings, else ``pretrained``.
-    ``random`` is the initialisation of the family; for GPT-2 also called ``random-scaled``, which raises `InputError`
-    for other families. With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1:
+    ``random`` is the initialisation of the family. ``random-scaled`` is its name for GPT-2, and raises `InputError` for
+    other families. With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1:
     ``random-flat``.
     """
     if init is None:
@@ -105,7 +105,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         key, equals, text = setting.partition("=")
         if not equals or key not in values or key == "model_type":
             numbers = [k for k, v in values.items() if isinstance(v, int | float) and not k.startswith("_")]
-            raise InputError(f"backbone {name!r}: {setting!r} is not NAME=VALUE with a name of {', '.join(numbers)}")
+            raise InputError(f"backbone {name!r}: {setting!r} is not NAME=VALUE; NAME is one of {', '.join(numbers)}")
         try:
             values[key] = json.loads(text)
         except ValueError:
@@ -175,11 +175,11 @@ def _from_transformers(name: str) -> Any:
         return ours(**config.to_dict()) if ours else config
     except Exception as error:  # transformers, the hub's client and damaged configurations raise many types of errors
         is_folder = Path(source).is_dir()
-        reason = "its configuration is not readable" if is_folder else "no such folder, and not found on the hub"
+        reason = "its configuration is not readable" if is_folder else "no such folder, and not on the Hugging Face hub"
         raise InputError(
             f"backbone {name!r}: {reason} ({first_line(error)}); {did_you_mean(name)}Known: {', '.join(KNOWN)}"
         ) from error
 
 
 def _unknown(name: str, model_type: str) -> InputError:
-    return InputError(f"backbone {name!r}: family {model_type!r} is not known; give one of {', '.join(FAMILIES)}")
+    return InputError(f"backbone {name!r}: family {model_type!r} is not known; use one of {', '.join(FAMILIES)}")

@@ -1,7 +1,7 @@
 """The weights of a ViT or DINOv2 in an ONNX file that torch exported.
 
 Exporters fold constants: the matrix of a product is stored transposed and without its name, and interpolated positions
-are stored in two pieces. Such tensors are found by their place in the graph, which is never run.
+are stored in two pieces. Such tensors are found by their position in the graph, which is never run.
 """
 
 import math
@@ -72,7 +72,7 @@ class _Graph:
         self._makes = {output: node for node in self._nodes for output in node.output}
 
     def folded(self) -> dict[str, np.ndarray]:
-        """Return the matrices without names, named after the biases that are added to their products."""
+        """Return the unnamed matrices, with names made from those of the biases that are added to their products."""
         found = {}
         for node in self._nodes:
             bias = next((name for name in node.input if name.endswith(".bias")), "")

@@ -75,7 +75,7 @@ def _adapt_esm(model: nn.Module, config: Any) -> nn.Module:
 
 
 def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the last hidden states, after adding positions and the first norm, which the model skips for vectors."""
+    """Return the last hidden states; run the module ``embeddings`` here, because the model skips it for vectors."""
     return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=mask), mask)
 
 
@@ -84,7 +84,7 @@ def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight whose deviation keeps activations near one although attention is not scaled."""
+    """Draw a weight whose scale keeps that of activations near one although attention is not scaled."""
     if "layer_norm" in name:
         return None
     inner = {".q.": config.d_model * config.d_kv, ".o.": config.num_heads * config.d_kv, ".wo.": config.d_ff}
@@ -177,7 +177,7 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
 
 
 class AudioFrontEnd(nn.Module):
-    """The convolutions over samples, and the projection of their vectors to the width of the blocks."""
+    """The convolutions over samples, and the projection of their outputs to the width of the blocks."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def _audio_shape(config: Any) -> Shape:
 
 
 def _draw_audio(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight; draw the convolution of positions as fairseq does, with the mean length for each direction."""
+    """Draw a weight; the positional convolution is drawn as in fairseq, with its weight norms at their expectation."""
     if "pos_conv_embed" not in name or name.endswith("bias"):
         return draw_normal(name, shape, config, generator)
     inputs = config.hidden_size // config.num_conv_pos_embedding_groups

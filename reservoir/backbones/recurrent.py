@@ -1,6 +1,6 @@
 r"""Recurrent models: the frozen LSTM of Lu et al. 2021, and echo state networks.
 
-The LSTM (Hochreiter & Schmidhuber 1997) is that of their released code, after Ba et al. 2016, equations 20 to 22:
+The LSTM (Hochreiter & Schmidhuber 1997) is that of the paper's code, after Ba et al. 2016, equations 20 to 22:
 
 .. math::
 
@@ -8,15 +8,15 @@ The LSTM (Hochreiter & Schmidhuber 1997) is that of their released code, after B
     c_t &= \mathrm{LN}(\sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g)) \\
     h_t &= \sigma(o) \odot \tanh(c_t)
 
-The next token receives the normalised cell, LN divides by the unbiased deviation, gains and biases of its n channels
-are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`, dropout acts on the state that is fed back, and the first states are
+The next token receives the normalised cell. LN divides by the unbiased standard deviation; gains and biases of its n
+channels are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`. Dropout acts on the state that is fed back. The first states are
 random. The authors draw new first states for every row and pass, and so does `train` with ``--protocol paper``. Cached
 features must be the same each time, so by default first states are drawn once, from the seed. The paper's LSTM has 3
 layers. Its LSTM* has 12, with a residual connection around each, and learned positions, which the authors start at zero
 and this package draws like GPT-2's. No fused kernel has a norm inside the recurrence, so the cell loops over the
 tokens; the products with the input are computed before the loop.
 
-An echo state network (Jaeger 2001) is a sparse random recurrent layer of leaky units, named as in reservoirpy:
+An echo state network (Jaeger 2001) is a sparse random recurrent layer of leaky units, with reservoirpy's names:
 
 .. math::
 
@@ -50,7 +50,7 @@ class LSTMConfig(Config):
 
     def __post_init__(self) -> None:
         if self.cell != "released":
-            raise InputError(f"backbone 'lstm': cell={self.cell}; the only cell is 'released'")
+            raise InputError(f"backbone 'lstm': cell={self.cell} is not known; use cell=released")
 
 
 @dataclass
@@ -142,7 +142,7 @@ class LeakyUnits(nn.Module):
         self.recurrent = nn.Linear(config.units, config.units, bias=False)
 
     def forward(self, embeds: Tensor) -> Tensor:
-        """Map (batch, tokens, units) to the states (batch, tokens, units), from a state of zero."""
+        """Map (batch, tokens, units) to the states (batch, tokens, units), starting from zero."""
         drive = self.input_scaling * embeds
         state = torch.zeros_like(drive[:, 0])
         states = []
@@ -173,7 +173,7 @@ class Stack(nn.Module):
 
 
 def _draw_lstm(name: str, shape: tuple[int, ...], config: LSTMConfig, generator: np.random.Generator) -> np.ndarray:
-    """Draw weights and biases like torch's LSTM, uniform up to ``width ** -0.5``; states and positions are normal."""
+    """Draw weights and biases like torch's LSTM, uniform within ±``width ** -0.5``; states and positions are normal."""
     bound = config.width**-0.5
     if name == "positions" or ".first_" in name:
         return generator.standard_normal(shape, dtype=np.float32) * (0.02 if name == "positions" else bound)

@@ -30,7 +30,7 @@ _LOADING = threading.Lock()
 
 
 def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | None = None) -> Backbone:
-    """Make a frozen backbone, in float32, on the CPU, in evaluation mode, without gradients.
+    """Return a frozen backbone in float32 on the CPU, in evaluation mode and without gradients.
 
     ``name`` is a known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the
     name of a model on the Hugging Face hub. With ``depth`` the backbone keeps only its first ``depth`` blocks and the
@@ -39,9 +39,9 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     | init | weights |
     |---|---|
     | ``random`` | drawn by the family's own scheme, from the seed |
-    | ``random-flat`` | every matrix has deviation ``initializer_range``, as in the "random" GPT-2 of Lu et al. 2021 |
+    | ``random-flat`` | matrices of standard deviation ``initializer_range``, as in Lu et al. 2021's "random" GPT-2 |
     | ``pretrained`` | loaded from safetensors |
-    | ``statistics`` | every tensor is normal, with the mean and deviation of the pretrained one (ibid., section 3.7) |
+    | ``statistics`` | normal tensors with the mean and standard deviation of the pretrained ones (ibid., section 3.7) |
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -69,14 +69,14 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
     with _LOADING:
         family, config = _find(name, depth)
         if not family.native_input:
-            raise InputError(f"--input native: {family.name} has no embeddings of its own; leave --input out")
+            raise InputError(f"--input native: {family.name} has no native input; leave --input out")
         model = _load(name, family, config, native=True)
         embeddings = model.get_submodule(family.native_input)
         return Backbone(model, family, getattr(model, "config", config), depth), embeddings
 
 
 def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
-    """Return the family, the configuration and the whole pretrained model of a name, including its token embeddings."""
+    """Return the family, the configuration and the whole pretrained model with this name, with token embeddings."""
     with _LOADING:
         family, config = _find(name, None)
         return family, config, _load(name, family, config, native=True)
@@ -111,7 +111,7 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 def draw_parameters(
     model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Redraw parameters with one of the prefixes, in place; without ``draw``, normal with the same mean and spread."""
+    """Redraw parameters with these prefixes in place; without ``draw``, keep their means and standard deviations."""
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
     # weights of the others. NumPy draws: torch's own draws depend on the CPU's vector instructions.
@@ -146,7 +146,7 @@ def weights_digest(backbone: Backbone) -> str:
 
 
 def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any = None) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes of a module's tensors, continuing that of ``digest``."""
+    """Return the SHA-256 of names, types, shapes and bytes of a module's tensors, appended to ``digest``."""
     digest = digest or hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         if name not in but:
@@ -183,7 +183,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
     for what, keys in wrong.items():
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a complete one")
+            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a matching one")
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get an intact checkpoint")

@@ -1,1 +1,1 @@
-"""Inputs that a pretrained model was trained with, in place of a random input layer."""
+"""Input layers: the native input of pretrained models, and `edges` for windows of images."""

@@ -1,4 +1,4 @@
-"""An input layer for whitened windows of images: each unit looks for one window of an image of random discs."""
+"""An input layer for whitened windows of images: the weights of a unit are a window of an image of random discs."""
 
 import numpy as np
 
@@ -15,8 +15,8 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
     """Return the weights (width, dim) of an input layer, each row of norm 1.
 
     Each row is a window of an image of opaque random discs ("dead leaves", Lee, Mumford and Huang 2001), which has
-    edges as photographs have, contrast-normalised and whitened like the task's own windows. No data are used. Raises
-    `InputError` if the tokens of the task are not windows of images.
+    edges like those of photographs. It is contrast-normalised and whitened like the task's windows. No data are used.
+    Raises `InputError` if the tokens of the task are not windows of images.
     """
     window = task.parameters.get("window")
     if not window or not isinstance(task.form, Vectors):

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 TEXT_TOKENS = 64  # typical tokens of a text, from which the batch size is computed
 MOST_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
-HIGHEST_TOKEN = 2**24  # upper bound for token numbers; no vocabulary is larger
+HIGHEST_TOKEN = 2**24  # upper bound for token IDs; no vocabulary is larger
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
 
 
 class TextReader:
-    """Converts texts to token numbers; texts that are too long for the model are counted, and cut or read in pieces."""
+    """Converts texts to token IDs; texts that are too long for the model are counted, and cut or read in pieces."""
 
     kind, row_tokens = "tokenizer", TEXT_TOKENS
 
@@ -43,14 +43,14 @@ class TextReader:
         self._tokenizer, self.embeddings = tokenizer, embeddings
         highest = max(tokenizer.get_vocab().values(), default=0)
         if highest > HIGHEST_TOKEN:  # writing its rules as JSON would take minutes
-            raise ValueError(f"it numbers a token {highest:,}, more than {HIGHEST_TOKEN:,}")
+            raise ValueError(f"it has the token ID {highest:,}, more than {HIGHEST_TOKEN:,}")
         stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
         self.max_tokens = min(positions or stated or MOST_TOKENS, stated or positions or MOST_TOKENS)
         self.form = Tokens(len(tokenizer))
         special = tokenizer("")["input_ids"]
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
         self.description = f"the model's own tokenizer, of {len(tokenizer):,} tokens"
-        # Everything that decides the token numbers of a text.
+        # Everything that decides the token IDs of a text.
         rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
         content = [type(tokenizer).__name__, rules, names, self.max_tokens]
@@ -59,7 +59,7 @@ class TextReader:
         self._whole, self.spaced = False, _letters_apart(tokenizer)
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return token numbers (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
+        """Return token IDs (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
         texts = self._texts(x, lengths)
         found = self._tokenize(texts, return_attention_mask=False)["input_ids"]
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
@@ -69,7 +69,7 @@ class TextReader:
         return self._padded(texts, found)
 
     def pieces(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return token numbers and lengths of pieces that fit the model, and the row of each piece, ascending."""
+        """Return token IDs and lengths of pieces that fit the model, and the row of each piece, ascending."""
         if not self._tokenizer.is_fast:
             raise InputError("--long windows needs a tokenizer.json, which the model does not have; leave --long out")
         self._whole = True
@@ -92,7 +92,7 @@ class TextReader:
         saved.save(str(path))
 
     def places(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the last token of each letter of stored texts, (rows, letters); -1 after the end of a text."""
+        """Return the position of the last token of each letter, (rows, letters); -1 after the end of a text."""
         found = [self._places(text) for text in self._texts(x, lengths)]
         places = np.full((len(found), max(map(len, found))), -1, np.int64)
         for row, tokens in enumerate(found):
@@ -133,7 +133,7 @@ class TextReader:
         x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
-            start = f"tokenizer: it gives token {x.max():,}, and the model has embeddings for"
+            start = f"tokenizer: it gives the token ID {x.max():,}, but the number of embeddings is"
             raise InputError(f"{start} {self.embeddings:,}; use the tokenizer that the model was trained with")
         return x, lengths
 
@@ -142,7 +142,7 @@ class TextReader:
         """A message on the texts that were too long and how they were read, or an empty string."""
         if not self.long:
             return ""
-        how = "read in pieces and their features averaged" if self._whole else "cut (--long windows reads all of them)"
+        how = "read in pieces, with features averaged" if self._whole else "cut (--long windows reads whole texts)"
         return f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
 
 
@@ -156,7 +156,7 @@ def _letters_apart(tokenizer: Any) -> bool:
 
 
 def has_tokenizer(name: str) -> bool:
-    """Return whether a backbone's folder has a tokenizer; True for a file or a hub name, where it may exist."""
+    """Return whether a backbone's folder has a tokenizer; True for a file or a hub name, which may have one."""
     folder = Path(SHIPPED.get(name, name))
     return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
 
@@ -190,7 +190,7 @@ BLANKS = ((97, 61), (50, 120))  # sizes of two pictures that show whether a proc
 
 
 def settings_digest(processor: Any) -> str:
-    """Return the SHA-256 of the settings that decide the values of a prepared picture or sound."""
+    """Return the SHA-256 of the settings that affect the values of a prepared picture or sound."""
     settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -269,7 +269,7 @@ class SoundReader:
 
     @torch.inference_mode()
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return vectors (rows, tokens, channels) of samples (rows, samples, 1), and the tokens of each row."""
+        """Return vectors (rows, tokens, channels) of samples (rows, samples, 1), and each row's number of tokens."""
         device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
@@ -365,8 +365,8 @@ def open_native(
     else:
         tokens, reader.embeddings = reader.form.vocabulary, getattr(embedding, "num_embeddings", None)
         if reader.embeddings is not None and tokens > reader.embeddings:
-            start = f"backbone {name!r}: its tokenizer has {tokens:,} tokens, and the model has"
-            raise InputError(f"{start} {reader.embeddings:,} embeddings; use the tokenizer that it was trained with")
+            start = f"backbone {name!r}: its tokenizer has {tokens:,} tokens, but the model has"
+            raise InputError(f"{start} {reader.embeddings:,} embeddings; use the model's own tokenizer")
     seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
     return seen, backbone, NativeInput(embedding), reader, digests

@@ -1,8 +1,8 @@
 """Corpora for pretraining: the bytes of a text, and synthetic streams of tokens.
 
 The streams follow Chiang and Lee 2020, "Pre-Training a Language Model Without Human Language": the gain from a corpus
-without words shows the gain from the order of tokens alone. They train masked models and fine-tune them on language;
-here models predict the next token, so that the least possible loss on independent tokens is known.
+without words shows the gain from the order of tokens alone. The paper trains masked models and fine-tunes them on
+language; here models predict the next token, so that the least possible loss on independent tokens is known.
 """
 
 import gzip
@@ -35,7 +35,7 @@ HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down
 class HeldOut:
     """Windows of a held-out part, int (count, tokens), each of whose tokens is predicted at most once.
 
-    ``first`` (count,) is the first token of each window that counts, at least 1; the tokens before it are its context.
+    ``first`` (count,) numbers the first predicted token of each window, at least 1; earlier tokens are its context.
     """
 
     windows: np.ndarray
@@ -90,7 +90,7 @@ class Text:
     def _part(self, split: str, tokens: int) -> np.ndarray:
         part = self._tokens[split]
         if len(part) < tokens:
-            problem = f"{self._name}: its {split} part has {len(part):,} tokens, and a window {tokens:,}"
+            problem = f"{self._name}: its {split} part has {len(part):,} tokens, but a window has {tokens:,}"
             raise InputError(f"{problem}; give more text, or a smaller --context")
         return part
 
@@ -117,7 +117,7 @@ def byte_tokenizer() -> Any:
 
 
 class Stream:
-    """Independent tokens with probabilities (vocabulary,); the least mean loss is ``entropy``, in bits, or None."""
+    """Independent tokens with probabilities (vocabulary,). ``entropy`` is the least mean loss in bits, or None."""
 
     unit = "token"
 
@@ -149,10 +149,10 @@ class Nesting(Stream):
     """Balanced sequences of nested tokens, one after another: a stack-based Bernoulli grammar.
 
     The length of each sequence is even and uniform from ``shortest`` to ``longest``. At each position a token is opened
-    with probability ``push``; otherwise the token that was opened last is closed. An empty stack always opens, and a
-    stack as deep as the number of remaining tokens always closes. Opened tokens follow Zipf's law. An opening and its
-    closing token are two symbols, ``k`` and ``k + vocabulary / 2``, so that the tokens determine the stack; other
-    corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token with the same symbol.
+    with probability ``push``; otherwise the token that was opened last is closed. A token is always opened if the stack
+    is empty, and closed if the stack is as deep as the number of remaining tokens. Opened tokens follow Zipf's law. An
+    opening and its closing token are two symbols, ``k`` and ``k + vocabulary / 2``, so that the tokens determine the
+    stack; other corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token with the same symbol.
     """
 
     push, shortest, longest = 0.4, 90, 120
@@ -202,7 +202,7 @@ STREAMS: dict[str, Callable[[int], Stream]] = {
     "zipf": lambda vocabulary: Stream("zipf", zipf_law(vocabulary)),
     "nesting": Nesting,
 }
-"""Constructor of each stream, by name; the argument is the vocabulary."""
+"""Constructor of each stream, by name; the argument is the vocabulary size."""
 
 Corpus = Stream | Text
 """A corpus: training windows, held-out parts, the least possible loss if known, and a description."""
@@ -212,17 +212,17 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
     """Return the stream with a name, even if a file has the same name, or else the text at a path."""
     known = ", ".join((*STREAMS, "bit-memory"))
     if not name:
-        raise InputError(f"corpus '': give text, or one of {known}")
+        raise InputError(f"corpus '': name a text file, a folder, or one of {known}")
     if vocabulary > MOST_TOKENS:
         raise InputError(f"--vocabulary {vocabulary}: give at most {MOST_TOKENS:,}")
     if name in STREAMS:
         if vocabulary < 2:
-            raise InputError(f"--vocabulary {vocabulary}: {name} has at least 2 tokens")
+            raise InputError(f"--vocabulary {vocabulary}: give at least 2 tokens for {name}")
         if name == "nesting" and vocabulary % 2:
-            raise InputError(f"--vocabulary {vocabulary}: nesting needs an even number: each token has a closing one")
+            raise InputError(f"--vocabulary {vocabulary}: give an even number; nesting pairs each token with another")
         return STREAMS[name](vocabulary)
     if not Path(name).exists():
-        raise InputError(f"corpus {name}: no such file or folder; give text, or one of {known}")
+        raise InputError(f"corpus {name}: no such file or folder; name a text file, a folder, or one of {known}")
     if vocabulary != BYTES:
-        raise InputError(f"--vocabulary {vocabulary}: a text has the {BYTES} bytes; leave it out")
+        raise InputError(f"--vocabulary {vocabulary}: the tokens of a text are {BYTES} bytes; leave --vocabulary out")
     return Text(Path(name))

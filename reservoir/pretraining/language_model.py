@@ -132,7 +132,7 @@ def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions,
     """Return the options with all defaults resolved for a model."""
     longest = min(model.max_tokens or CONTEXT, CONTEXT) if options.context is None else options.context
     if model.max_tokens is not None and longest > model.max_tokens:
-        raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions; give at most that")
+        raise InputError(f"--context {longest}: {backbone} has only {model.max_tokens:,} positions; give no more")
     short = max(1, longest // 4) if options.short is None else options.short
     rate = LEARNING_RATE if options.learning_rate is None else options.learning_rate
     return PretrainRecipe(**vars(options) | {"context": longest, "short": short, "learning_rate": rate, "seed": seed})
@@ -169,7 +169,7 @@ class LanguageSteps:
         return torch.from_numpy(self._corpus.draw(self._recipe.seed, step, count, window + 1)).to(self._device)
 
     def take(self, step: int, batch: Tensor) -> Tensor:
-        """Take a step; return float32 (2,): the loss in bits per token before it, and the norm before clipping."""
+        """Take a step; return float32 (2,): its loss in bits per token, and the gradient norm before clipping."""
         if step and step in self._recipe.stages:
             self._model.repeat_positions(self._recipe.window(step - 1))
         for group in self.optimizer.param_groups:
@@ -183,7 +183,7 @@ class LanguageSteps:
         return torch.stack([loss.detach() / math.log(2), norm.detach()])
 
     def validate(self, step: int) -> dict[str, float]:
-        """Return the loss on validation windows of the length of the last step."""
+        """Return the loss on validation windows as long as those of the last step."""
         return {"valid_bits": self.measure(self._valid[self._recipe.window(step - 1)])}
 
     def better(self, found: dict[str, float], best: dict[str, float]) -> bool:

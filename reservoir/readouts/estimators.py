@@ -27,7 +27,7 @@ def code_labels(
     check_classification_targets(labels)
     if labels.ndim == 2:
         if not np.isin(labels, (0, 1)).all() or class_weight is not None:
-            raise ValueError(f"y has the shape {labels.shape}; several labels are 0 or 1 each, without class_weight")
+            raise ValueError(f"y has the shape {labels.shape}; give multilabel targets as 0 or 1, without class_weight")
         return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], 2)
     counted = labels if weights is None else labels[weights > 0]
     classes = np.unique(counted)
@@ -50,9 +50,9 @@ def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | N
     weights = np.full(len(x), values) if values.ndim == 0 else column_or_1d(values)
     check_consistent_length(x, weights)
     if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise ValueError("sample_weight has a value that is negative or not finite")
+        raise ValueError("sample_weight has a negative or non-finite value; give finite values of at least 0")
     if not weights.any():
-        raise ValueError("sample_weight is zero for every sample; give at least one a weight")
+        raise ValueError("sample_weight is zero for every sample; give at least one sample a weight")
     return weights
 
 

@@ -43,7 +43,7 @@ class Evaluation:
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     def with_baseline(self, floor: float | None, kept: float) -> "Evaluation":
-        """Return a copy with a task's copy baseline, and the accuracy over all sequences if only a share is kept."""
+        """Return a copy with a task's copy baseline, and the accuracy over all sequences if some were left out."""
         scores = dict(self.scores)
         if floor is not None:
             scores["copy_baseline"] = floor
@@ -83,7 +83,7 @@ def evaluate_classes(
     chances: np.ndarray | None = None,
     counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) score class 1 of two.
+    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) are scores of class 1 if there are two.
 
     If the rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence.
     """
@@ -162,7 +162,7 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
 
 
 def compare(one: Evaluation, other: Evaluation) -> float:
-    """Return the p-value of equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap."""
+    """Return the p-value for equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap."""
     if one.classes and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
         return mcnemar(one.merits == 1, other.merits == 1)
     return paired_bootstrap(one.merits, other.merits)
@@ -183,7 +183,7 @@ def evaluate(
     classes: Sequence[str],
     counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare a readout with the labels of blocks of samples; ``counts`` are the samples of each row, by default 1."""
+    """Compare predictions with the labels of blocks of samples; ``counts`` is the samples per row, by default 1."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
         if not classes:
@@ -250,7 +250,7 @@ def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float
 
 
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
-    """Return the two-sided mid-p-value that two readouts are equally accurate, from correctness (rows,) of one label.
+    """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
 
     If no row differs, p is 1. References: McNemar (1947), Note on the sampling error of the difference between
     correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
@@ -267,7 +267,7 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
 
 
 def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:
-    """Return the two-sided p-value that two readouts score equally on average, from scores of the same rows, (rows,).
+    """Return the two-sided p-value for equal mean scores of two readouts, from scores of the same rows, (rows,).
 
     The centred differences are resampled with replacement; p is the share of samples whose studentised mean is at least
     as large as the observed one. Reference: Efron and Tibshirani (1993), An introduction to the bootstrap, section

@@ -160,7 +160,7 @@ def test_a_readout_refuses_other_weights(fitted, tmp_path, tiny_gpt2):
     card["parts"][0]["digest"] = "0" * 64
     write_checked(tmp_path / "readout.json", card)
     np.savez(tmp_path / "new.npz", x=np.zeros((1, 16, 4), np.uint8))
-    with pytest.raises(InputError, match="have changed since it was fitted"):
+    with pytest.raises(InputError, match="have changed since the fit"):
         list(predict(tmp_path, tmp_path / "new.npz"))
 
 

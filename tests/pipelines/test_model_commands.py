@@ -52,7 +52,7 @@ def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
 
 def test_backbone_refuses_a_task_that_is_too_long(call, cache):
     code, _, error = call("backbone", TINY, "--init", "random", "--task", "cifar10-lra")
-    assert code == 2 and "task 'cifar10-lra': sequences of 1024 tokens" in error
+    assert code == 2 and "task 'cifar10-lra': the sequences have 1024 tokens" in error
 
 
 def test_attention_saves_what_it_draws(run, cache, tmp_path, painted):

@@ -284,7 +284,7 @@ def test_a_classifier_labels_longer_sequences(cache, three_lengths):
     model = ReservoirClassifier(compute="float32").fit(*three_lengths)
     new, y = waves([90, 200, 120, 1000], seed=2)
     np.testing.assert_array_equal(model.predict(new), y)
-    with pytest.raises(InputError, match=r"X, row 1: sequences of 1025 tokens, but this gpt2 has 1024 positions"):
+    with pytest.raises(InputError, match=r"X, row 1: the sequences have 1025 tokens, but this gpt2 has 1024 positions"):
         model.predict([new[0], np.zeros(1025)])
 
 
@@ -301,7 +301,7 @@ def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, 
         assert labels == y.tolist()
     too_long = write_padded(tmp_path / "long.npz", [*new, np.zeros(1025)], np.zeros(4, int))
     if columns != "raw":
-        with pytest.raises(InputError, match=r"long\.npz, row 3: sequences of 1025 tokens"):
+        with pytest.raises(InputError, match=r"long\.npz, row 3: the sequences have 1025 tokens"):
             predict(found.saved, too_long)
         with pytest.raises(InputError, match=r"new\.npz, row 1: 200 tokens, but explain supports at most the"):
             explain(found.saved, tmp_path / "new.npz")

@@ -200,7 +200,7 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
     tiny = ["--backbone", TINY]
     for arguments, words in [
         (["no-such-file", *new], "corpus no-such-file: no such file or folder"),
-        (["", *new], "corpus '': give text, or one of uniform, zipf, nesting, bit-memory"),
+        (["", *new], "corpus '': name a text file, a folder, or one of uniform, zipf, nesting, bit-memory"),
         (["uniform", *new, *tiny, "--vocabulary", 10**11], "--vocabulary 100000000000: give at most 1,048,576"),
         ([text, *new, *tiny, "--seed", -1], "--seed -1: give a whole number from 0 to"),
         ([text, *new, "--backbone", "t5-small"], "--backbone t5-small: t5 models cannot be pretrained"),
@@ -214,8 +214,8 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--warm-up", -1], "--warm-up -1: give a whole number from 0"),
         ([text, *new, *tiny, "--steps", 0], "--steps 0: give a whole number from 1"),
         ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
-        ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: a text has the 256 bytes"),
-        (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: nesting needs an even number"),
+        ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: the tokens of a text are 256 bytes"),
+        (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: give an even number"),
         ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder contains other files"),
         ([text, *tiny, *few, "--out", tmp_path / "file"], "file: this is a file; name a folder"),
         ([text, *tiny], "--out"),
@@ -294,12 +294,12 @@ def test_it_goes_on_to_the_same_bits(made, root, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--context", 64], "--context 64: does not apply to bit-memory"),
+        (["--context", 64], "--context 64: bit-memory does not use this option"),
         (["--vocabulary", 0], "--vocabulary 0: give a whole number from 1 to 1,048,576"),
-        (["--weight-decay", 0.0], "--weight-decay 0.0: does not apply to bit-memory"),
-        (["--batch-tokens", 119], "--batch-tokens 119: give at least 120, the tokens of one row"),
+        (["--weight-decay", 0.0], "--weight-decay 0.0: bit-memory does not use this option"),
+        (["--batch-tokens", 119], "--batch-tokens 119: give at least one row, 120 tokens"),
         (["--backbone", "lstm"], "lstm models cannot be pretrained"),
-        (["--backbone", "gpt2:n_positions=119,n_layer=1"], "sequences of 120 tokens, but this gpt2 has 119 positions"),
+        (["--backbone", "gpt2:n_positions=119,n_layer=1"], "the sequences have 120 tokens, but this gpt2 has 119"),
     ],
 )
 def test_options_that_do_not_apply_are_refused(flags, message, root, tmp_path, call):

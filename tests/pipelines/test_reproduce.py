@@ -187,8 +187,8 @@ def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
     assert (code, runs) == (0, [])
     lines = [line for line in out.splitlines() if "seed 0" in line]
     assert [" kB" in line for line in lines] == [True, False, False] and "not estimated" in lines[2]
-    assert "without 1 that are not estimated" in err
-    assert "1 of them cannot run here: " in err
+    assert "; 1 without an estimate" in err
+    assert "1 of the cells cannot run here: " in err
     assert "--data DIR" in err
 
 
@@ -340,7 +340,7 @@ def test_every_number_is_the_papers():
     [
         ("title = 'x'", "no rows; add rows"),
         ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpd' }]", "no cell 'fpd'"),
-        ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cel = 'fpt' }]", "row 'a' has 'cel'"),
+        ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cel = 'fpt' }]", "row 'a' has the unknown key 'cel'"),
         (
             "title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', settings = { stepz = 1 } }]",
             "'steps'?",
@@ -362,7 +362,7 @@ def test_names_that_do_not_exist_are_refused():
         load_recipe("tabel1", "smoke")
     with pytest.raises(InputError, match="did you mean 'backbone'"):
         load_recipe("table1", "smoke", override={"bakbone": "gpt2"})
-    with pytest.raises(InputError, match="no such task"):
+    with pytest.raises(InputError, match="table1 lacks some of these"):
         reproduce(["table1"], only="digits")
 
 
@@ -522,7 +522,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     summary = read_checked(done.saved.parent / SUMMARY)
     del summary["evaluation"]["reliability"]
     write_checked(done.saved.parent / SUMMARY, summary)
-    with pytest.raises(InputError, match=r"another version of reservoir wrote this folder \('reliability'\); run"):
+    with pytest.raises(InputError, match=r"another version of reservoir wrote this folder \('reliability'\); repeat"):
         report([done.saved.parent])
     (done.saved.parent / SUMMARY).write_text("{}")
     with pytest.raises(InputError, match="run reservoir fit again"):

@@ -212,5 +212,5 @@ def test_a_sample_may_have_several_labels(tiny_gpt2):
     alone = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32", cv=model.cv).fit(x[:60], several[:60, 0])
     assert (alone.predict(x[60:]) == found[:, 0]).mean() > 0.8
     assert cross_val_score(model, x, several, cv=3).shape == (3,)
-    with pytest.raises(ValueError, match=r"several labels are 0 or 1 each"):
+    with pytest.raises(ValueError, match=r"give multilabel targets as 0 or 1"):
         model.fit(x, several + 1)

@@ -360,7 +360,7 @@ def test_a_run_whose_backbone_has_changed_is_refused(cache, tiny_gpt2, tmp_path)
     weights = load_file(folder / "model.safetensors")
     weights["transformer.h.0.mlp.c_fc.bias"] += 1
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match="have changed since it was fitted"):
+    with pytest.raises(InputError, match="have changed since the fit"):
         load_run(done.path)
     with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
         load_run(tmp_path)

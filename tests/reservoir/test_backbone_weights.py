@@ -186,7 +186,7 @@ def test_wrong_folders_are_refused(config, words, tmp_path):
         ("gpt2:n_layer=3", {"init": "pretrained"}, "--init random"),
         ("lstm", {"init": "pretrained"}, "--init random"),
         ("lstm", {"init": "random-flat"}, "lstm has no initializer_range"),
-        ("lstm:cell=gru", {}, "cell=gru; the only cell is 'released'"),
+        ("lstm:cell=gru", {}, "cell=gru is not known; use cell=released"),
         ("esn:sr=-1", {}, "sr=-1"),
         ("esn:lr=2", {}, "lr=2"),
         ("esn:units=2,rc_connectivity=0.01", {}, "recurrent"),

@@ -142,8 +142,8 @@ def test_tokenizer_decodes_to_the_same_text(prose):
 @pytest.mark.parametrize(
     ("name", "vocabulary", "message"),
     [
-        ("zipff", 256, "zipff: no such file or folder; give text, or one of uniform, zipf, nesting, bit-memory"),
-        ("small", 5000, "--vocabulary 5000: a text has the 256 bytes; leave it out"),
+        ("zipff", 256, "zipff: no such file or folder; name a text file, a folder, or one of uniform, zipf"),
+        ("small", 5000, "--vocabulary 5000: the tokens of a text are 256 bytes; leave"),
         ("empty", 256, "it has no text"),
         ("bare", 256, "it has no text"),
         ("broken.gz", 256, r"broken.gz: not readable"),
@@ -163,7 +163,7 @@ def test_mistakes_end_in_one_line(name, vocabulary, message, tmp_path, monkeypat
 def test_too_little_text_for_a_window_is_refused(tmp_path):
     (tmp_path / "short.txt").write_bytes(b"x" * 1000)
     text = Text(tmp_path / "short.txt")
-    with pytest.raises(InputError, match=r"short.txt: its valid part has 50 tokens, and a window 51"):
+    with pytest.raises(InputError, match=r"short.txt: its valid part has 50 tokens, but a window has 51"):
         text.held_out("valid", 51)
     with pytest.raises(InputError, match=r"its train part has 900 tokens"):
         text.draw(0, 0, 1, 901)

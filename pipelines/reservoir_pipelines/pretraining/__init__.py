@@ -1,1 +1,1 @@
-"""The stage ``pretrain``: backbones trained as language models from a random start."""
+"""The stage ``pretrain``: backbones trained as language models from random weights."""

@@ -1,4 +1,4 @@
-"""The stage ``pretrain``: a backbone trained as a language model, or on the task bit-memory, from a random start."""
+"""The stage ``pretrain``: a backbone trained as a language model, or on the task bit-memory, from random weights."""
 
 import shutil
 from dataclasses import dataclass, fields, replace
@@ -28,7 +28,7 @@ RUN = "pretraining"  # name of the folder inside the model's folder that holds t
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(Record):
-    """The result of a pretraining: losses in bits for a language model, accuracies for bit-memory.
+    """The result of a pretraining run: losses in bits for a language model, accuracies for bit-memory.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Pretraining(Record):
 
 
 def check_folder(out: Path) -> None:
-    """Raise `InputError` unless the folder is new, empty, or holds a pretraining."""
+    """Raise `InputError` unless the folder is new or empty, or holds a pretraining run."""
     refuse_links(out / RUN)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: this is a file; name a folder")
@@ -93,7 +93,7 @@ def has_model(out: Path, corpus: Corpus) -> bool:
 
 
 def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
-    """Write a model, and the tokenizer of a text, for transformers; each file is complete or unchanged."""
+    """Save a model, and the tokenizer of a text corpus, for the transformers library; replace each file atomically."""
     from transformers import PreTrainedTokenizerFast
 
     remove_parts(out)
@@ -122,7 +122,7 @@ BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 
 LEARNING_RATE = 5e-4
-"""The constant rate for bit-memory: after 300 steps of 34 rows, ``mini`` recalls more than 99.9% of the bits."""
+"""The constant learning rate for bit-memory: after 300 steps of 34 rows, ``mini`` recalls over 99.9% of the bits."""
 
 UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
 """Options of language models that do not apply to bit-memory."""
@@ -156,7 +156,7 @@ def pretrain(
             return Pretraining(**{**result, "folder": str(out)})
         if state.step and not options.resume and not result:  # a finished run whose model is missing writes it again
             raise InputError(
-                f"{out}: this pretraining is at step {state.step:,} of {recipe.steps:,}; pass --resume to continue "
+                f"{out}: this run is at step {state.step:,} of {recipe.steps:,}; pass --resume to continue "
                 "it, or remove the folder to start again"
             )
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
@@ -193,12 +193,12 @@ def _pretrain_bit_memory(
     """Train all parameters on bit-memory with the stage ``train``, and write the backbone as a language model."""
     for item in fields(PretrainOptions):
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
-            raise InputError(f"{flag_of(item)} {value}: does not apply to {BIT_MEMORY}; remove the flag")
+            raise InputError(f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option; remove the flag")
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
     if not 1 <= vocabulary <= MOST_TOKENS:
         raise InputError(f"--vocabulary {vocabulary}: give a whole number from 1 to {MOST_TOKENS:,}")
     if rows < 1:
-        raise InputError(f"--batch-tokens {options.batch_tokens}: give at least {ROW_TOKENS}, the tokens of one row")
+        raise InputError(f"--batch-tokens {options.batch_tokens}: give at least one row, {ROW_TOKENS} tokens")
     model = LanguageModel(backbone, vocabulary, seed)
     check_folder(out)
     recipe: dict[str, Any] = {"train": "all", "rows": "fresh", "batch": rows, "dropout": 0.0, "run": out / RUN}

@@ -57,7 +57,7 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
         try:
             parts.append(_part(path, number))
         except InputError as error:
-            notify(f"left out of the page: {error}")
+            notify(f"skipping one part of the page: {error}")
     return parts
 
 
@@ -71,9 +71,9 @@ def _part(path: Path, number: int) -> dict[str, Any]:
             return run_part(path, number)
     except (KeyError, TypeError) as error:  # undamaged files whose fields have older names
         raise InputError(
-            f"{path}: another version of reservoir wrote this folder ({error}); run its command again"
+            f"{path}: another version of reservoir wrote this folder ({error}); repeat the command that wrote it"
         ) from error
-    raise InputError(f"{path}: not a finished folder of reproduce, fit or train; name such a folder")
+    raise InputError(f"{path}: not a folder with results of reproduce, fit or train; name such a folder")
 
 
 def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[Any], Any]) -> str:
@@ -93,5 +93,5 @@ def _on_one_line(value: object) -> str:
 
 
 def _visible(value: object) -> object:
-    """Escape control characters and marks that change the direction of writing."""
+    """Escape control characters and marks that change the text direction."""
     return value if hasattr(value, "__html__") else printable(value)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCALES = {
-    "smoke": "Smoke scale: small shapes, few rows, few steps. A test of all cells, without the paper's results.",
-    "hour": "Hour scale: a small backbone, thousands of rows, hundreds of steps: fewer than in the paper.",
+    "smoke": "Smoke scale: small shapes, few rows, few steps. It only tests that all cells run.",
+    "hour": "Hour scale: a small backbone, thousands of rows and hundreds of steps, fewer than in the paper.",
     "day": "Day scale: a small backbone, all training rows, thousands of steps.",
     "full": "Full scale: all training rows through the first blocks of GPT-2 small.",
     "paper": "Paper scale: the sizes of the paper.",
@@ -77,7 +77,7 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
     drawn = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
     caption = f"{unit[0].upper()}{unit[1:]}. Our numbers are in bold ({drawn})."
     if any(s.get("interval") for s in spots):
-        caption += " Small numbers are the 95% interval over test rows, and the number of these rows."
+        caption += " Numbers in small type are the 95% interval over test rows, and the number of test rows."
     if any(s["later"] is not None for s in spots):
         caption += " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
     shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "pictures": _pictures(table, results)}
@@ -85,7 +85,7 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
 
 
 def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our number, with its standard error over several seeds, the paper's number and a later one."""
+    """Return our number with its standard error over seeds, the paper's number, and the number of a later paper."""
     measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
     difference = ""
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
@@ -137,7 +137,7 @@ def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
 
 
 def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
-    """Return accuracy over cost, a picture for each task."""
+    """Return the plots of accuracy against cost, one for each task."""
     pictures = []
     for number, task in enumerate(table["columns"]):
         rows: dict[str, tuple[float, float, float]] = {}
@@ -158,7 +158,7 @@ def _named(name: str, picture: Markup) -> Markup:
 
 
 def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float]], y: str) -> None:
-    """Draw bars of several names side by side in each group; NaN leaves a gap."""
+    """Draw the bars of each group side by side, one per name; NaN leaves a gap."""
     width = 0.8 / max(1, len(bars))
     for number, (name, heights) in enumerate(bars.items()):
         places = np.arange(len(groups)) + (number + 0.5) * width - 0.4
@@ -168,7 +168,7 @@ def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[fl
 
 
 def _draw_costs(axes: Axes, rows: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw the test accuracy in percent over the seconds of each row, and the paper's accuracy as a dashed line."""
+    """Draw the test accuracy in percent against the seconds of each row, and the paper's as a dashed line."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     for number, (name, (cost, mean, published)) in enumerate(rows.items()):

@@ -1,4 +1,4 @@
-"""Values, facts and pictures of one result: a fit, a training, attention maps, or a backbone."""
+"""Values, facts and pictures of one result: a fit, a training run, attention maps, or a backbone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
 
 
 def _read_sweep(results: Path) -> dict[str, Any]:
-    """Return the validation scores (columns, settings) of the table that a fit wrote, and the indices of the best."""
+    """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
     tried = [line for line in lines if line["columns"] != "raw"] or lines
@@ -68,7 +68,7 @@ def _read_sweep(results: Path) -> dict[str, Any]:
 
 
 def train_values(done: Training) -> dict[str, Any]:
-    """Return the values of a training for the page, with thinned curves."""
+    """Return the values of a training run for the page, with thinned curves."""
     names = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
     found = done.evaluation
     return {name: getattr(done, name) for name in names.split()} | {
@@ -108,7 +108,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
-    """Return the page's part about a training."""
+    """Return the page's part about a training run."""
     from reservoir_pipelines.training.run_folder import RunFolder, Training
 
     run = RunFolder(path)
@@ -121,7 +121,7 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
 
 
 def facts_of(stage: str, values: Values) -> Facts:
-    """Return the facts about a fit or a training, by name."""
+    """Return the facts about a fit or a training run, by name."""
     if stage not in ("fit", "train"):
         return []
     metric = values.get("metric", "accuracy")
@@ -159,7 +159,7 @@ def _training_facts(values: Values, metric: str) -> Facts:
 
 
 def picture_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
-    """Return the HTML of what ``draw(axes, ...)`` draws; empty if it fails."""
+    """Return the HTML of the picture that ``draw(axes, ...)`` draws, or empty HTML if drawing fails."""
     source = page_picture(size, draw, *arguments)
     return Markup('<figure><img src="{}" alt="{}"></figure>' if source else "").format(source, description)
 
@@ -186,7 +186,7 @@ def pictures_of(stage: str, values: Values) -> list[Markup]:
         labels = [str(number + 1) for number in range(len(shown))]
         return [picture_of(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
     if stage == "backbone":
-        named = {kind: f"standard deviation of each {kind} over the blocks" for kind in ("weight", "bias")}
+        named = {kind: f"standard deviation of each {kind} in every block" for kind in ("weight", "bias")}
         return [picture_of(text, plots.draw_deviations, values["deviations"], kind) for kind, text in named.items()]
     return []
 
@@ -197,7 +197,7 @@ def curve_picture(values: Values) -> Markup:
     if not curve:
         return Markup("")
     listed = "; ".join(f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve)
-    return picture_of(f"test {metric} over training rows: {listed}", plots.draw_curve, curve, metric)
+    return picture_of(f"test {metric} against the number of training rows: {listed}", plots.draw_curve, curve, metric)
 
 
 def _fit_pictures(values: Values) -> list[Markup]:
@@ -217,13 +217,13 @@ def _fit_pictures(values: Values) -> list[Markup]:
         side = 0.75 * plots.confusion_side(classes)
         pictures.append(picture_of(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
     if bins := values["reliability"]:
-        listed = "; ".join(f"{n} labels of {100 * p:.0f}%: {100 * right:.0f}% correct" for n, p, right in bins)
+        listed = "; ".join(f"{n} labels with probability {100 * p:.0f}%: {100 * ok:.0f}% correct" for n, p, ok in bins)
         pictures.append(picture_of(f"calibration on the test rows: {listed}", _draw_calibration, bins))
     return pictures
 
 
 def _draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:
-    """Draw the share of correct labels over their mean probability; ``bins`` have (labels, probability, share)."""
+    """Draw the share of correct labels against their mean probability; a bin is (labels, probability, share)."""
     values = 100 * np.array([each[1:] for each in bins], float).T
     axes.plot([0, 100], [0, 100], "--", color=INK, linewidth=1, label="calibrated")
     axes.plot(*values, "o-", color=COLOURS[0], markersize=4, label="measured")

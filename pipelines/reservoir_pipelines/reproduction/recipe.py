@@ -26,7 +26,7 @@ SCALES = {
     "full": ("full", "paper"),
     "paper": ("paper",),
 }
-"""For each scale, the scales whose settings apply: the settings of the first scale that is given."""
+"""For each scale, the scales that may set its values, in order; only the first one with settings is used."""
 
 LARGE = ("full", "paper")  # scales that use the paper's backbone instead of the small one of this package
 STAGES: dict[str, tuple[type[Options], ...]] = {
@@ -51,7 +51,7 @@ KEYS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A stage on a task with settings; a setting that is another cell means the folder of that cell."""
+    """A stage on a task with settings; another cell as a setting stands for the folder of that cell."""
 
     stage: str
     task: str | None
@@ -82,7 +82,7 @@ class Cell:
         return " ".join(word for word in words if word)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return stage, task and settings as JSON values, other cells by their keys."""
+        """Return stage, task and settings as JSON values, with the keys of other cells."""
         settings = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
         return {"stage": self.stage, "task": self.task, "settings": settings}
 
@@ -119,13 +119,13 @@ def load_recipe(
 ) -> Recipe:
     """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
 
-    The settings of ``override`` replace those of the scale; settings of a row or a column take precedence. ``only``
+    The settings of ``override`` replace those of the scale, but not those of a row or a column. ``only``
     selects tasks, rows and columns: ``["mnist", "FPT"]`` is the row FPT on the task mnist. A recipe becomes empty if it
-    has none of these tasks, or none of the other names.
+    has none of the given tasks, or none of the given rows and columns.
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
-        choices = f"the recipes are {', '.join(known)}, or the path of a .toml file"
+        choices = f"give one of {', '.join(known)}, or the path of a .toml file"
         raise InputError(f"no recipe {name!r}: {choices}{nearest(name, known)}")
     table, shared = _read(path or RECIPES / f"{name}.toml", name), _read(RECIPES / "cells.toml", "cells")
     builder = _Builder(f"recipe {name}", scale, table, shared, override or {})
@@ -141,7 +141,7 @@ def _read(path: Any, name: str) -> dict[str, Any]:
 
 @dataclass
 class _Builder:
-    """Builds the cells of one recipe; ``shared`` is the content of ``cells.toml``; messages begin with ``where``."""
+    """Builds the cells of one recipe. ``shared`` holds the content of ``cells.toml``; messages begin with ``where``."""
 
     where: str
     scale: str
@@ -185,7 +185,7 @@ class _Builder:
         return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
 
     def _claims(self, places: Container[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return the claims about these places; claims about another scale are marked as unseen."""
+        """Return the claims about these table positions; claims about another scale are marked as unseen."""
         claims = []
         for claim in self.table.get("claims", []):
             self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
@@ -196,7 +196,7 @@ class _Builder:
         return claims
 
     def _selected(self, spots: list[dict[str, Any]], only: set[str]) -> list[dict[str, Any]]:
-        """Return the places with the tasks, rows and columns that ``only`` names; all of a kind if it names none."""
+        """Return the table positions with the tasks, rows and columns in ``only``, and all of a kind that it omits."""
         tasks = {*self.shared["tasks"]}
         chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
         found = set[str]().union(*chosen.values())
@@ -205,7 +205,7 @@ class _Builder:
         return [spot for spot in spots if all(not named or spot[kind] in named for kind, named in chosen.items())]
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:
-        """Return a row or a column as a table; a text is its name."""
+        """Return a row or a column as a dictionary; a string is its name."""
         if isinstance(entry, str):
             entry = {"name": entry}
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
@@ -216,18 +216,18 @@ class _Builder:
     def _check_keys(self, kind: str, entry: Mapping[str, Any], has: str) -> None:
         known = {*KEYS[kind].split(), *(() if kind == "claim" else SCALES)}
         for key in entry.keys() - known:
-            raise InputError(f"{self.where}: {has} {key!r}; the keys are {', '.join(sorted(known))}")
+            raise InputError(f"{self.where}: {has} the unknown key {key!r}; the keys are {', '.join(sorted(known))}")
 
     def _spots(self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range) -> Iterator[dict[str, Any]]:
-        """Yield the places of the numbers of a row, as `ReproductionFolder.fill` takes them.
+        """Yield the table positions of a row, in the form that `ReproductionFolder.fill` reads.
 
         ``cells`` has the keys of the cells of each seed. ``combine`` is "best" for the cell with the best validation
-        score, "ratio" for the first cell divided by the second. ``reason`` says why a number has no cells.
+        score, "ratio" for the first cell's number divided by the second's. ``reason`` says why a number has no cells.
         """
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
             raise InputError(
-                f"{self.where}: row {row['name']!r} has {len(published)} published numbers for {len(columns)} columns"
+                f"{self.where}: row {row['name']!r} has {len(published)} published numbers; give one for each column"
             )
         for number, column in zip(published, columns, strict=True):
             name = column["name"]
@@ -281,7 +281,7 @@ class _Builder:
         return self.cells.setdefault(cell.key, cell)
 
     def _of_scale(self, part: str) -> Any:
-        """Return the part of ``cells.toml`` for this scale, or for the first scale in `SCALES` that it has."""
+        """Return a part of ``cells.toml`` for the first scale in ``SCALES[self.scale]`` that has it."""
         return next((self.shared[name][part] for name in SCALES[self.scale] if part in self.shared[name]), {})
 
     def _settings(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -290,7 +290,7 @@ class _Builder:
         yield next((entry[name] for name in SCALES[self.scale] if name in entry), {})
 
     def _check_file(self, settings: Mapping[str, Any]) -> None:
-        """Raise `InputError` for settings that only a person may decide: places, devices, and modules to import."""
+        """Raise `InputError` for settings that no file may decide: folders, devices, and modules to import."""
         run = str(settings.get("run", ""))
         # A recipe may name only one kind of folder: that of another cell of this reproduction.
         without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, self.where)

@@ -35,7 +35,7 @@ class Reproduction(Record):
     ran, reused : int
         Number of cells that this call finished, and number of cells that were finished before.
     failed : dict of str to str
-        The reasons of failed cells, by the keys of the cells.
+        Why each failed cell failed, by the key of the cell.
     seconds : float
         Wall time.
     """
@@ -57,7 +57,7 @@ def reproduce(
     *,
     confirm: Callable[[list[Cell], dict[str, Any]], bool] | None = None,
 ) -> Reproduction:
-    """Run the cells of recipes that have not finished yet, and fill their tables."""
+    """Run the unfinished cells of recipes, and fill in the tables of the recipes."""
     started = time.monotonic()
     recipes, cells, folder, places = planned(names, options, source, place)
     todo = [cell for cell in cells if not folder.result(cell.key)]
@@ -87,8 +87,8 @@ def planned(
     loaded = [load_recipe(name, options.scale, **given) for name in names or recipe_names()]
     recipes = [recipe for recipe in loaded if recipe.table["rows"]]
     if len(recipes) < len(loaded) and (names or not recipes):
-        empty = next(recipe.table["name"] for recipe in loaded if recipe not in recipes)
-        raise InputError(f"--only {','.join(only)}: {empty if names else 'no recipe'} has no such task, row or column")
+        empty = next(each.table["name"] for each in loaded if each not in recipes) if names else "every recipe"
+        raise InputError(f"--only {','.join(only)}: {empty} lacks some of these; name other tasks, rows or columns")
     cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
     changed = "-".join(f"{name}-{value}" for name, value in sorted((options.override or {}).items()))
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
@@ -132,10 +132,10 @@ def run_cells(
     since: float,
     process: int | None = None,
 ) -> None:
-    """Run the cells that have not finished, first those that no other process is running.
+    """Run the unfinished cells, starting with those that no other process is running.
 
-    A cell comes after the cells that it needs. A cell that failed before the time ``since`` is tried again. With
-    several GPUs, each ``process`` number uses a different one.
+    ``cells`` lists each cell after the cells that it needs. A cell that failed before the time ``since`` is tried
+    again. With several GPUs, the number ``process`` selects one of them.
     """
     if process is not None and "device" not in places:
         import torch
@@ -193,4 +193,4 @@ def _message(cell: Cell, folder: ReproductionFolder) -> str:
     if not result:
         return f"{cell.title}: failed, {folder.failure(cell.key)}"
     score = result["values"].get("test_score")
-    return f"{cell.title}: {'done' if score is None else f'{100 * score:.1f}%'} in {result['seconds']:.0f} s"
+    return f"{cell.title}: {'done' if score is None else f'accuracy {100 * score:.1f}%'} in {result['seconds']:.0f} s"

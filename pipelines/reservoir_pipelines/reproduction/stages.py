@@ -138,7 +138,7 @@ class Cost:
 
 
 def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost]:
-    """Try one cell of each kind, print the total, and return the cost of each cell by its key."""
+    """Try one cell of each kind, print the total cost, and return the cost of each cell by its key."""
     tried: dict[tuple[Any, ...], Cost] = {}
     costs: dict[str, Cost] = {}
     for cell in cells:
@@ -150,10 +150,10 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
     if costs:
         seconds, size = sum(cost.seconds for cost in costs.values()), sum(cost.bytes for cost in costs.values())
         untried = sum(not cost.seconds and not cost.reason for cost in costs.values())
-        rest = f", without {untried} that are not estimated (pretraining, attention maps)" if untried else ""
+        rest = f"; {untried} without an estimate (pretraining, attention maps)" if untried else ""
         notify(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}{rest}")
     if reasons := [cost.reason for cost in costs.values() if cost.reason]:
-        notify(f"{len(reasons)} of them cannot run here: {'; '.join(dict.fromkeys(reasons))}")
+        notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
     return costs
 
 
@@ -179,7 +179,7 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
                 return Cost(found.seconds, found.bytes)
             if (
                 cell.stage != "train"
-            ):  # maps and cards take seconds; the final scores of a pretraining take as long as many steps
+            ):  # maps and cards take seconds; the final scores of a pretraining run take as long as many steps
                 return Cost()
             rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows
             steps, every = settings["steps"], settings["eval_every"]

@@ -1,4 +1,4 @@
-"""The folder of a training: configuration, journal of the steps, checkpoints and result."""
+"""The folder of a training run: configuration, journal of the steps, checkpoints and result."""
 
 import fcntl
 import json
@@ -144,18 +144,18 @@ FLUSH_SECONDS = 1.0
 
 
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:
-    """Return the configuration of a run: all settings that change a number, their SHA-256 as ``key``, and ``more``."""
+    """Return the configuration of a run: all settings that affect results, their SHA-256 as ``key``, and ``more``."""
     made_with = {"device": str(device), **versions("torch", "transformers", "numpy")}
     return {"format": FORMAT, "key": json_digest(settings), "settings": settings, **more, "made_with": made_with}
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder holds a training."""
+    """Return whether a folder holds a training run."""
     return (path / CONFIG).is_file() and (path / METRICS).is_file()
 
 
 class RunFolder:
-    """The folder of one training; reading a damaged file raises `InputError`."""
+    """The folder of one training run; reading a damaged file raises `InputError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -167,7 +167,7 @@ class RunFolder:
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """The configuration of a run of `train`; raises `InputError` for a pretraining, which has no task."""
+        """The configuration of a run of `train`; raises `InputError` for one of `pretrain`, which has no task."""
         return self._read_config("settings", "reservoir", "scaling", "lengths")
 
     def _read_config(self, *parts: str) -> dict[str, Any]:
@@ -179,10 +179,10 @@ class RunFolder:
             raise InputError(f"{self.path / CONFIG}: damaged ({error}); train in another folder") from error
         except (OSError, ValueError, KeyError) as error:
             why = type(error).__name__
-            raise InputError(f"{self.path}: not the folder of a run of reservoir train ({why})") from error
+            raise InputError(f"{self.path}: not the folder of a run of reservoir train ({why}); name one") from error
         if config["format"] != FORMAT:
             raise InputError(
-                f"{self.path}: run of format {config['format']}, but this program reads format {FORMAT}; "
+                f"{self.path}: the run has format {config['format']}, but this program reads format {FORMAT}; "
                 "install the version of reservoir-features that made it, or train again"
             )
         return config
@@ -203,7 +203,7 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """State of the last checkpoint; if the best checkpoint was removed, the last one takes its place."""
+        """State of the last checkpoint; if the best checkpoint was removed, the last one counts as the best."""
         if (last := self.last) is None:
             return State()
         state, _ = read_state(last)
@@ -213,7 +213,7 @@ class RunFolder:
             if line["step"] == state.step and state.best.keys() <= line.keys():
                 return replace(state, best_step=state.step, best={name: line[name] for name in state.best})
         journal = self.path / METRICS
-        raise InputError(f"{journal}: the validation of step {state.step:,} is missing; train in another folder")
+        raise InputError(f"{journal}: the validation score of step {state.step:,} is missing; train in another folder")
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -230,7 +230,7 @@ class RunFolder:
             raise InputError(f"{path}: damaged ({error}); remove it, and continue with --resume") from error
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, or raise `InputError` if the folder has other files or a run of other settings."""
+        """Write the configuration, or raise `InputError` if the folder has other files or a run with other settings."""
         for folder in (self.path, self.path / CHECKPOINTS):
             remove_parts(folder)
         names = {path.name for path in self.path.iterdir()}
@@ -306,7 +306,7 @@ class RunFolder:
 
 
 class Journal:
-    """Appends lines to ``metrics.jsonl``, after removing the lines of later steps than the checkpoint's."""
+    """Appends lines to ``metrics.jsonl``, after removing the lines of all steps after the checkpoint."""
 
     def __init__(self, path: Path, step: int) -> None:
         self._path, self._waiting, self._flushed = path, [], time.monotonic()
@@ -321,7 +321,7 @@ class Journal:
             self.flush()
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write the lines in memory; ``durable`` lines survive a power loss."""
+        """Write the buffered lines to the file; with ``durable``, they survive a power loss."""
         with self._path.open("a") as file:
             file.write("".join(self._waiting))
         if durable:
@@ -331,7 +331,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal before an incomplete last line; an empty list without a file."""
+    """Return the lines of a journal except an incomplete last one, or an empty list if there is no file."""
     lines = []
     for text, line in read_lines(path):
         # kill -9 may leave an incomplete last line; a power loss may leave zeros.
@@ -363,7 +363,7 @@ def load_trainable(
 
 
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
-    """Load the model of a run with the weights of its best validation, in evaluation mode."""
+    """Load the model of a run with the weights of its best validation score, in evaluation mode."""
     run = RunFolder(folder)
     config, checkpoint = run.model_config, run.best
     spec, output_init = config["settings"]["spec"], config["settings"]["recipe"].get("output_init", "orthogonal")
@@ -379,8 +379,8 @@ def check_digest(model: LoadedModel, digest: str, where: str) -> None:
     """Raise `InputError` unless the frozen weights have the digest that a fit or training recorded."""
     if model.digest != digest:
         raise InputError(
-            f"{where}: the weights of {model.settings.backbone!r} have changed since it was fitted; restore "
-            "them, or fit again"
+            f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training; "
+            "restore them, or fit or train again"
         )
 
 
@@ -395,7 +395,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any,
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Record):
-    """The result of a training.
+    """The result of a training run.
 
     Parameters
     ----------
@@ -409,9 +409,9 @@ class Training(Record):
     metric : str
         ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
     valid_score, valid_loss : float or None
-        Score and loss of these weights on the validation split.
+        Score and loss of the saved weights on the validation split.
     test_score, test_loss : float or None
-        Score and loss of these weights on the test split.
+        Score and loss of the saved weights on the test split.
     test_score_of_all : float or None
         Test accuracy if sequences that were dropped because of their length count as wrong.
     floor : float
@@ -432,7 +432,7 @@ class Training(Record):
     evaluation : Evaluation or None
         Measures on the test split, in the unit of the data.
     swept : tuple of dict
-        The values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run`` of each run of a sweep, best run first.
+        Tried values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run`` of each run of a sweep, best run first.
     """
 
     run: str

@@ -82,7 +82,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Job:
-    """The options of a training with its data and model."""
+    """The options of a training run with its data and model."""
 
     task: str
     source: RowOptions
@@ -217,7 +217,7 @@ def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *,
 
 
 def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows]:
-    """Return the steps of a training and their rows."""
+    """Return the steps of a training run and their rows."""
     model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
     forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
     if options.from_cache:
@@ -276,7 +276,7 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
 
 
 def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int | None]:
-    """Train; return the last state, and the step of a divergence that ``on_divergence`` reports, or None."""
+    """Train; return the last state, and the step at which the loss diverged, or None."""
     fpt, options = job.model.fpt, job.options
     shown = "loss {0:.4f}  accuracy {1:.1%}" if fpt.task.classes else "loss {0:.4f}"
     try:

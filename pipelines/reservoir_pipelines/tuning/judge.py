@@ -12,7 +12,7 @@ from reservoir.readouts.sweep import HeldOutScore, kernel_matrix, score_by_kerne
 from reservoir_pipelines.fitting.sources import KNOWN, ColumnSource, Source, assign_folds, groups_of
 
 VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
-"""Poolings of the values of a channel, which are scored side by side; all others are scored separately."""
+"""Poolings of the values of a channel, which are concatenated for scoring; all others are scored separately."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class ColumnKernel:
         return cls(columns=kernel_matrix(x), width=x.shape[1])
 
     def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
-        """Return the kernel matrix of the columns of both side by side, which is the sum."""
+        """Return the kernel matrix of the columns of both, concatenated: the sum of the two matrices."""
         return ColumnKernel(
             columns=self.columns + other.columns,
             raw=self.raw + other.raw,
@@ -42,14 +42,14 @@ class ColumnKernel:
         )
 
     def matrix(self) -> np.ndarray:
-        """Return the sum, scaled so that columns and raw input each have half of the variance, as in `fit`."""
+        """Return one kernel matrix, scaled so that columns and raw input each have half the variance, as in `fit`."""
         if not (self.width and self.raw_width):
             return np.asarray(self.columns + self.raw)
         half = (self.width + self.raw_width) / 2
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of columns that are read side by side
+Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of columns that are concatenated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +71,12 @@ class Judge:
         return cls(y=y, targets=source.targets(classes), folds=folds, tokens=source.tokens())
 
     def __call__(self, kernels: Iterable[ColumnKernel]) -> HeldOutScore:
-        """Return the score of columns side by side on held-out samples."""
+        """Return the score of concatenated columns on held-out samples."""
         return score_by_kernel(sum(kernels, start=ColumnKernel()).matrix(), self.y, self.targets, self.folds)
 
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
-    """Return the kernels of a reservoir's columns: one kernel for `VALUES` of a layer, and one per other column."""
+    """Return the kernels of a reservoir's columns: one for the `VALUES` of each layer, and one per other column."""
     found: Kernels = {}
     groups: dict[str, list[ColumnSource]] = {}
     for column in columns:

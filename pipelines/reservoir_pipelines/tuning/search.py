@@ -1,4 +1,4 @@
-"""The search: all candidates are tried on few rows, the best ones on more rows, within a budget of time."""
+"""The search: all candidates are tried on few rows, and the best ones on more rows, within a time budget."""
 
 import hashlib
 import json
@@ -103,7 +103,7 @@ def title_of(candidate: dict[str, Any]) -> str:
 
 
 ROUNDS = (25, 100, 400, 800)
-"""Rows of a split in the rounds of the search. Kernel matrices (samples, samples) would be too large for more."""
+"""Rows of each split in the rounds of the search. Kernel matrices (samples, samples) would be too large for more."""
 
 USUAL = 400  # rows of the first round if the budget allows it
 AT_LEAST = 10  # smallest number of candidates of the first round
@@ -123,7 +123,7 @@ JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
 @dataclass(frozen=True, kw_only=True)
 class ReservoirTrial(Record):
-    """The held-out results of a candidate's best columns side by side."""
+    """The held-out results of a candidate's best columns, concatenated."""
 
     number: int  # 0 for the default
     limit: int | None  # largest number of rows of each split; None for all rows
@@ -145,7 +145,7 @@ class ReservoirTrial(Record):
 
 
 def read_trials(file: Path) -> list[ReservoirTrial]:
-    """Return the trials of a file of checked lines; damaged lines are skipped."""
+    """Return the trials of a file of lines with checksums; damaged lines are skipped."""
     lines = [line for _, line in read_lines(file) if line]
     return [ReservoirTrial(**{**line, "columns": tuple(line["columns"])}) for line in lines]
 
@@ -254,7 +254,7 @@ def _extrapolate(seen: list[tuple[float, float]], work: float, constant: float) 
 
 @dataclass
 class Search:
-    """Trials within a budget of seconds, which includes the time of earlier trials in the file of trials."""
+    """Trials within a time budget; the time of earlier trials in the file of trials counts too."""
 
     data: SearchData
     budget: float
@@ -298,7 +298,7 @@ class Search:
         replace_file(self.file, lambda part: part.write_text(text))
 
     def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
-        """Return the labels and folds of at most ``limit`` rows of each split; any column will do."""
+        """Return the labels and folds of at most ``limit`` rows of each split, from any ``column``."""
         if limit not in self.judges:
             self.judges[limit] = Judge.of(ColumnSource(store, column), self.data.prepared.task.classes)
         return self.judges[limit]
@@ -343,7 +343,7 @@ class Search:
         return max(fitting, default=1)
 
     def final_limit(self, number: int, at_least: int | None) -> int | None:
-        """Return the rows of a split on which ``number`` reservoirs can be fitted in time; None for all rows."""
+        """Return the number of rows per split on which ``number`` reservoirs can be fitted in time, or None for all."""
         rows = max(self.data.prepared.rows.values())
         if at_least is None or self.final_seconds(number) <= self.left:
             return None
@@ -351,7 +351,7 @@ class Search:
         return next((limit for limit in fitting if self.final_seconds(number, limit) <= self.left), at_least)
 
     def _affordable(self) -> list[int | None]:
-        """Return the rows of a split in each round that the budget allows; None means all rows."""
+        """Return the number of rows per split for each round that the budget allows; None means all rows."""
         each = self.data.prepared.task.readout_tokens
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each
         limits: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
@@ -372,7 +372,7 @@ class Search:
         return limits[chosen:]
 
     def _trial_seconds(self) -> float:
-        """Return the seconds for trials: the time left without joining, the final extraction and the fit."""
+        """Return the seconds for trials: the time left minus that for joining, the final extraction and the fit."""
         judging = [trial.judging for trial in self.trials.values()]
         joining = JOIN_JUDGINGS * float(np.median(judging)) if judging else 0.0
         # If all rows take longer, the winner is fitted on fewer rows.

@@ -1,4 +1,4 @@
-"""The stage ``tune``: a search for reservoirs within a budget of time, by scores on held-out training rows."""
+"""The stage ``tune``: a search for reservoirs within a time budget, by scores on held-out training rows."""
 
 import time
 from collections.abc import Callable
@@ -29,8 +29,8 @@ class Tuning(Record):
     tried : int
         Number of candidates that were tried, on any number of rows.
     valid_score, default_valid_score, raw_valid_score : float
-        Scores of the winner, the default and the raw input on the held-out rows of train and valid that chose the
-        winner; None if the raw input cannot be compared.
+        Scores by which the winner was chosen, on held-out rows of train and valid: of the winner, of the default, and
+        of the raw input (None if it cannot be compared).
     metric : {"accuracy", "R²"}
         The metric of the scores.
     fit : Fit
