@@ -4,10 +4,10 @@
 
 For ListOps, and for homology if DIR has its files, the table shows the share of padding among the tokens of all
 batches. It also shows how many times as many tokens, and multiplications in ``mini``, two other ways take: rows in
-their own order, each batch padded to its longest row, and all rows padded to the maximum. The number in brackets is the
-ratio for batches without any padding, the upper bound. With ``--rows``, this number of rows goes through an untrained
-backbone on the CPU in each of the three ways, with all layers pooled as in extract, in processor time. A fourth way
-takes 16 rows at a time in their own order, as the authors of the paper evaluate.
+their original order, each batch padded to its longest row, and all rows padded to the maximum. The number in brackets
+is the ratio for batches without any padding, the upper bound. With ``--rows``, this number of rows goes through an
+untrained backbone on the CPU in each of the three ways, with all layers pooled as in extract, in processor time. A
+fourth way takes 16 rows at a time in their original order, as the authors of the paper evaluate.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--backbone", default="mini")
     asked = parser.parse_args()
-    print("| task, real lengths | batches | padding | in their own order | all padded | own order, 16 at a time |")
+    print("| task, real lengths | batches | padding | original order | all padded | original order, 16 at a time |")
     print("|---|---|--:|--:|--:|--:|", flush=True)
     sources = [task_named("listops", train_rows=8192, valid_rows=1, test_rows=1)]
     sources += [task_named("homology", data=asked.data)] if asked.data else []
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def ways(lengths: np.ndarray, most: int, device: str) -> list[Batches]:
-    """Return the batches of extract, batches in the rows' own order, and those batches padded to the maximum length."""
+    """Return the batches of extract, batches in original order, and the latter padded to the maximum length."""
     batch, block = max(1, BATCH_TOKENS[device] // most), BLOCK_ROWS[device]
     ours: Batches = []
     for low in range(0, len(lengths), block):

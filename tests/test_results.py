@@ -51,7 +51,7 @@ def test_other_pages_cite_what_stands_there(results):
     rows = results.parsed(results.block("output-only")) + [row for row in full_size if row in best.values()]
     readme = (ROOT / "README.md").read_text()
     native, in_float32 = results.parsed(results.block("digits"))
-    assert f"In float32 the test accuracy of the demo is {in_float32['test']}%" in " ".join(readme.split())
+    assert f"In float32 the test accuracy of the demo is also {in_float32['test']}%" in " ".join(readme.split())
     assert f"{native['valid']}%  {native['test']}%" in readme
     cited = results.parsed(readme.partition("## Results")[2].partition("\n## ")[0])
     numbers = [[row[head].split(" ")[0] for head in ("train rows", "test", "best baseline", "paper")] for row in rows]

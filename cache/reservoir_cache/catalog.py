@@ -50,14 +50,14 @@ def broken_entries(root: Path) -> list[Problem]:
 
 
 def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True) -> Entry | None:
-    """Return the accepted entry that an extract of this task created or opened last, or None."""
+    """Return the last entry of this task that an extraction created or opened and ``accept`` allows, or None."""
     entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
     # The access time decides among entries made within `untracked`, whose modification time is 0.
     return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE), default=None)
 
 
 def summarize(entry: Entry) -> EntrySummary:
-    """Return size, dates, columns and progress of an entry; a damaged manifest is a fault, not an error."""
+    """Return size, dates, columns and progress of an entry; a damaged manifest sets ``fault``."""
     fault, columns, done = None, set[str](), 0
     try:
         manifests = {split: entry.manifest(split) for split in entry.splits}
@@ -118,9 +118,9 @@ def prunable(
 ) -> list[EntrySummary]:
     """Return the entries that may be removed to save space, least recently used first; nothing is removed.
 
-    Entries are chosen if they were not used for longer than ``older``, or, in this order, until the others take at most
-    ``keep_bytes``. Entries that a run uses or that cannot be read are never chosen, and unfinished ones only with
-    ``unfinished``, after the finished ones.
+    Entries that were not used for longer than ``older`` are chosen, and then others, in this order, until the remaining
+    entries need at most ``keep_bytes``. Entries that a run uses or that cannot be read are never chosen. Unfinished
+    entries are chosen only with ``unfinished``, after the finished ones.
     """
     now = datetime.now(UTC)
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
@@ -147,7 +147,7 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
 
         sum over splits of  rows * sum(tokens * width) * itemsize + blocks * overhead + offsets * sum(4 * width)
 
-    ``rows`` maps each split to its rows that are still to be extracted, ``shapes`` each column to (tokens, width).
+    ``rows`` maps each split to its number of rows to extract, and ``shapes`` maps each column to (tokens, width).
     """
     per_row = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
     per_block = _FILE_OVERHEAD + len(shapes) * _COLUMN_OVERHEAD
@@ -169,7 +169,7 @@ def check_space(root: Path, needed: int) -> None:
 
 
 def folder_bytes(folder: Path | str) -> int:
-    """Return the size of all files below a folder in bytes; links are not followed."""
+    """Return the total size in bytes of all files below a folder; links are not followed."""
     total = 0
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for item in found:

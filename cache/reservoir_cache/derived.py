@@ -1,4 +1,4 @@
-"""Derived arrays of an entry, such as moments: recomputable, so a damaged file reads as absent."""
+"""Derived arrays of an entry, such as moments; they can be recomputed, so a damaged file is treated as absent."""
 
 import io
 import json
@@ -80,7 +80,7 @@ def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
 
 
 def forget(folder: Path, files: Iterable[str]) -> None:
-    """Remove files and their lines from the folder's manifest; remove all files if the manifest is damaged."""
+    """Delete files and their lines in the folder's manifest; delete all files if the manifest is damaged."""
     lines = listed(folder) or {}
     gone = set(files) if lines else {path.name for path in folder.glob("*.h5")}
     publish_json(folder / NAME, {"files": {file: line for file, line in lines.items() if file not in gone}})
@@ -89,7 +89,7 @@ def forget(folder: Path, files: Iterable[str]) -> None:
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
-    """Return how a file differs from its line in a manifest, or None; ``contents`` also reads the file."""
+    """Return how a file differs from its line in a manifest, or None; ``contents`` also compares its checksum."""
     try:
         if not is_regular(path):
             return "missing, or not a regular file"

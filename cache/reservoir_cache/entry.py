@@ -1,4 +1,4 @@
-"""An entry, the folder with everything cached for one task and reservoir; and the manifests, which list its shards.
+"""An entry (the folder with everything cached for one task and reservoir), and the manifests that list its shards.
 
 A file that is not listed in a manifest is ignored.
 """
@@ -196,13 +196,13 @@ class Entry:
 
     @classmethod
     def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> "Entry":
-        """Open the entry of a specification, or create it, and make it the task's last unless within ``untracked``.
+        """Open or create the entry of a specification, and make it the last of its task unless within ``untracked``.
 
         ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps its layout, and
         may be read-only. Two processes may call this at the same time.
         """
         if spec.format != FORMAT:
-            raise CacheError(f"specification: format is {spec.format}; this program writes format {FORMAT}")
+            raise CacheError(f"specification: format is {spec.format}; set it to {FORMAT}, which this program writes")
         folder = Path(root) / "features" / spec.task["name"]
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
         _refuse_links(path)
@@ -227,7 +227,7 @@ class Entry:
 
     @classmethod
     def open(cls, path: Path) -> "Entry":
-        """Open an existing entry; writes nothing, and follows no symbolic link to it or out of it."""
+        """Open an existing entry without writing anything or following symbolic links to it or out of it."""
         path = Path(path)
         _refuse_links(path)
         return cls(path, *read_spec(path))
@@ -261,7 +261,7 @@ class Entry:
         for page in pages:
             for name, shape in page.columns.items():
                 if columns.setdefault(name, shape) != shape:
-                    raise CacheError(f"column {name} has two shapes: {columns[name]} and {shape}")
+                    raise CacheError(f"{self.path}: column {name} has two shapes; remove the entry and extract again")
             shards += page.shards
         return replace(pages[0], columns=columns, shards=tuple(shards))
 

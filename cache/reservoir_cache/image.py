@@ -20,7 +20,7 @@ class Image(io.BytesIO):
         self._arrays = list[tuple[int, NDArray, int]]()  # position in this buffer, array, and CRC-32
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a position in the whole file."""
+        """Move to a position in the whole file."""
         return super().seek(self._place(offset), whence)
 
     def truncate(self, size: int | None = None) -> int:
@@ -51,7 +51,7 @@ class Image(io.BytesIO):
 
 
 def combined_crc32(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two concatenated pieces from their CRC-32s; ``size`` is the bytes of the second."""
+    """Return the CRC-32 of two concatenated pieces from their CRC-32s; ``size`` is the second's size in bytes."""
     return _product(first, _shift(size)) ^ second
 
 

@@ -1,8 +1,8 @@
 """Locks of an entry, which end with the process that holds them.
 
 Every claim is a POSIX record lock (``fcntl.lockf``) on one byte of the entry's empty ``lock`` file: byte 0 guards the
-manifests and the run records, byte 1 + n the n-th block of the entry. These locks belong to the process, so threads
-need a table of their own; and closing *any* descriptor of a file drops all of the process's locks on it, so a process
+manifests and the run records, and byte 1 + n guards the n-th block of the entry. These locks belong to the process, so
+a table coordinates its threads. Closing *any* descriptor of a file drops all of the process's locks on it, so a process
 has one descriptor per lock file, and closes it only when the entry has been removed.
 """
 
@@ -59,7 +59,7 @@ class EntryLocks:
                 self._lock(MUTEX_BYTE, fcntl.LOCK_UN)
 
     def claim(self, number: int) -> bool:
-        """Lock block ``number``; returns False if another process or another part of this one holds it."""
+        """Lock block ``number``; returns False if this or another process already holds it."""
         with self._guard:
             if number in self._claims or not self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return False
@@ -74,7 +74,7 @@ class EntryLocks:
 
     @contextmanager
     def run(self, *, whole: bool = True) -> Iterator[None]:
-        """Register this process as working on the entry; first remove the records and temporary files of dead runs."""
+        """Register this process as working on the entry; remove the records and temporary files of dead runs."""
         with self._guard:
             if self._runs == 0:
                 with self.mutex(whole=whole):  # so that no other run registers itself meanwhile
@@ -100,7 +100,7 @@ class EntryLocks:
 
     @contextmanager
     def removal(self) -> Iterator[None]:
-        """Hold the mutex while the entry is removed, then close its lock file; refused while a run works on it."""
+        """Hold the mutex while the entry is removed, then close its lock file; raises CacheError if a run uses it."""
         with self._guard:
             with self.mutex(whole=False):
                 if runs := live_runs(self._folder):
@@ -155,7 +155,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Do not make extractions the last one of their task within the context; for steps of another command."""
+    """Do not make extractions within the context the last of their task, because they are steps of another command."""
     token = _untracked.set(True)
     try:
         yield
@@ -212,7 +212,7 @@ def _records(folder: Path) -> list[Path]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether another process holds a run record; not for records of this process, whose lock it drops."""
+    """Return whether another process locks a run record; for a record of this process, this would drop the lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Write files that are complete or absent, in the steps that FORMAT.md lists under "Publication"; and errors."""
+"""Write files that are complete or absent, in the steps of "Publication" in FORMAT.md; define the cache's errors."""
 
 import errno
 import itertools

@@ -205,7 +205,7 @@ class SplitFeatures:
             return
         if column in self._manifest.columns:
             lacking = [str(block) for block in self.entry.missing(self.split, [column])]
-            what = f"column {column} of {self.split} is not finished, block {', '.join(lacking[:5])} lacks"
+            what = f"column {column} of {self.split} is missing in some blocks, such as {', '.join(lacking[:5])}"
         else:
             what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
         raise CacheError(f"{self.entry.path}: {what}; extract it into this entry")
@@ -218,8 +218,8 @@ class SplitFeatures:
 class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
-    It can replace an array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the methods of
-    arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
+    It can replace a NumPy array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the
+    methods of arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:

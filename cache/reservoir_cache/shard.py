@@ -59,7 +59,7 @@ class Extent:
         contiguous = properties.get_layout() == h5py.h5d.CONTIGUOUS and not properties.get_external_count()
         position = item.id.get_offset()
         if not contiguous or item.id.get_storage_size() != item.nbytes or (position is None and item.nbytes):
-            raise KeyError(f"{name} does not lie in the file in one piece")
+            raise KeyError(f"{name} is not stored contiguously in the file")
         return cls(position or 0, item.shape, item.dtype)
 
     def read(self, file: BinaryIO, rows: NDArray[np.integer] | None = None) -> NDArray:
@@ -129,7 +129,7 @@ class Place:
 
     @classmethod
     def of(cls, file: h5py.File, column: str, store: str) -> "Place":
-        """Find a column; raises KeyError if it is absent, CacheError for other data types or shapes."""
+        """Find a column; raises KeyError if it is absent, and CacheError if its data type or shape is wrong."""
         values = Extent.of(file, f"{column}/values")
         offset = Extent.of(file, f"{column}/offset") if store != "float32" else None
         if values.dtype != STORED_DTYPE[store] or len(values.shape) != 3:
@@ -180,7 +180,7 @@ def encode(
             place, where = _farthest(distance, column, first_row + low)
             wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
             raise CacheError(
-                f"{where}: {x[low:high][place]:g} lies {distance[place]:.3g} from its channel's "
+                f"{where}: {x[low:high][place]:g} differs by {distance[place]:.3g} from its channel's "
                 f"mean, which overflows {store}; extract with {wider}"
             )
     if store == "float32":
@@ -273,6 +273,6 @@ def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[st
 
 
 def _farthest(x: NDArray, column: str, first_row: int) -> tuple[tuple[int, ...], str]:
-    """Return the index of the largest value, and a description of its place."""
+    """Return the index of the largest value, and a description of its position."""
     row, token, channel = (int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
     return (row, token, channel), f"column {column}, row {first_row + row}, token {token}, channel {channel}"

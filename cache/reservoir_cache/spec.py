@@ -31,10 +31,10 @@ _REQUIRED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that changes a number of an entry, and nothing else.
+    """Everything that affects the features of an entry, and nothing else.
 
-    Paths, the batch size, the device, the host and library versions are not in it. The order of mappings, and whether a
-    whole number is written 1 or 1.0, do not change the key. Values are JSON: null, bool, number, str, list, mapping.
+    Paths, the batch size, the host and library versions are not in it. The order of mappings, and whether a whole
+    number is written 1 or 1.0, do not change the key. Values are JSON: null, bool, number, str, list, mapping.
     """
 
     task: Mapping[str, Any]  # ``name`` and every parameter
@@ -100,7 +100,7 @@ class Layout:
                 raise CacheError(f"layout: {field.name} must be a whole number of at least 1, not {value!r}")
 
     def to_dict(self) -> dict[str, int]:
-        """Return the fields; ``offset_rows`` only if a block has several, which earlier versions cannot read."""
+        """Return the fields; ``offset_rows`` only if a block has several offsets: earlier versions cannot read it."""
         return {name: rows for name, rows in vars(self).items() if name != "offset_rows" or rows < self.block_rows}
 
     def count(self, rows: int) -> int:
@@ -117,7 +117,7 @@ class Layout:
 
 
 def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
-    """Return the rows, of ``row_bytes`` each, of a block: a multiple of ``unit``, at most ``most`` or one unit."""
+    """Return the number of rows of a block: a multiple of ``unit``, at most ``most`` but at least one unit."""
     return max(1, min(BLOCK_BYTES // max(row_bytes, 1), most) // unit) * unit
 
 
@@ -134,7 +134,7 @@ def check_name(name: object, what: str) -> str:
 
 
 def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
-    """Read an entry's ``spec.json``; raises CacheError if it is absent, damaged, of another format or key."""
+    """Read an entry's ``spec.json``; raises CacheError if it is absent or damaged, or has another format or key."""
     path = folder / SPEC_FILE
     try:
         # Check the format before anything else in the file is used.
@@ -151,7 +151,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         spec, layout = Spec(**content["spec"]), Layout(**content["layout"])
         key, made_with = content["key"], content["made_with"]
         if not isinstance(key, str) or not isinstance(made_with, dict):
-            raise TypeError("its key is not a text, or made_with is not an object")
+            raise TypeError("its key is not a string, or made_with is not an object")
     except (OSError, CacheError, KeyError, TypeError) as error:
         raise CacheError(f"{path}: not a valid specification ({error}); remove {folder} and extract again") from error
     if spec.key != key:

@@ -1,4 +1,4 @@
-"""Find all damage of an entry, and remove the damaged files so that a rerun computes only these again."""
+"""Find all damage in an entry, and remove the damaged files so that a rerun computes only these again."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress

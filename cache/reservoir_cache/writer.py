@@ -108,7 +108,7 @@ class ShardWriter:
         return lacking
 
     def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
-        """Queue a claimed block; the encoding thread calls ``arrays`` if it is a function. Do not change them later."""
+        """Queue a claimed block; the encoding thread calls ``arrays`` if callable. ``arrays`` must not change later."""
         if self._error:
             raise self._error
         self._queue.put((split, block, arrays))  # if this is interrupted, the claim ends with the context
