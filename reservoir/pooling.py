@@ -113,7 +113,7 @@ class LayerPooling:
         self._has_order = eager and not kinds.isdisjoint(("quantilesK", "sharesK"))
 
     def __call__(self, pooling: str) -> Tensor:
-        """Return float32 (batch, kept tokens, kept width) in new memory."""
+        """Return a pooling as float32 (batch, kept tokens, kept width) in new memory."""
         hidden, lengths = self._hidden, self._lengths
         if pooling == "last":
             count = self._readout_tokens

@@ -41,7 +41,7 @@ def _read_graph(path: Path, graph: "_Graph") -> tuple[dict[str, Any], dict[str, 
         first = [values for values in free if values.shape == (1, 1, width)]
         rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
         if len(first) > 1 or len(rest) != 1:
-            raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; re-export it")
+            raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; re-export the model")
         tensors[POSITIONS] = np.concatenate([*first, *rest], axis=1)
     others = [name for name in graph.tensors if "." in name and not name.startswith(start)]
     return _config(path, graph, tensors), tensors, others

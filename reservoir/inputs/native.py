@@ -133,7 +133,7 @@ class TextReader:
         x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
-            start = f"tokenizer: it gives the token ID {x.max():,}, but the number of embeddings is"
+            start = f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below"
             raise InputError(f"{start} {self.embeddings:,}; use the tokenizer that the model was trained with")
         return x, lengths
 

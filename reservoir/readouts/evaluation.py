@@ -119,7 +119,7 @@ def evaluate_classes(
 
 
 def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
-    """Return the scores of one kind of labels by name, with ``auc`` if both of two classes occur."""
+    """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur."""
     from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
 
     y, predicted = y.ravel(), predicted.ravel()
@@ -183,7 +183,7 @@ def evaluate(
     classes: Sequence[str],
     counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare predictions with the labels of blocks of samples; ``counts`` is the samples per row, by default 1."""
+    """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
         if not classes:
