@@ -112,7 +112,7 @@ def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, A
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InputError(f"{flag} {text}: write NAME=VALUE, such as n=5")
+            raise InputError(f"{flag} {text}: not of the form NAME=VALUE; write it as in n=5")
         try:
             given[name.strip().replace("-", "_")] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

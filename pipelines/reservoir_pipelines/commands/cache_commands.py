@@ -161,7 +161,7 @@ def prune(
         raise InputError(f"--older {older}: {fault}")
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", keep.lower())
     if keep and not size:
-        raise InputError(f"--keep {keep}: write a size, such as 500MB or 20GB")
+        raise InputError(f"--keep {keep}: not a size; write one such as 500MB or 20GB")
     found = store.prunable(
         cache_root(**given),
         older=timedelta(seconds=seconds_of(older)) if older else None,

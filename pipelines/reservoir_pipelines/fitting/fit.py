@@ -101,7 +101,7 @@ def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:
-        raise InputError(f"--curve {text}: give numbers of rows, such as 100,1000,10000")
+        raise InputError(f"--curve {text}: not a list of numbers of rows; write one such as 100,1000,10000")
     return tuple(sorted({min(size, rows) for size in sizes}))
 
 

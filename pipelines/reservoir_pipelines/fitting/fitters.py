@@ -300,7 +300,7 @@ class EstimatorFitter:
         for part in filter(None, settings.split(";")):
             name, equals, choices = part.partition("=")
             if not equals or not choices:
-                raise InputError(f"--readout {text}: write parameters as name=value,value;name=value")
+                raise InputError(f"--readout {text}: a parameter has no value; write name=value,value;name=value")
             values[name.strip()] = [_literal(choice) for choice in choices.split(",")]
         if balanced:
             values["class_weight"] = ["balanced"]

@@ -162,7 +162,7 @@ def trace(module: SequenceModel, task: Task) -> Traced:
         return Traced(program=program, example=example, axes=axes, tokens=(most, longest))
     families = "+".join(sorted({branch.fpt.backbone.family.name for branch in branches}))
     reason = str(failure).strip().split("\n", 1)[0][:160]
-    raise InputError(f"family {families} cannot be exported: torch.export cannot trace it ({reason})") from failure
+    raise InputError(f"family {families}: torch.export cannot trace it ({reason}); use another backbone") from failure
 
 
 def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
