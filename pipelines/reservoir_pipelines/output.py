@@ -103,6 +103,11 @@ def size_text(size: int) -> str:
     return decimal(size)
 
 
+def count_text(number: int, noun: str) -> str:
+    """Return a number and a noun, in the plural unless the number is 1."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def time_text(seconds: float) -> str:
     """Return a duration as text: ``40 s``, ``12 min``, ``3 h 20 min``, ``11.3 days``."""
     if seconds < 90:

@@ -42,7 +42,7 @@ from reservoir.reservoir import LoadedModel, full_name, load_model
 from reservoir.tasks.task import Tokens
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import versions
-from reservoir_pipelines.output import notify, silenced, size_text
+from reservoir_pipelines.output import count_text, notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workers import check_versions, map_pieces, process_number, program_versions, this_worker
 
@@ -174,7 +174,7 @@ def open_entry(
     space = required_bytes(spec, layout, spec.rows, shapes)
     exists = (root / "features" / task / f"{title}-{spec.key[:16]}").is_dir()
     if not exists:
-        notify(f"{task} x {title}: {count:,} rows, {len(columns)} columns, {size_text(space)} on disk")
+        notify(f"{task} x {title}: {count:,} rows, {count_text(len(columns), 'column')}, {size_text(space)} on disk")
         check_space(root, space)
     kept = {split: prepared.kept(split) for split in rows}
     data = {"prepared": str(prepared.path), "kept": kept, "scaling": scaling_to_json(prepared.scaling)}

@@ -22,7 +22,7 @@ from reservoir_pipelines.fitting.publish import publish
 from reservoir_pipelines.fitting.race import fit_columns
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
-from reservoir_pipelines.output import notify
+from reservoir_pipelines.output import count_text, notify
 
 FAR_BELOW = 0.2  # difference of R² between validation and test rows from which a caution is printed
 FEW_ROWS, FEW_PER_CLASS = 100, 5
@@ -51,7 +51,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
         notify(f"{number}: {store.entry.path.name}")
     how = f"{folds}-fold cross-validation{' by group' if pool.grouped else ''}" if folds else "valid"
-    notify(f"fit {task.name}: {len(tried.columns)} columns on {rows['train']:,} rows, chosen by {how}")
+    notify(f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}")
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
         fits, left_out = fit_columns(pool, tried, fitter)
         if tried.most and ridge:
