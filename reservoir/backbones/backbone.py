@@ -97,10 +97,10 @@ class Backbone(nn.Module):
         """Call callbacks with the hidden states of some layers during every forward pass inside the context."""
         check_layers(layers, self.family, self.depth)
         blocks = self.blocks
-        handles = [self._hook(blocks, layer, callback) for layer, callback in layers.items()]
-        deepest = max(self.layers.index(layer) for layer in layers)
-        if deepest < self.depth:  # blocks above the deepest layer would only take time
-            _replace(self.model, self.family.blocks, blocks[: max(deepest, 1)])
+        used = blocks[: max(self.layers.index(layer) for layer in layers)]
+        handles = [self._hook(used, layer, callback) for layer, callback in layers.items()]
+        if len(used) < self.depth:  # blocks above the deepest layer would only take time
+            _replace(self.model, self.family.blocks, used)
         try:
             yield
         finally:
@@ -115,10 +115,14 @@ class Backbone(nn.Module):
             raise InputError(f"{start} positions; shorten the sequences, or choose a backbone with more positions")
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
-        if layer == "embed":
-            return blocks[0].register_forward_pre_hook(lambda _module, inputs: callback(inputs[0][:, : self._tokens]))
-        if layer == "final" and self.family.final_norm:
-            module = self.model.get_submodule(self.family.final_norm)
+        norm = self.model.get_submodule(self.family.final_norm) if self.family.final_norm else None
+        first = blocks[0] if len(blocks) else norm
+        if layer == "embed" and first is not None:
+            return first.register_forward_pre_hook(lambda _module, inputs: callback(inputs[0][:, : self._tokens]))
+        if layer == "embed":  # no block runs, and there is no norm
+            module = self
+        elif layer == "final" and norm is not None:
+            module = norm
         else:
             module = blocks[self.depth - 1 if layer == "final" else self.layers.index(layer) - 1]
         return module.register_forward_hook(

@@ -87,6 +87,18 @@ def test_features_equal_a_model_run_by_hand(kind, model, batch, by_hand):
             np.testing.assert_allclose(values[row], expected, atol=1e-5, rtol=1e-5, err_msg=f"{column}, row {row}")
 
 
+def test_embeddings_alone_run_no_block(model, batch):
+    columns, ran = [f"embed/{pooling}" for pooling in POOLINGS], []
+    whole = model.features(*batch, all_columns(model))
+    hooks = [block.register_forward_hook(lambda *_: ran.append(1)) for block in model.backbone.blocks]
+    alone = model.features(*batch, columns)
+    for hook in hooks:
+        hook.remove()
+    assert not ran and len(model.backbone.blocks) > 0
+    for column in columns:
+        assert torch.equal(alone[column], whole[column]), column
+
+
 def test_features_do_not_depend_on_batch_mates_or_padding(model, batch):
     x, lengths = batch
     columns = all_columns(model)

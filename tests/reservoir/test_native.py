@@ -338,6 +338,8 @@ def test_features_equal_a_script_with_transformers_in_any_batch(folder):
             expected = sounds_by_hand(folder, x[row, :n, 0])
             for column, values in expected.items():
                 np.testing.assert_allclose(found[column][row, 0], values, atol=1e-5, rtol=1e-5, err_msg=column)
+    embedded = forward(model, None, x, LENGTHS, ["embed/mean"], 32)["embed/mean"]  # runs no block
+    np.testing.assert_array_equal(embedded, found["embed/mean"])
     single = forward(model, None, x, LENGTHS, columns(model), 1)
     for column in single:
         np.testing.assert_allclose(single[column], found[column], atol=1e-5, rtol=1e-5)
