@@ -121,7 +121,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
 
 def _check_config(name: str, family: Family, config: Any) -> None:
     """Refuse sizes and activations that no model has, and code from the hub."""
-    with as_input_error(f"backbone {name!r}: its configuration does not work", "change a setting"):
+    with as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting"):
         shape = family.shape(config)
     heads = {"attention heads": "num_attention_heads", "key-value heads": "num_key_value_heads"}
     limited = {"positions": shape.max_tokens} | {what: getattr(config, key, None) for what, key in heads.items()}

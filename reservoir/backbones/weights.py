@@ -111,7 +111,7 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 def draw_parameters(
     model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Redraw parameters with these prefixes in place; without ``draw``, keep their means and standard deviations."""
+    """Redraw in place the parameters with these prefixes; without ``draw``, keep their means and standard deviations."""
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
     # weights of the others. NumPy draws: torch's own draws depend on the CPU's vector instructions.
@@ -156,7 +156,7 @@ def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any =
 
 
 def _usable_configuration(name: str) -> AbstractContextManager[None]:
-    return as_input_error(f"backbone {name!r}: its configuration does not work", "change a setting")
+    return as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting")
 
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:

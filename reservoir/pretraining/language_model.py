@@ -52,7 +52,7 @@ class LanguageModel(nn.Module):
         self.max_tokens = family.shape(config).max_tokens
         # By default transformers uses torch's own kernel if the family supports it.
         attention = "eager" if eager else None
-        with as_input_error(f"--backbone {backbone}: its configuration does not work", "change a setting"):
+        with as_input_error(f"--backbone {backbone}: this configuration is invalid", "change a setting"):
             self.model: Any = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, attn_implementation=attention
             )

@@ -92,7 +92,9 @@ class Homology(Source):
                 )
             sequence, fold = record.get("primary"), record.get("fold_label")
             if type(fold) is not int or not 0 <= fold < FOLDS:
-                raise InputError(f"{where}: fold_label is {str(fold)[:40]!r}, not in 0..{FOLDS - 1}; fetch it again")
+                raise InputError(
+                    f"{where}: fold_label is {str(fold)[:40]!r}, not in 0..{FOLDS - 1}; fetch the file again"
+                )
             if not isinstance(sequence, str):
                 kind = type(sequence).__name__
                 raise InputError(f"{where}: primary is {kind}, not a text of amino acids; fetch the file again")

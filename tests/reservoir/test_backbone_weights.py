@@ -167,7 +167,7 @@ def test_digest_depends_on_the_weights_and_not_on_the_folder(llama, copy, tmp_pa
         ({"model_type": "lstm", "hight": 3}, "hight"),
         ({"model_type": "gpt2", "n_embd": 10, "n_head": 3}, "configuration"),
         ({"model_type": "lstm", "depth": 0}, "blocks to 0"),
-        ({"model_type": "llama", "rope_parameters": {"rope_type": "foo"}}, "its configuration does not work ('foo')"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "foo"}}, "this configuration is invalid ('foo')"),
     ],
 )
 def test_wrong_folders_are_refused(config, words, tmp_path):

@@ -208,7 +208,7 @@ def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_
     [
         ("t5-small", "--backbone t5-small: t5 models cannot be pretrained; use one of gpt2, "),
         ("bert-base-uncased", "bert models cannot be pretrained"),
-        ("gpt2:n_embd=17,n_head=2", "--backbone gpt2:n_embd=17,n_head=2: its configuration does not work"),
+        ("gpt2:n_embd=17,n_head=2", "--backbone gpt2:n_embd=17,n_head=2: this configuration is invalid"),
         ("gpt2:n_embd=abc", "n_embd takes int"),
         ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),
         ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"does not work \('foo'\)"),

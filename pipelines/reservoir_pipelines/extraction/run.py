@@ -50,7 +50,7 @@ Load = Callable[[str, int, int], Iterable[Any]]
 """Function of a split and a range of rows that yields the rows in parts; it is called in a separate thread."""
 
 Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
-"""Function of a part and columns that returns a function that waits for their values (rows, tokens, width)."""
+"""Function that starts the computation of some columns of a part; calling its result returns their values."""
 
 PADDING = "right, masked"
 LIMIT_SEED = 0

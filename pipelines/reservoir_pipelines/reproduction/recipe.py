@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def needs(self) -> list["Cell"]:
-        """The cells whose folders this one reads."""
+        """The cells whose folders this cell reads."""
         return [value for value in self.settings.values() if isinstance(value, Cell)]
 
     @property

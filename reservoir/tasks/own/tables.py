@@ -239,7 +239,7 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
         for name in table.column_names:
             column, kind = table.column(name), table.column(name).type
             if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
-                raise InputError(f"{path}: cells of bytes; write text or numbers")
+                raise InputError(f"{path}: some cells hold bytes; write text or numbers")
             if pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind):
                 columns[name] = column.to_pandas()
             else:
