@@ -528,7 +528,7 @@ def fit(
 
     Notes
     -----
-    With ``columns="all"``, `fit` tries each column alone, the columns of each layer side by side, and the raw input,
+    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
     which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
     chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
 

@@ -13,8 +13,8 @@ channels are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`. Dropout acts on the stat
 random. The authors draw new first states for every row and pass, and so does `train` with ``--protocol paper``. Cached
 features must be the same each time, so by default first states are drawn once, from the seed. The paper's LSTM has 3
 layers. Its LSTM* has 12 layers, with a residual connection around each, and learned positions. The authors initialise
-these with zeros; this package draws them like GPT-2's. No fused kernel has a norm inside the recurrence, so the cell loops over the
-tokens; the products with the input are computed before the loop.
+these with zeros; this package draws them like GPT-2's. No fused kernel has a norm inside the recurrence, so the cell
+loops over the tokens; the products with the input are computed before the loop.
 
 An echo state network (Jaeger 2001) is a sparse random recurrent layer of leaky units, with reservoirpy's names:
 

@@ -111,7 +111,7 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 def draw_parameters(
     model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Redraw in place the parameters with these prefixes; without ``draw``, keep their means and standard deviations."""
+    """Redraw in place parameters with these prefixes; without ``draw``, keep their means and standard deviations."""
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
     # weights of the others. NumPy draws: torch's own draws depend on the CPU's vector instructions.

@@ -87,7 +87,7 @@ class ColumnFit:
 
 
 def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFit:
-    """Return the fit of a sweep over the penalties of a ``readout`` of columns side by side."""
+    """Return the fit of a sweep over the penalties of a ``readout`` of concatenated columns."""
     settings = zip(swept.path.alphas, swept.accuracy, swept.loss, swept.path.converged, strict=True)
     results = tuple(
         Result(
@@ -270,7 +270,7 @@ class WeightedFitter(PenaltyFitter):
     kind = "weighted"
 
     def fit(self, source: Source) -> ColumnFit:
-        """Learn the weights of columns side by side, fit every penalty and choose one."""
+        """Learn the weights of several columns, fit every penalty and choose one."""
         targets = source.targets(self.classes, self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
         samples = len(source.labels("train"))

@@ -24,7 +24,7 @@ class Result(Record):
     Parameters
     ----------
     columns : tuple of str
-        The columns that the readout reads side by side.
+        The columns that the readout reads, concatenated.
     readout : str
         ``ridge``, ``logistic``, ``weighted``, or the import path of an estimator with its parameters.
     alpha : float, optional

@@ -179,7 +179,7 @@ class RawSource(Source):
 
 @dataclass(frozen=True)
 class JoinedSource(Source):
-    """Samples of several columns side by side; the columns may come from several entries of the same rows."""
+    """Samples of several columns, concatenated; they may come from several entries of the same rows."""
 
     parts: tuple[Source, ...]
     store: FeatureStore = field(init=False)
