@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -132,18 +132,24 @@ def silenced() -> Iterator[None]:
 
 
 class _Screen:
-    """The time of the last line on stderr, and the meters that are shown now, the innermost last."""
+    """The time of the last line on a stream, and the meters that are shown now, the innermost last."""
 
     last = 0.0
+    stream: ClassVar[TextIO | None] = None  # where the heartbeat prints
     meters: ClassVar[list["Meter"]] = []
 
 
 def notify(text: str) -> None:
     """Print one line for a person to stderr; stdout is reserved for results."""
     if not _silenced.get():
+        _write(sys.stderr, text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(printable(text) + "\n")
+    stream.flush()
+    if stream is _Screen.stream:
         _Screen.last = clock()
-        sys.stderr.write(printable(text) + "\n")
-        sys.stderr.flush()
 
 
 @contextmanager
@@ -154,15 +160,14 @@ def heartbeat(name: str) -> Iterator[None]:
         return
     ended = threading.Event()
     started = _Screen.last = clock()
+    stream = _Screen.stream = sys.stderr  # `reproduce` redirects stderr while a cell runs
 
     def beat() -> None:
         while not ended.wait(min(1.0, SECONDS / 2)):
             if clock() - _Screen.last < SECONDS:
                 continue
-            if _Screen.meters:
-                _Screen.meters[-1].print()
-            else:
-                notify(f"{name}: running for {time_text(clock() - started)}")
+            innermost = _Screen.meters[-1:]
+            _write(stream, innermost[0].line() if innermost else f"{name}: running for {time_text(clock() - started)}")
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
@@ -191,20 +196,20 @@ class Meter:
             text = printable(f"{text}  {speed:,.3g} {self._unit}/s".lstrip())
             self._progress.update(self._bar, completed=done, text=text)
         elif clock() - self._last >= SECONDS and done < self._total:
-            self.print()
+            notify(self.line())
 
     def advance(self, rows: int, written: int | None = None) -> None:
         """Count ``rows`` more as done; ``written`` is the number of bytes written so far."""
         self.show(self._done + rows, "" if written is None else f"{written / 1e9:.2f} GB")
 
-    def print(self) -> None:
-        """Print a line with the work done, its rate, and the time left."""
+    def line(self) -> str:
+        """Return a line with the work done, its rate, and the time left, which the caller prints."""
         self._last = clock()
         speed = (self._done - self._first) / max(self._last - self._started, 1e-9)
         left = f", {time_text((self._total - self._done) / speed)} left" if speed else ""
         share = f"{self._done:,} of {self._total:,} ({100 * self._done / self._total:.0f}%)"
         text = f"  {self._text}" if self._text else ""
-        notify(f"{self._title}: {share}, {self._each * speed:,.3g} {self._unit}/s{text}{left}")
+        return f"{self._title}: {share}, {self._each * speed:,.3g} {self._unit}/s{text}{left}"
 
 
 @contextmanager

@@ -378,7 +378,7 @@ def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
     places = {}
     for i in [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or range(len(columns)):
         layer, _, pooling = columns[i].partition("/")  # joined columns count as one layer
-        places[i] = (columns[i].replace("+", "\n+"), "side by side") if "+" in columns[i] else (layer, pooling)
+        places[i] = (columns[i].replace("+", "\n+"), "concatenated") if "+" in columns[i] else (layer, pooling)
     return places
 
 

@@ -1,11 +1,14 @@
 """The command line: one line and exit code 2 for mistakes, JSON alone with --json, quick starts, progress in lines."""
 
 import gzip
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import redirect_stderr
 from types import SimpleNamespace
 
 import numpy as np
@@ -212,6 +215,8 @@ def test_help_names_runs_beside_readouts_and_lists_the_flags_of_fit_in_sections(
 HEAVY = ("torch", "transformers", "sklearn", "scipy", "matplotlib", "pandas")
 CODE = """
 import sys
+import time
+from contextlib import redirect_stderr
 from reservoir_pipelines.cli import run
 code = run(sys.argv[1:])
 print([name for name in {heavy} if name in sys.modules], file=sys.stderr)
@@ -327,6 +332,18 @@ def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
         "extract: 210 of 1,000 (21%), 6 rows/s  2.00 GB, 2 min left",
         "extract: 400 of 1,000 (40%), 5.33 rows/s, 2 min left",
     ]
+
+
+def test_progress_is_printed_while_a_cell_has_redirected_its_messages(pass_time, capsys):
+    seen = ""
+    with output.heartbeat("reservoir"), redirect_stderr(io.StringIO()), meter("fit", 10) as bar:
+        output.notify("a message of the cell")
+        bar.advance(5)
+        pass_time(40)
+        while not seen:  # ends when the other thread has looked at the clock
+            time.sleep(0.01)
+            seen = capsys.readouterr().err
+    assert seen == "fit: 5 of 10 (50%), 0.125 rows/s, 40 s left\n"
 
 
 def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, capsys):
