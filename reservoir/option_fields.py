@@ -145,7 +145,7 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
     """Return the options that a file, such as an entry, a recipe or a run, may set.
 
     Only the command line, the Python call and the user's own ``--config`` may set where work runs and where results are
-    written: a file could otherwise name a scheduler that sends harmful code. With ``source``, the file's name, other
+    written: a file could otherwise name a scheduler that sends harmful code. With ``source``, the file's name, such
     options raise `InputError`; without it, they are dropped.
     """
     named = sorted(_where & values.keys())
