@@ -238,6 +238,7 @@ CASES = {
     "h5 of other bytes": (file("mine.h5", "hello"), "not a readable HDF5"),
     "csv of bytes": (file("mine.csv", b"y,a\n\xff\xfe,1\n"), "line 2: not UTF-8"),
     "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
+    "a packed file": (file("mine.csv.gz", "hello"), "files of type '.gz' are not read; unpack it first"),
     "no such file": (lambda folder: [str(folder / "none.npz")], "no such file"),
 }
 

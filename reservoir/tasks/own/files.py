@@ -84,6 +84,7 @@ def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: st
 ARRAYS = {".npz": read_npz, ".h5": Hdf5, ".hdf5": Hdf5}
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
+PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".tgz", ".7z")
 
 
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
@@ -115,7 +116,8 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         return fasta_arrays(path, asked, labelled=task is None)
     if suffix in tables.SUFFIXES:
         return _table_arrays(path, asked, known)
-    raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
+    hint = "unpack it first" if suffix in PACKED else f"give one of {', '.join(SUFFIXES)}"
+    raise InputError(f"{path}: files of type {path.suffix!r} are not read; {hint}")
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
