@@ -72,7 +72,7 @@ def _opened(path: Path) -> Any:
 
 
 class Sounds(Arrays):
-    """Sounds as ``x`` at a rate of samples per second, with other arrays; with ``waveform`` the tokens are samples."""
+    """Sounds as ``x``, resampled to one rate, with other arrays; with ``waveform`` the tokens are samples."""
 
     unused_options = ()
 
