@@ -442,7 +442,7 @@ def plot_attention(
 ) -> None:
     """Save the attention maps (heads, tokens, tokens) of one sequence and their mean over rows.
 
-    The large maps are means over the heads; the small ones show each head. All maps share one colour scale, up to ``top``.
+    The large maps are means over the heads; the small ones show each head. Maps share one colour scale, up to ``top``.
     """
     heads = len(mean)
     columns, lines = min(heads, 6), -(-heads // 6)
