@@ -124,7 +124,7 @@ def test_tokens_without_an_embedding_are_refused(tmp_path: Path):
     rules["model"]["vocab"]["cat"] = 25  # the model has 20 embeddings
     (folder / "tokenizer.json").write_text(json.dumps(rules))
     reader = read_tokenizer(str(folder), 32, embeddings=20)
-    assert "token 25" in outcome(lambda: reader(*codes_of("here", ["the cat"])))
+    assert "token ID 25" in outcome(lambda: reader(*codes_of("here", ["the cat"])))
 
 
 def test_mutated_tokenizers_read_texts_or_are_refused(tmp_path: Path):

@@ -211,7 +211,7 @@ def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_
         ("gpt2:n_embd=17,n_head=2", "--backbone gpt2:n_embd=17,n_head=2: this configuration is invalid"),
         ("gpt2:n_embd=abc", "n_embd takes int"),
         ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),
-        ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"does not work \('foo'\)"),
+        ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"is invalid \('foo'\)"),
         ("gpt2:n_layer=0", "sets blocks to 0; give a whole number from 1"),
         ("nothing-like-it", "nothing-like-it"),
     ],
