@@ -215,8 +215,6 @@ def test_help_names_runs_beside_readouts_and_lists_the_flags_of_fit_in_sections(
 HEAVY = ("torch", "transformers", "sklearn", "scipy", "matplotlib", "pandas")
 CODE = """
 import sys
-import time
-from contextlib import redirect_stderr
 from reservoir_pipelines.cli import run
 code = run(sys.argv[1:])
 print([name for name in {heavy} if name in sys.modules], file=sys.stderr)
@@ -340,9 +338,10 @@ def test_progress_is_printed_while_a_cell_has_redirected_its_messages(pass_time,
         output.notify("a message of the cell")
         bar.advance(5)
         pass_time(40)
-        while not seen:  # ends when the other thread has looked at the clock
+        for _ in range(6000):  # until the other thread has looked at the clock
             time.sleep(0.01)
-            seen = capsys.readouterr().err
+            if seen := capsys.readouterr().err:
+                break
     assert seen == "fit: 5 of 10 (50%), 0.125 rows/s, 40 s left\n"
 
 
