@@ -37,7 +37,7 @@ from reservoir_pipelines.estimators.rowcache import (
     with_channels_last,
 )
 from reservoir_pipelines.files import ROWS, cache_root
-from reservoir_pipelines.fitting.fitters import fit_penalties
+from reservoir_pipelines.fitting.fitters import add_fit, fit_penalties
 from reservoir_pipelines.fitting.sources import draw_folds
 from reservoir_pipelines.training.run_folder import check_digest
 
@@ -244,7 +244,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
             how["one_standard_error"] = not targets.classes and how["repeats"] > 1
             how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
             swept = partial(cross_sweep, [block], targets, **how)
-            fits.append(fit_penalties("ridge", tuple(name.split("+")), swept, alphas, widens=self.alphas is None))
+            columns = tuple(name.split("+"))
+            add_fit(fits, fit_penalties("ridge", columns, swept, alphas, widens=self.alphas is None))
         best = max(fits, key=lambda fit: fit.result.merit)
         self.column_, self.alpha_, self.best_score_ = best.result.name, best.result.alpha, best.result.valid_score
         self.readout_ = best.readout

@@ -10,7 +10,6 @@ import numpy as np
 
 from reservoir.plan import RAW
 from reservoir.pooling import raw_features
-from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.tasks.own.texts import are_words, texts_of
 from reservoir.tasks.task import Task, Vectors
@@ -48,7 +47,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     if isinstance(fitter, EstimatorFitter) and not known:
         untried.append((raw, fitter))
     if task.classes and not (known and isinstance(fitter, LogisticFitter)):
-        untried += _logistic(raw, fitter, fits)
+        untried += _logistic(raw, pool, fitter, fits)
     tokens = raw.store["train"].rows * task.max_tokens
     every = math.ceil(max(raw.store["train"].rows / MOST_ROWS, tokens / MOST_TOKENS))
     fewer = _one_of(every, raw)
@@ -72,7 +71,7 @@ def _one_of(every: int, raw: RawSource) -> RawSource:
     return replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
 
 
-def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tuple[RawSource, Fitter]]:
+def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit]) -> list[tuple[RawSource, Fitter]]:
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
@@ -81,7 +80,7 @@ def _logistic(raw: RawSource, fitter: Fitter, fits: list[ColumnFit]) -> list[tup
         products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
         return (fitter.folds + 1) * (products + CALLS * outputs * max(1, classes / 4))
 
-    widths = [fit.readout.coef.shape[0] for fit in fits if isinstance(fit.readout, LinearReadout)]
+    widths = [pool.source(fit.result.name).width() for fit in fits]
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
     every = 1
     while work(samples / every) > most and samples >= FEWEST * (every + 1):

@@ -15,6 +15,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.options import FitOptions
+from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, evaluate
 from reservoir.readouts.linear import LinearReadout, Readout, RereadableBlocks, Tally, Targets, accuracy_of
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
@@ -64,17 +65,26 @@ MOST_BYTES = 2 * 10**9  # largest size of the float32 features that an estimator
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFit:
-    """The scores of every setting of one readout on one source, and the index and the model of the best setting."""
+    """The scores of every setting of one readout on one source, and the index of the best setting.
+
+    ``solve`` returns the model of the best setting; it is None after `add_fit` found another fit to be better.
+    """
 
     results: tuple[Result, ...]
     best: int
-    readout: Readout
+    solve: Callable[[], Readout] | None
     layer_weights: Mapping[str, float] = field(default_factory=dict)  # of each column in a weighted sum
 
     @property
     def result(self) -> Result:
         """The best setting."""
         return self.results[self.best]
+
+    @property
+    def readout(self) -> Readout:
+        """The model of the best setting, solved anew each time."""
+        assert self.solve is not None, "only the best fit keeps its model"
+        return self.solve()
 
     @property
     def at_edge(self) -> bool:
@@ -101,7 +111,15 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         )
         for alpha, score, loss, converged in settings
     )
-    return ColumnFit(results=results, best=swept.best, readout=swept.readout())
+    return ColumnFit(results=results, best=swept.best, solve=swept.readout)
+
+
+def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
+    """Append a fit; only the best fit and that of the raw input, a baseline, keep their models."""
+    # Solving takes time, and a model that is not solved yet holds the features or their moments in memory.
+    fits.append(new)
+    best = max(fits, key=lambda fit: fit.result.merit)
+    fits[:] = [fit if fit is best or fit.result.columns == (RAW,) else replace(fit, solve=None) for fit in fits]
 
 
 def fit_penalties(
@@ -345,7 +363,7 @@ class EstimatorFitter:
             )
             results.append(result)
         best = max(range(len(results)), key=lambda number: results[number].valid_score)
-        return ColumnFit(results=tuple(results), best=best, readout=readouts[best])
+        return ColumnFit(results=tuple(results), best=best, solve=partial(readouts.__getitem__, best))
 
     def _pipeline(
         self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray, columns: str

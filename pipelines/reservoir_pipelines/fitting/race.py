@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitter
+from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitter, add_fit
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Pool, Source, Tried
 from reservoir_pipelines.output import meter, notify
@@ -36,7 +36,7 @@ def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> l
     work = [_products(source, fitter) for source in sources]
     with meter(stage, sum(work), unit="billion multiplications") as bar:
         for source, products in zip(sources, work, strict=True):
-            fits.append(fitter.fit(source))
+            add_fit(fits, fitter.fit(source))
             bar.advance(products)
     return fits
 
