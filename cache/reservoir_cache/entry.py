@@ -154,7 +154,7 @@ def check_column_name(name: str) -> None:
 
 
 def _check(manifest: Manifest, page: int) -> None:
-    """Check every name, number and checksum: whoever can write a manifest can also renew its crc32."""
+    """Check every name, number and checksum of a page, which a matching crc32 does not make valid."""
     seen, numbers, crcs = set(), list[object](), list[object]()
     for name, shape in manifest.columns.items():
         check_column_name(name)
@@ -196,7 +196,7 @@ class Entry:
 
     @classmethod
     def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> "Entry":
-        """Open or create the entry of a specification, and make it the last of its task unless within ``untracked``.
+        """Open or create the entry of a specification, and make it its task's last entry unless within ``untracked``.
 
         ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps its layout, and
         may be read-only. Two processes may call this at the same time.

@@ -155,7 +155,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Do not make extractions within the context the last of their task, because they are steps of another command."""
+    """Context for extractions that are steps of another command: their entries do not become the last of their task."""
     token = _untracked.set(True)
     try:
         yield
@@ -164,7 +164,7 @@ def untracked() -> Iterator[None]:
 
 
 def touch(folder: Path, *, new: bool = False) -> None:
-    """Make an entry the last one of its task, by the modification time of its lock file."""
+    """Make an entry the last entry of its task, by the modification time of its lock file."""
     path, now = folder / LOCK_FILE, time.time_ns()
     with suppress(OSError):
         if _untracked.get():

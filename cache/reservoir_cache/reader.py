@@ -208,7 +208,7 @@ class SplitFeatures:
             what = f"column {column} of {self.split} is missing in some blocks, such as {', '.join(lacking[:5])}"
         else:
             what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
-        raise CacheError(f"{self.entry.path}: {what}; extract it into this entry")
+        raise CacheError(f"{self.entry.path}: {what}; run its extract again with this column (--layers, --pool)")
 
     def _damaged(self, line: Shard | Targets, column: str = "") -> CacheError:
         where = f" (column {column})" if column else ""

@@ -25,7 +25,7 @@ STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float3
 
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
-_INNER = 512  # values of an inner loop; numpy takes about as long for 16 values
+_INNER = 512  # values of an inner loop of numpy; a loop over 16 values takes about as long
 _SLAB = 2**16  # values that are decoded while they are in the processor's cache
 _ROUNDED = 2**15 - 1  # values that are rounded while they are in the cache; below 2**15, torch uses one thread
 

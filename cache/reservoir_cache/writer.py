@@ -51,7 +51,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
             raise CacheError(f"{problem}; it needs {ranks[name]} dimensions, {rows} rows, and numbers")
 
     if is_sound(folder, entry.page(split, 0).targets):
-        return  # before any lock is taken, which needs the right to write
+        return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         if not is_sound(folder, entry.page(split, 0).targets):
@@ -121,7 +121,7 @@ class ShardWriter:
             try:
                 if self._error is None:
                     found = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
-            except BaseException as error:  # raised again in the thread that puts
+            except BaseException as error:  # raised again by ``put`` or on leaving
                 self._error = error
             del item, arrays  # frees their memory before the next item is awaited
             yield split, block, found
@@ -131,7 +131,7 @@ class ShardWriter:
             try:
                 if encoded:
                     self.bytes_written += _write_encoded(self._entry, split, block, encoded)
-            except BaseException as error:  # raised again in the thread that puts
+            except BaseException as error:  # raised again by ``put`` or on leaving
                 self._error = error
             finally:
                 self._release(self._entry.block_number(split, block))
