@@ -73,7 +73,7 @@ def _group(kind: type) -> str:
         default = item.metadata["shown"] or repr(item.default)
         text = f"{_plain(item.metadata['help'].rstrip('.'))}. Default: {_plain(default)}."
         lines += [f"   .. py:attribute:: {item.name}", ""]
-        lines += [f"      ``{item.type}``. {text} On the command line ``{flag_of(item)}``.", ""]
+        lines += [f"      ``{item.type}``. {text} Flag: ``{flag_of(item)}``.", ""]
     return "\n".join(lines)
 
 
