@@ -1,10 +1,10 @@
-"""The long campaign of faults: whatever is done to a run, nothing that it leaves is quietly wrong.
+"""Inject faults into every stage, and print how many were tried and how many were lost, by kind of fault.
 
     make faults                                   # everything, into benchmarks/FAULTS.md
     python -m tests.faults --scale 0.01      # a hundredth of it
 
-Every part counts what it tried and what was lost: a result that differs without a word, a traceback, something that
-the next command does not mend, or a process that takes more than its memory or time. It ends with 1 if anything was.
+A fault is lost if a result differs without a message, a traceback appears, the next command does not repair the damage,
+or a process takes more memory or time than it may. The exit code is 1 if any fault was lost.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def _table(counts: list[Count], seconds: float) -> str:
     lines = [
         "# Faults",
         "",
-        f"`python -m tests.faults {' '.join(sys.argv[1:])}` on {datetime.now(UTC):%Y-%m-%d}, {hardware}, "
-        f"{seconds / 60:.0f} minutes. Lost: another result without a word, a traceback, or what the next command does "
-        "not mend.",
+        f"The table comes from `python -m tests.faults {' '.join(sys.argv[1:])}`, run on {datetime.now(UTC):%Y-%m-%d} "
+        f"in {seconds / 60:.0f} minutes on {hardware}. A fault is lost if a result differs without a message, a "
+        "traceback appears, or the next command does not repair the damage.",
         "",
         "| fault | tried | survived | lost |",
         "|---|---:|---:|---:|",
