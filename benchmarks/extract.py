@@ -12,7 +12,7 @@ For each length, these programs take turns on random vectors through an untraine
   transformers, because the version of 2020 that their code requires no longer runs;
 * bare: the model alone with fused attention in the best precision here, at the best of some batch sizes, with no output
   kept;
-* extract: all layers under last and mean, rounded, checksummed, written, synced and listed; without loading the model.
+* extract: all layers with the poolings last and mean are computed and written; loading the model is not timed.
 
 ``--work`` is the approximate number of tokens of a measurement; the best of ``--turns`` counts. Speeds are based on
 wall time and, on one thread of a CPU, also on processor time, which other programs disturb less and which does not
@@ -69,8 +69,8 @@ def main() -> None:
     print(f"{capability}, {torch.get_num_threads()} threads, {device}, {compute}", file=sys.stderr)
     which = int(device.type == "cpu" and torch.get_num_threads() == 1)
     heads = ["authors", *(["their code"] if asked.peer else []), "model alone", "`extract`"]
-    told = ["tokens", "rows", *heads, *(f"against {head}" for head in heads[:-1]), "by the clock"]
-    print(f"| {' | '.join(told)} |\n|{'|'.join(['--:'] * len(told))}|", flush=True)
+    titles = ["tokens", "rows", *heads, *(f"relative to {head}" for head in heads[:-1]), "ratios by wall time"]
+    print(f"| {' | '.join(titles)} |\n|{'|'.join(['--:'] * len(titles))}|", flush=True)
     for tokens in map(int, asked.tokens.split(",")):
         rows = max(BATCH, asked.work // tokens)
         turns = [speeds(asked, rows, tokens, device, compute) for _ in range(asked.turns)]
@@ -137,7 +137,7 @@ def per_second(
     device: torch.device,
     width: int = 0,
 ) -> np.ndarray:
-    """Return rows per second of something done batch by batch, after one row that does not count."""
+    """Return the rows per second of ``work`` on batches of random vectors, after one row as a warm-up."""
     x = torch.randn(rows, tokens, width or model.config.n_embd, dtype=model.dtype, device=device)
     work(x[:1])
     with speed_of(rows) as speed:
@@ -150,7 +150,7 @@ def per_second(
 
 @contextmanager
 def speed_of(rows: int) -> Iterator[np.ndarray]:
-    """Yield a list that holds, after the context, rows per second by wall time and by processor time."""
+    """Yield an array that on leaving the context gets the rows per second by wall time and by processor time."""
     speed = np.zeros(2)
     clock, processor = time.perf_counter(), time.process_time()
     yield speed

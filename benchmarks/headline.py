@@ -3,7 +3,7 @@
     python benchmarks/headline.py        # writes docs/pictures/headline.png
 
 The accuracies of this project come from the table `full-size` of RESULTS.md, and the published ones from the recipe
-`headline`. Of several rows of a task, the most accurate is drawn.
+`headline`. If a task has several rows, the most accurate one is drawn.
 """
 
 from __future__ import annotations

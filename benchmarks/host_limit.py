@@ -3,10 +3,10 @@
     python benchmarks/host_limit.py [--rows 98304] [--patch 4] [--dir DIR]
 
 The model is a fake that returns at once: 16 columns of width 256, kept as float16. Blocks and batches have the sizes
-that a GPU gets, so the table shows from which speed on a GPU would wait for the host. The goal is 50,000 rows per
+that a GPU gets, so the table shows the speed above which a GPU would wait for the host. The goal is 50,000 rows per
 second on two cores, or the speed of the disk, whichever is lower. The disk's speed is that of plain files of the same
 sizes, each written, synced and renamed, right after each extraction. On a busy machine wall time is unreliable. The
-third column is computed from the processor time of a row: it is the speed of two quiet cores if the threads share the
+third column is computed from the processor time of a row: it is the speed of two idle cores if the threads share the
 work evenly.
 """
 
@@ -106,7 +106,7 @@ def main() -> None:
             clock, processor, sizes = extracted(Path(folder) / f"cache{turn}", file, asked.patch)
             disk = written(Path(folder) / f"plain{turn}", sizes)
             speeds.append((rows / clock, rows / disk, 2 * rows / processor))
-    print(f"| turn | rows/s of `extract` | of the disk alone | of two quiet cores |\n|{'--:|' * 4}")
+    print(f"| turn | rows/s of `extract` | rows/s of the disk alone | rows/s of two idle cores |\n|{'--:|' * 4}")
     for turn, speed in enumerate(speeds, 1):
         print(f"| {turn} | {' | '.join(f'{each:,.0f}' for each in speed)} |")
 

@@ -8,8 +8,8 @@
 ENWIK8 is the first 10^8 bytes of an English Wikipedia dump (mattmahoney.net/dc/enwik8.zip), as they are or gzipped. The
 last 5% are the test: they are read in windows of the model's positions that overlap by a quarter, and each byte is
 predicted once, from at least that quarter before it. xz and zlib at their highest presets compress only the bytes that
-were predicted. The samples follow a line feed, at temperature 0.8 from the model's whole distribution; on the same kind
-of device they are always the same.
+were predicted. The samples begin after a line feed and are drawn at temperature 0.8, without top-k; on the same kind of
+device they are always the same.
 
 The goals are less than 1.9 bits per byte, which is less than xz needs (1.4 for a model made on a large GPU), and at
 most 12 MB.
@@ -41,7 +41,7 @@ def load_language_model(folder: Path, device: torch.device) -> LanguageModel:
     model = LanguageModel(str(folder), BYTES)
     model.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if model.model.config.vocab_size != BYTES:
-        raise SystemExit(f"{folder}: give a model that predicts the next byte, of {BYTES} tokens")
+        raise SystemExit(f"{folder}: its vocabulary is not the {BYTES} bytes; give a byte model that pretrain made")
     return model.to(device).eval()
 
 

@@ -91,7 +91,7 @@ def through(name: str, path: Path, out: Path, columns: str = "all", raw: str = "
 def homology(folder: Path, data: Path, weights: Path, limit: int) -> None:
     """Print the three forms of homology."""
     path, model = write_homology(data, folder / "homology.jsonl"), antiberty(weights, folder / "antiberty")
-    through("letters through drawn kernels", path, folder / "kernels", KERNELS, "one-hot letters", limit=limit)
+    through("letters through random kernels", path, folder / "kernels", KERNELS, "one-hot letters", limit=limit)
     more = {"backbone": str(model), "input": "native", "layers": "final", "pool": "mean"}
     through("AntiBERTy's own tokens", path, folder / "own", "final/mean", limit=limit, **more)
 

@@ -74,10 +74,10 @@ def show(task: Task, lengths: np.ndarray, device: str) -> None:
     plans.append([(1, int(length)) for length in lengths])
     tokens = [sum(rows * length for rows, length in plan) for plan in plans]
     work = [sum(rows * length * (24 * WIDTH + 2 * length) for rows, length in plan) for plan in plans]
-    said = f"{task.name}, {len(lengths):,} rows, mean {lengths.mean():.0f} of {task.max_tokens}"
+    title = f"{task.name}, {len(lengths):,} rows, mean {lengths.mean():.0f} of {task.max_tokens}"
     batches = f"{device}, {BATCH_TOKENS[device]:,} tokens among {BLOCK_ROWS[device]:,} rows"
     print(
-        f"| {said} | {batches} | {1 - tokens[3] / tokens[0]:.1%} | {more(work[1], work)} | {more(work[2], work)} | |",
+        f"| {title} | {batches} | {1 - tokens[3] / tokens[0]:.1%} | {more(work[1], work)} | {more(work[2], work)} | |",
         flush=True,
     )
 
@@ -104,8 +104,8 @@ def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> No
     best = seconds.min(axis=0)
     own, padded, authors = (f"{other / best[0]:.2f}" for other in best[1:])
     print(
-        f"| timed, {len(x):,} rows of {task.name} | {backbone} in {model.compute}: {best[0]:.1f} s of a core | | {own} "
-        f"| {padded} | {authors} |",
+        f"| timed, {len(x):,} rows of {task.name} | {backbone} in {model.compute}: {best[0]:.1f} processor seconds "
+        f"| | {own} | {padded} | {authors} |",
         flush=True,
     )
 

@@ -1,4 +1,4 @@
-"""Rows per second of `prepare` compared with a plain Python loop, and the size from which on processes pay off.
+"""Rows per second of `prepare` compared with a plain Python loop, and the number of rows above which processes pay off.
 
     python benchmarks/prepare.py --data DIR [--rows 20000] [--workers 2]
 

@@ -146,7 +146,7 @@ def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targe
     from sklearn.linear_model import LogisticRegression
 
     x, y = in_memory(pair[0], rows)
-    held, labels = in_memory(pair[1], pair[1].stop)  # with its own statistics, the same for both sides
+    held, labels = in_memory(pair[1], pair[1].stop)  # standardised by its own statistics, for both libraries
     data = [(x, y[:, None])]
     ours, path = timed(lambda: logistic_path(data, targets, LOGISTIC_PENALTIES, gather(data, targets)))
 
@@ -202,7 +202,7 @@ def show(ours: dict[str, float], floor: dict[str, float], sklearn: dict[str, flo
         ("`RidgeClassifier`, a fit per penalty", sklearn["fits"], sklearn["fits"] / total),
         ("`RidgeClassifierCV`", sklearn["cv"], sklearn["cv"] / total),
         (
-            f"floor: one read {floor['read']:.2f}, X'X in float32 {floor['product']:.2f}",
+            f"lower bound: one read {floor['read']:.2f}, X'X in float32 {floor['product']:.2f}",
             floor["total"],
             floor["total"] / total,
         ),

@@ -10,7 +10,7 @@ files, TEXT enwik8.gz, VIT the vision model that docs/guides/images.md imports, 
 a clone of the authors' code. A table whose inputs are missing is named and left out. Everything runs on one thread.
 Long tables are compared only if ``--only`` names them.
 
-A table agrees if each of its numbers does within the last digit printed. If the processor multiplies bfloat16 natively,
+A table agrees if its numbers differ by at most one in the last digit. If the processor multiplies bfloat16 natively,
 features are computed in bfloat16, and a different one of nearly tied readouts may be chosen. A table without
 ``--compute float32`` therefore depends on the instruction set, and is not compared on a machine of the other kind.
 Times and memory are never compared.
@@ -57,14 +57,14 @@ def commands(table: dict[str, Any]) -> list[str]:
 
 
 def lacking(table: dict[str, Any], places: dict[str, str]) -> list[str]:
-    """Return what a table needs and what is missing: paths and packages."""
+    """Return the paths and packages that a table needs and that are missing."""
     words = shlex.split(" ".join(commands(table)).replace("\\\n", " "))
     missing = [f"{name}=PATH" for name in PLACES if name in words and name not in places]
     return missing + [name for name in table.get("packages", ()) if not find_spec(name)]
 
 
 def make(table: dict[str, Any], places: dict[str, str], compute: str) -> str:
-    """Run the commands of a table and return it; other output of a script than Markdown stays as it is."""
+    """Run the commands of a table and return it as Markdown; script output without a table becomes a text block."""
     if "script" in table:
         script, *words = shlex.split(table["script"])
         found = _run([str(HERE / script), *words], places).strip()
@@ -85,16 +85,16 @@ def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str
     title = Result(**{name: best[name] for name in ("columns", "readout", "alpha", "valid_score")}).title
     fixed = "--compute float32" in row["extract"]
     shares = f"{100 * best['valid_score']:.1f}", f"**{100 * best['test_score']:.1f}**", f"{100 * raw['test_score']:.1f}"
-    said = f"{made['rows']['train']:,}", f"`{title}, ridge {best['alpha']:.3g}`"
+    fitted = f"{made['rows']['train']:,}", f"`{title}, ridge {best['alpha']:.3g}`"
     chosen = max(found["baselines"], key=lambda baseline: baseline["valid_score"])
     baseline, paper = f"{100 * chosen['test_score']:.1f} ({chosen['name']})", str(row.get("paper", ""))
-    return dict(zip(HEADS, (row["name"], *said, *shares, baseline, paper, "any" if fixed else compute), strict=True))
+    return dict(zip(HEADS, (row["name"], *fitted, *shares, baseline, paper, "any" if fixed else compute), strict=True))
 
 
-def differences(said: str, found: str) -> list[str]:
+def differences(printed: str, found: str) -> list[str]:
     """Return the rows and columns in which the numbers of two tables differ by more than the last digit."""
-    old, new = ({row[next(iter(row))]: row for row in parsed(text)} for text in (said, found))
-    wrong = [f"{name}: a row that is only written, or only found" for name in old.keys() ^ new.keys()]
+    old, new = ({row[next(iter(row))]: row for row in parsed(text)} for text in (printed, found))
+    wrong = [f"{name}: this row is only in the file, or only in the new table" for name in old.keys() ^ new.keys()]
     for name in old.keys() & new.keys():
         if old[name].get("instructions") == new[name].get("instructions"):
             pairs = ((head, old[name].get(head, "nothing"), cell) for head, cell in new[name].items())
@@ -141,13 +141,13 @@ def _line(row: list[str]) -> str:
     return "| " + " | ".join(row) + " |"
 
 
-def _same(said: str, found: str) -> bool:
+def _same(printed: str, found: str) -> bool:
     """Return whether two cells are the same, as numbers within the last digit."""
     pattern = r"-?[\d,]*\.?\d+"
-    if not (re.fullmatch(pattern, found) and re.fullmatch(pattern, said)):
-        return said == found or not re.fullmatch(pattern, found)
+    if not (re.fullmatch(pattern, found) and re.fullmatch(pattern, printed)):
+        return printed == found or not re.fullmatch(pattern, found)
     digits = len(found.partition(".")[2])
-    return abs(float(said.replace(",", "")) - float(found.replace(",", ""))) < 1.5 * 10**-digits
+    return abs(float(printed.replace(",", "")) - float(found.replace(",", ""))) < 1.5 * 10**-digits
 
 
 def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[str, Any]]:
@@ -165,7 +165,7 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
         else:
             chosen[name] = table
     print(
-        f"{', '.join(chosen)}: about {sum(table['minutes'] for table in chosen.values())} minutes of a core", flush=True
+        f"{', '.join(chosen)}: about {sum(table['minutes'] for table in chosen.values())} processor minutes", flush=True
     )
     return chosen
 
@@ -192,21 +192,21 @@ def main() -> int:
                 made = make(table, places, here)
             except subprocess.CalledProcessError as error:
                 failed += 1
-                print(f"{name}: its command ended with {error.returncode}", flush=True)
+                print(f"{name}: its command failed with exit code {error.returncode}", flush=True)
                 continue
             minutes = (time.monotonic() - started) / 60
             print(f"\n{made}\n", flush=True)
             if asked.write:
                 write(name, table, made, f"{date.today()}, {minutes:.1f} minutes of wall time, {machine(here)}.")
                 continue
-            said = block(name)
-            wrong = differences(said, made)
-            judged = "rows" in table or f", {here}," in said
+            printed = block(name)
+            wrong = differences(printed, made)
+            judged = "rows" in table or f", {here}," in printed
             failed += bool(wrong) and judged
             verdict = ("DIFFERS\n  " + "\n  ".join(wrong)) if wrong else "agrees"
-            print(
-                f"{name}: {verdict if judged else f'not judged, made with other instructions than {here}'}", flush=True
-            )
+            if not judged:
+                verdict = f"not compared: the table in RESULTS.md has another precision than {here}"
+            print(f"{name}: {verdict}", flush=True)
     return int(failed > 0)
 
 

@@ -8,9 +8,9 @@
     python benchmarks/series.py --tuned 5m                    # what tune finds in five minutes, instead
     OMP_NUM_THREADS=1 python benchmarks/series.py --time 2000 8000    # processor seconds for training rows, instead
 
-Windows, kernels and poolings of `reservoir.plan`, and what `tune` draws around them, were chosen on FOUND and on
-generated sets, before any set of REPORTED was scored. The precision on disk was changed after two sets of REPORTED
-showed a fault. Kernels of differences and the rule for ties were added later, with FOUND only. Raw ridge is
+Windows, kernels and poolings of `reservoir.plan`, and what `tune` draws around them, were chosen on DEVELOPMENT and
+on generated sets, before any set of REPORTED was scored. The precision on disk was changed after two sets of REPORTED
+showed a fault. Kernels of differences and the rule for ties were added later, with DEVELOPMENT only. Raw ridge is
 scikit-learn's `RidgeClassifierCV` on standardised values, with shorter series padded with zeros. The peers need equal
 lengths, so shorter series are stretched to the longest for them. All methods read the same rows. Sets and peers whose
 packages are missing are named and left out.
@@ -44,12 +44,12 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-FOUND = ("GunPoint", "OSULeaf", "ItalyPowerDemand", "JapaneseVowels", "ACSF1", "PLAID", "UnitTest")
+DEVELOPMENT = ("GunPoint", "OSULeaf", "ItalyPowerDemand", "JapaneseVowels", "ACSF1", "PLAID", "UnitTest")
 REPORTED = ("Trace", "Coffee", "PigCVP", "ArrowHead", "BasicMotions", "PickupGestureWiimoteZ")
 
 
 class Series(NamedTuple):
-    """Series (rows, values, channels) of float32, zero after their lengths (rows,), classes, and which rows train."""
+    """Float32 series ``x`` (rows, values, channels), zero after their ``lengths``; ``train`` marks training rows."""
 
     x: np.ndarray
     lengths: np.ndarray
@@ -89,7 +89,7 @@ def read_ts(name: str, part: str) -> tuple[list[np.ndarray], list[str]]:
                 rows = [line.split(":") for line in lines if line.strip()]
                 series = [np.array([channel.split(",") for channel in row[:-1]], float).T for row in rows]
                 return series, [row[-1].strip() for row in rows]
-    raise ModuleNotFoundError("no installed wheel carries it; pip install --no-deps sktime aeon")
+    raise ModuleNotFoundError("no installed wheel contains it; pip install --no-deps sktime aeon")
 
 
 def redraw(data: Series, number: int) -> Series:

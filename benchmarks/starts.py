@@ -1,9 +1,9 @@
-"""Initialisation of an FPT's output layer: orthogonal rows, our default, or the authors', under their protocol.
+"""Initialisation of an FPT's output layer: orthogonal rows (our default), or that of the authors' protocol.
 
     python benchmarks/starts.py [--steps 300] [--seeds 2]
 
-On digits through mini the protocol changes nothing else. It prints the loss of the first step, the mean loss of all
-steps, and the test accuracy in percent, as means over seeds.
+On digits through mini the protocol changes nothing else. The script prints the loss of the first step, the mean loss of
+all steps, and the test accuracy in percent, as means over seeds.
 """
 
 import argparse
@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 from reservoir_pipelines import train
 
-STARTS = {"orthogonal rows of norm 1.41": None, "as torch's `Linear`, the authors'": "paper"}
+STARTS = {"orthogonal rows of norm 1.41": None, "torch's default for `Linear`, as the authors": "paper"}
 
 
 def main() -> None:
-    """Print a row for each start."""
+    """Print a row for each initialisation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
     asked = parser.parse_args()
-    print("| start | first loss | mean loss | test |\n|---|--:|--:|--:|")
+    print("| initialisation | first loss | mean loss | test |\n|---|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
         for name, protocol in STARTS.items():
             found = []

@@ -39,7 +39,7 @@ def main() -> None:
         np.savez(five, x=np.random.default_rng(0).integers(0, 17, (5, 8, 8)).astype(np.float32))
         for made in (EXTRACT, ["fit", "digits", "--columns", "final/mean", "--out", f"{folder}/readout"]):
             subprocess.run([sys.executable, "-c", COMMAND, *made], check=True, capture_output=True)
-        print("| | clock | of a core | imports |\n|---|--:|--:|---|", flush=True)
+        print("| command | wall time | processor time | imports |\n|---|--:|--:|---|", flush=True)
         for arguments in (
             ["--help"],
             ["--version"],
@@ -58,14 +58,14 @@ def main() -> None:
 
 def show(title: str, command: list[str], repeats: int) -> None:
     """Measure the wall time and the processor time of a command; other programs disturb the latter less."""
-    clock, processor, told = [], [], ""
+    clock, processor, errors = [], [], ""
     for _ in range(repeats):
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        errors = subprocess.run(command, capture_output=True, text=True, check=False).stderr
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         clock.append(time.perf_counter() - started)
         processor.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    imported = told.splitlines()[-1] if told.splitlines() else ""
+    imported = errors.splitlines()[-1] if errors.splitlines() else ""
     print(f"| `{title}` | {min(clock):.2f} s | {min(processor):.2f} s | {imported} |", flush=True)
 
 

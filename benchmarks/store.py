@@ -163,7 +163,7 @@ def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
 
 
 def timed(title: str, work: Callable[[], Any]) -> Any:
-    """Run something and print how long it took."""
+    """Return the result of ``work`` and print how long it took."""
     started = time.perf_counter()
     result = work()
     print(f"{title:52} {time.perf_counter() - started:8.3f} s", flush=True)
@@ -171,7 +171,7 @@ def timed(title: str, work: Callable[[], Any]) -> Any:
 
 
 def add(entry: Entry, names: list[str], blocks: range) -> None:
-    """Write blocks as extract does."""
+    """Write blocks of random features as extract does."""
     with ShardWriter(entry) as writer:
         for block in blocks:
             low, high = entry.layout.block(entry.spec.rows["train"], block)
@@ -199,7 +199,7 @@ def main() -> None:
         timed("list: size, columns, progress", lambda: [summarize(each) for each in list_entries(root)])
         timed("open: manifest and the size of every file", lambda: FeatureStore(entry)["train"].columns)
         timed("what is missing", lambda: entry.missing("train", names))
-        timed("sizes of all, as a new extract checks them", lambda: verify(entry, contents=False))
+        timed("sizes of all files, as a resumed extract checks them", lambda: verify(entry, contents=False))
         empty = make(root, 10_000, names, simulated=False)
         timed("20 blocks of an empty entry", lambda: add(empty, names, range(20)))
         timed("20 blocks at the end of this one", lambda: add(entry, names, range(blocks - FREE, blocks)))

@@ -37,7 +37,7 @@ PENALTIES: Any = np.logspace(-4, 0, 5)  # scikit-learn's stub only accepts a num
 
 
 def splice(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Three classes: two kinds of boundary in the middle, and none."""
+    """Write one of two boundaries, or none, into the middle of each row; return which."""
     y, place = draw.integers(0, 3, len(x)), np.arange(x.shape[1]) - x.shape[1] // 2
     for kind, motif in ((0, (2, 3, 1)), (1, (0, 2, 3))):
         for offset, letter in enumerate(motif):
@@ -50,13 +50,13 @@ def splice(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def position(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Every position has a weight for each letter."""
+    """Return whether the random weights of the letters at their positions, plus noise, have a positive sum."""
     scores = draw.standard_normal((x.shape[1], LETTERS))[np.arange(x.shape[1]), x].sum(axis=1)
     return (scores + 0.3 * scores.std() * draw.standard_normal(len(x)) > 0).astype(int)
 
 
 def pairs(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Three pairs of neighbours: whether at least two of them agree, which no single position shows."""
+    """Write three pairs of neighbours, which mostly agree in class 1 and mostly differ in class 0; return the class."""
     places = draw.choice(x.shape[1] - 2, 3, replace=False)
     y = draw.integers(0, 2, len(x))
     for place in places:
@@ -67,7 +67,7 @@ def pairs(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def promoter(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Two motifs of six letters, each near its usual position, with errors."""
+    """Write two motifs with errors into the rows of class 1, each near its usual position; return the class."""
     motifs, y = draw.integers(0, LETTERS, (2, 6)), draw.integers(0, 2, len(x))
     for row in np.flatnonzero(y):
         start = x.shape[1] // 4 + draw.integers(-3, 4)
@@ -78,7 +78,7 @@ def promoter(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def motif(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Seven letters at a random position, with an error in every second row; in the other class in another order."""
+    """Write a word, or in class 0 its permutation, with errors and at a random position; return the class."""
     mine, y = draw.integers(0, LETTERS, 7), draw.integers(0, 2, len(x))
     other = draw.permutation(mine)
     for row in range(len(x)):
@@ -91,7 +91,7 @@ def motif(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def composition(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """Each letter follows from the two before it, by a table of the class."""
+    """Draw each letter given the two before it, with the probabilities of the class; return the class."""
     chances = np.cumsum(draw.dirichlet(np.full(LETTERS, 4.0), (2, LETTERS, LETTERS)), axis=-1)
     y, chance = draw.integers(0, 2, len(x)), draw.random(x.shape)
     for place in range(2, x.shape[1]):

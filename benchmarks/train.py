@@ -70,7 +70,7 @@ def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, comp
     engine = FPTSteps(model.fpt, forward, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes())
 
     def run(steps: int) -> None:
-        with patch.object(engine, "validate", lambda _step: {"valid_loss": 0.0}):  # which is not measured
+        with patch.object(engine, "validate", lambda _step: {"valid_loss": 0.0}):  # validation is not measured
             Trainer(model.fpt, engine, eval_every=steps, report=lambda *_: None, keep=lambda _: None).run(steps)
 
     return run

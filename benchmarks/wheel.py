@@ -2,10 +2,10 @@
 
     python benchmarks/wheel.py                # takes minutes: pip installs all dependencies
 
-Builds the wheel, installs it with pip into a fresh virtual environment, and then, with the network off and an empty
-cache, runs ``reservoir extract digits`` and ``reservoir fit digits`` there. A namespace turns the network off where the
-system permits one, else a guard that refuses every connection of Python, together with ``HF_HUB_OFFLINE``; the script
-first checks that it is off. Goals: the wheel is under 20 MB, and both commands succeed.
+The script builds the wheel, installs it with pip into a fresh virtual environment, and runs ``reservoir extract
+digits`` and ``reservoir fit digits`` there, without a network and with an empty cache. It uses a network namespace; if
+the system does not permit one, Python refuses every connection and ``HF_HUB_OFFLINE`` is set. The script first checks
+that there is no network. Goals: the wheel is under 20 MB, and both commands succeed.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def build(folder: Path) -> Path:
         files = archive.infolist()
         for name in SHIPPED:
             if archive.read(name) != (ROOT / name).read_bytes():
-                raise SystemExit(f"{wheel.name}: its {name} is not the one of this tree")
+                raise SystemExit(f"{wheel.name}: its {name} differs from {ROOT / name}")
     size = wheel.stat().st_size
     print(f"{wheel.name}: {size / 1e6:.2f} MB, {len(files)} files; the largest:")
     for file in sorted(files, key=lambda file: -file.compress_size)[:5]:
         print(f"  {file.compress_size / 1e6:7.3f} MB  {file.filename}")
     if size >= LARGEST:
-        raise SystemExit(f"the wheel has {size:,} bytes, not under {LARGEST:,.0f}")
+        raise SystemExit(f"{wheel.name}: {size:,} bytes; the limit is {LARGEST:,.0f}")
     return wheel
 
 
 def install(wheel: Path, folder: Path) -> Path:
-    """Install a wheel into a fresh environment and return the environment's folder of programs."""
+    """Install a wheel into a fresh virtual environment and return the folder of its executables."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     programs = folder / "bin"
     subprocess.run([str(programs / "python"), "-m", "pip", "install", "--quiet", str(wheel)], check=True)
@@ -88,7 +88,7 @@ def cut_off(folder: Path, programs: Path) -> tuple[tuple[str, ...], dict[str, st
         environment |= {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
     probe = subprocess.run([*prefix, "python", "-c", PROBE], env=environment, check=False, capture_output=True)
     if probe.returncode == 0:
-        raise SystemExit("the network is not off")
+        raise SystemExit("a connection succeeded, although the network should be off")
     print(f"network off by {'a namespace' if prefix else 'a guard'}")
     return prefix, environment
 
