@@ -40,7 +40,7 @@ class Batch:
     rows: Tensor
     x: Tensor
     lengths: Tensor
-    tokens: int  # to which rows are padded
+    tokens: int  # number of tokens to which rows are padded
     stored: Tensor | None  # lengths in values, if the device will cut the windows
     places: Tensor | None  # the token of each label, if every token has one
 

@@ -43,10 +43,10 @@ Check = Callable[[Any], str | None]  # returns what to do about an invalid value
 def option(
     default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "", where: bool = False
 ) -> Any:
-    """Return a field of a group of options; its default is None where it depends on the data.
+    """Return a field of a group of options; its default is None if it depends on the data.
 
     ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. ``flag`` is the flag
-    without dashes, and ``shown`` the default in the help, where they differ from the field's name and value. ``where``
+    without dashes, and ``shown`` the default in the help, if they differ from the field's name and value. ``where``
     marks a folder, a device, a process or a network address, which no file may set (see `without_where`).
     """
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
@@ -57,17 +57,17 @@ def _must(fit: Callable[[Any], object], remedy: str) -> Check:
 
 
 def at_least(low: int) -> Check:
-    """Check that a number is whole and at least ``low``."""
+    """Return a check that a number is whole and at least ``low``."""
     return _must(lambda value: value == int(value) and value >= low, f"give a whole number from {low}")
 
 
 def one_of(*names: str) -> Check:
-    """Check that a value is one of ``names``."""
+    """Return a check that a value is one of ``names``."""
     return _must(names.__contains__, f"choose among {', '.join(names)}")
 
 
 def within(low: float, high: float) -> Check:
-    """Check that a number is neither below ``low`` nor above ``high``."""
+    """Return a check that a number is neither below ``low`` nor above ``high``."""
     return _must(lambda value: low <= value <= high, f"give a number from {low:g} to {high:g}")
 
 
@@ -86,7 +86,7 @@ def seconds_of(text: str) -> float:
 
 
 def number_lists(*names: str) -> Check:
-    """Check that all keys are among ``names``, each with one or several numbers."""
+    """Return a check that all keys are among ``names``, each with one or several numbers."""
 
     def check(value: Mapping[str, Any]) -> str | None:
         if unknown := value.keys() - set(names):

@@ -72,8 +72,8 @@ def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
     """Return the init with the default, ``random`` and ``random-scaled`` resolved.
 
     The default is ``random`` for families without published weights and for altered settings, else ``pretrained``.
-    ``random`` is the initialisation of the family. ``random-scaled`` is its name for GPT-2, and raises `InputError` for
-    other families. With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1:
+    ``random`` is the initialisation of the family. ``random-scaled`` means the same for GPT-2, and raises `InputError`
+    for other families. With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1:
     ``random-flat``.
     """
     if init is None:

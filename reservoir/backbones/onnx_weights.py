@@ -23,7 +23,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[s
     try:
         import onnx
     except ImportError:
-        raise InputError(f"{path}: ONNX files need a package: pip install 'reservoir-features[onnx]'") from None
+        raise InputError(f"{path}: ONNX files need onnx; run pip install 'reservoir-features[onnx]'") from None
     # Weights that an ONNX file keeps in another file (its external data) are refused.
     with as_input_error(f"{path}: not a readable ONNX file", "re-export the model"):
         return _read_graph(path, _Graph(onnx.load(path, load_external_data=False).graph))

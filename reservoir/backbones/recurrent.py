@@ -199,7 +199,7 @@ LSTM = Family(
     blocks="blocks",
     groups={"positions": ("positions",), "layernorm": ("_norm.",), "recurrent": (".cell.",)},
     draw=_draw_lstm,
-    scheme="uniform up to width^-1/2, also the norms of the released cell, by their own width; first states normal",
+    scheme="uniform within ±width^-1/2, for norms of n channels within ±n^-1/2; first states normal",
     note="first states are drawn once from the seed; train --protocol paper draws them again for every row and pass",
     allows_bfloat16=False,
 )

@@ -176,7 +176,7 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
             local_files_only=local_files_only(source),
             **gguf_argument(name),
         )
-        # This class pads and cuts texts itself; the file may set other lengths.
+        # `TextReader` pads and cuts texts itself; the file may set other lengths.
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         if tokenizer.is_fast:
             tokenizer.backend_tokenizer.no_truncation()
@@ -323,10 +323,10 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 
     silence_transformers()
     local = local_files_only(name)
-    remedy = f"repair it, or use --input {'orthogonal' if family.reads == 'pixels' else 'kernels'}"
+    remedy = f"add or repair it, or use --input {'orthogonal' if family.reads == 'pixels' else 'kernels'}"
     with as_input_error(f"backbone {name!r}: its {PREPROCESSOR} is not usable", remedy):
         if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
-            raise ValueError("the folder has none")
+            raise ValueError("the folder has no such file")
         if family.reads == "pixels":
             check_pillow()
             processor = AutoImageProcessor.from_pretrained(
@@ -335,7 +335,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             return PixelReader(processor, config, partial(pictures, task))
         extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local)
         if extractor.feature_size != 1:
-            raise ValueError(f"it gives {extractor.feature_size} values per sample")
+            raise ValueError(f"it gives {extractor.feature_size} values per sample, not 1")
         reader = SoundReader(extractor, config, task.max_tokens)
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:

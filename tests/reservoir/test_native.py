@@ -274,7 +274,7 @@ def test_pictures_that_the_model_cannot_read_are_refused(tmp_path: Path):
     config.write_text('{"image_processor_type": "Evil", "auto_map": {"AutoImageProcessor": "evil.Evil"}}')
     assert "preprocessor_config.json is not usable" in refused()
     config.unlink()
-    assert "preprocessor_config.json is not usable (the folder has none)" in refused()
+    assert "preprocessor_config.json is not usable (the folder has no such file)" in refused()
 
 
 SOUND_TASK = Task(name="calls", form=Vectors(1), max_tokens=400, classes=2, parameters={"waveform": True})
