@@ -138,7 +138,7 @@ def _torch(source: Path, folder: Path) -> None:
     for file in files:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
-            # A stored tensor may claim to repeat a few numbers any number of times.
+            # With strides of 0, a few stored numbers can pass for a tensor of any size.
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}

@@ -44,7 +44,7 @@ _importing = threading.Lock()
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Draw with matplotlib's defaults, whatever files or environment variables configure, and all text literally."""
+    """Use matplotlib's defaults within the context, not its configuration files, and draw all text literally."""
     exists = os.path.exists
     with _importing:
         # Matplotlib first reads ./matplotlibrc, which may have come with somebody's data, and no option prevents that.
@@ -58,7 +58,7 @@ def own_style() -> Iterator[None]:
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["text.parse_math"] = False  # a class named $x_{$ is not a formula
-        # Texts stay texts: a browser has fonts of every script, and the same input gives the same file.
+        # Text is saved as text, not as paths: browsers have fonts of every script. The fixed salt gives equal files.
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "reservoir"})
         yield
 
@@ -137,7 +137,7 @@ def _escape_texts(figure: Figure) -> None:
 
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
-            # While ticks with names are drawn, such a formatter sets their texts again.
+            # This formatter sets the texts of named ticks again when they are drawn, so its output is escaped too.
             if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
                 axis.set_major_formatter(FuncFormatter(lambda value, n, inner=formatter: _literal(inner(value, n))))
     for text in figure.findobj(Text):
@@ -262,7 +262,7 @@ def draw_settings(
     tops = np.nanmax(scores, axis=1)
     shown = places.get(best[0], places[max(places, key=tops.__getitem__)])[1]
     rows = sorted((i for i in places if places[i][1] == shown), key=lambda i: layer_order(places[i][0]))
-    # The grid was extended for single columns: their settings leave gaps, except where half of the rows have them.
+    # The grid is extended for some columns only; settings that few layers have would show as gaps and are left out.
     counts = (~np.isnan(scores[rows])).sum(axis=0)
     tried = [j for j in np.flatnonzero(counts).tolist() if 2 * counts[j] >= counts.max() or j == best[1]]
     values = factor * scores[rows][:, tried]
@@ -356,7 +356,7 @@ def confusion_side(classes: Sequence[str]) -> float:
 
 
 def shorten(name: str, most: int = 32) -> str:
-    """Return a name; if it is too long, without its middle, because names of columns differ at their ends."""
+    """Return a name, without its middle if it is longer than ``most``: names of columns differ at their ends."""
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
 
 
@@ -481,6 +481,6 @@ def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: M
 
 
 def attention_top(values: np.ndarray) -> float:
-    """Return the value at the top of the colour scale of maps (heads, tokens, tokens), if none is given."""
+    """Return the top of the colour scale of maps (heads, tokens, tokens): the 97% quantile of their positive values."""
     # The first tokens of a causal model attend to few tokens, so their large weights would hide all other values.
     return float(np.nanquantile(values[values > 0], 0.97))

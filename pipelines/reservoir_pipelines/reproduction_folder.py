@@ -149,7 +149,7 @@ class ReproductionFolder:
         name = spot["measure"]
         first, *others = [_measure(name, values) for values in results]
         if first is None or None in others:
-            return None, f"no {MEASURES.get(name) or name}", {}
+            return None, f"not measured: {MEASURES.get(name) or name}", {}
         if not others:
             return float(first), "", results[0]
         return (first / others[0], "", {}) if others[0] else (None, "the second number of the ratio is zero", {})

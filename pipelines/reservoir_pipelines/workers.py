@@ -142,7 +142,7 @@ def check_versions(expected: Mapping[str, str]) -> None:
 
 def process_number() -> int:
     """Return the number of this process among those that its parent started, from 1; 0 for the first process."""
-    number = multiprocessing.current_process().name.rpartition("-")[2]  # the name is such as SpawnProcess-2
+    number = multiprocessing.current_process().name.rpartition("-")[2]  # a name such as SpawnProcess-2
     return int(number) if number.isdigit() else 0
 
 

@@ -162,7 +162,7 @@ def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
     assert all(len(np.unique(folds[groups == one])) == 1 for folds in judge.folds for one in np.unique(groups))
     fit(features)
     assert f"{count}-fold cross-validation by group" in capsys.readouterr().err
-    with pytest.raises(InputError, match=f"cross-validation: {count + 1} folds of {count} groups"):
+    with pytest.raises(InputError, match=f"cross-validation cannot use {count + 1} folds for {count} groups"):
         fit(features, select=f"cv{count + 1}")
 
 

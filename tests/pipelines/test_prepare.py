@@ -196,7 +196,7 @@ def test_counts_and_warnings_are_stored(tmp_path, cache):
         prepared = prepare("homology", data=tmp_path, parameters={"max_tokens": 6})
         assert prepared.dropped == dict.fromkeys(prepared.rows, 1)
         assert prepared.rows == dict.fromkeys(["train", "valid", "test", "test_family", "test_superfamily"], 2)
-        assert prepared.warnings == ("classes of the split 'test' that no row of 'train' has (1): 2",)
+        assert prepared.warnings == ("the split 'test' has classes that no row of 'train' has (1): 2",)
 
 
 def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):

@@ -80,9 +80,9 @@ def test_repeats_give_different_folds():
 
 
 def test_fewer_rows_or_groups_than_folds_are_refused():
-    with pytest.raises(InputError, match="5 folds of 4 rows"):
+    with pytest.raises(InputError, match="5 folds for 4 rows"):
         draw_folds(4, 5)
-    with pytest.raises(InputError, match="4 folds of 3 groups"):
+    with pytest.raises(InputError, match="4 folds for 3 groups"):
         draw_folds(6, 4, groups=np.array([0, 0, 1, 1, 2, 2]))
     with pytest.raises(InputError, match="1 folds"):
         draw_folds(4, 1)

@@ -165,7 +165,7 @@ class RawSource(Source):
             if size <= RAW_BYTES:
                 blocks.append(block)
             yield block
-        if size <= RAW_BYTES:  # every readout reads the blocks
+        if size <= RAW_BYTES:  # every readout reads the blocks again
             self._memory[split] = blocks
 
     def rows(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -364,7 +364,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     if len(wanted) == 1 and wanted[0].startswith("best:"):
         number = wanted[0].removeprefix("best:")
         if not number.isdigit() or int(number) < 1:
-            raise InputError(f"--columns {wanted[0]}: the number of columns is not 1 or more; write it as in best:4")
+            raise InputError(f"--columns {wanted[0]}: not a number of columns; give a whole number from 1, as best:4")
         wanted, most = ["all"], int(number)
     named = wanted != ["all"]
     sources: dict[str, ColumnSource | RawSource] = {}
@@ -406,7 +406,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
 
 
 def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows | None:
-    """Return random rows of train and valid for a race; None if it saves no time, or a class or group is missing."""
+    """Return random rows to fit all columns to first; None if that saves no time, or a class or group is missing."""
     train, valid = pool.store["train"], pool.store["valid"]
     if train.rows < RACED_ROWS:
         return None
@@ -526,7 +526,7 @@ def draw_folds(
     if not 2 <= folds <= units:
         what = "rows" if groups is None else "groups"
         raise InputError(
-            f"cross-validation: {folds} folds of {units} {what}; use at least 2 folds, and no more folds than {what}"
+            f"cross-validation cannot use {folds} folds for {units} {what}; use 2 or more, and no more than {what}"
         )
     draw = np.random.default_rng((0, repeat))
     if groups is not None:

@@ -39,7 +39,7 @@ PADDING = {
 
 MEANINGS = {
     "softmax": "softmax over the last axis gives probabilities",
-    "sigmoid": "the sigmoid of each, divided by its sum over the last axis, gives probabilities",
+    "sigmoid": "the sigmoid of each logit, divided by its sum over the last axis, gives probabilities",
     "clipped": "(1 + clip(logit, -1, 1)) / 2, divided by its sum over the last axis, gives probabilities",
     "none": "the class with the greatest value is the label; the readout has no probabilities",
 }
@@ -101,8 +101,8 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
         model = load_part(bundle.task, part, "cpu", where, compute)
         if isinstance(model.reader, SoundReader):
             raise InputError(
-                f"readout {where}: its sounds go through the model's own convolutions one by one, which cannot be "
-                "exported; fit a readout of features made without --input native"
+                f"readout {where}: its sounds go through the model's own convolutions one by one, which export "
+                "and explain do not support; fit a readout of features made without --input native"
             )
         if model.compute != part.compute:
             notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by rounding")

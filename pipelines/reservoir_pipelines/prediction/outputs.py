@@ -140,7 +140,7 @@ def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool
                 writer.write_table(arrow.table(columns, schema=schema))
             except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
                 reason = str(error).splitlines()[0]
-                raise InputError(f"--out: labels of several types in one column ({reason}); write .csv") from error
+                raise InputError(f"--out: one column has labels of several types ({reason}); write .csv") from error
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}

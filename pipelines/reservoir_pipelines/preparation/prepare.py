@@ -158,7 +158,7 @@ def _hash(value: Any) -> str:
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
     """Write all pieces and the index into a temporary folder, then rename it, so that it is complete or absent."""
     make_folder(final.parent)
-    folder = temporary_path(final.parent.resolve() / "data")  # the same name each time, so that remains are removed
+    folder = temporary_path(final.parent.resolve() / "data")  # a fixed name, so that leftovers are removed
     folder.mkdir()
     try:
         sent = source
@@ -239,7 +239,7 @@ def _write_index(
         new = set(np.unique(splits[name].y).tolist()) - set(np.unique(splits["train"].y).tolist()) - {MISSING}
         if task.classes and new:
             classes = ", ".join(str(task.label(c)) for c in sorted(new)[:5]) + (", ..." if len(new) > 5 else "")
-            unseen.append(f"classes of the split {name!r} that no row of 'train' has ({len(new)}): {classes}")
+            unseen.append(f"the split {name!r} has classes that no row of 'train' has ({len(new)}): {classes}")
     index = {
         "version": VERSION,
         "task": task.to_dict(),

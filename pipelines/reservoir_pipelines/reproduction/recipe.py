@@ -136,7 +136,7 @@ def _read(path: Any, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"recipe {name}: not readable ({error})") from error
+        raise InputError(f"recipe {name}: not readable ({error}); give a valid .toml file") from error
 
 
 @dataclass
@@ -185,7 +185,7 @@ class _Builder:
         return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
 
     def _claims(self, places: Container[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return the claims about these table positions; claims about another scale are marked as unseen."""
+        """Return the claims about these table positions; a claim about another scale cannot be checked."""
         claims = []
         for claim in self.table.get("claims", []):
             self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
@@ -196,7 +196,7 @@ class _Builder:
         return claims
 
     def _selected(self, spots: list[dict[str, Any]], only: set[str]) -> list[dict[str, Any]]:
-        """Return the table positions with the tasks, rows and columns in ``only``, and all of a kind that it omits."""
+        """Return the table positions that ``only`` selects; it filters each kind (task, row, column) that it names."""
         tasks = {*self.shared["tasks"]}
         chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
         found = set[str]().union(*chosen.values())

@@ -115,7 +115,7 @@ def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any
         return
     if cluster.workers > 1 and len(cells) > 1:
         run_processes(run_cells, [(cells, folder, places, since, number) for number in range(cluster.workers)])
-    run_cells(cells, folder, places, since)  # also those of a worker that was killed
+    run_cells(cells, folder, places, since)  # also runs the cells of a worker that was killed
 
 
 def run_on_worker(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any]) -> str:

@@ -177,9 +177,9 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             if cell.stage == "fit":
                 found = plan(task, as_group(settings, opt.ExtractOptions))
                 return Cost(found.seconds, found.bytes)
-            if (
-                cell.stage != "train"
-            ):  # maps and cards take seconds; the final scores of a pretraining run take as long as many steps
+            # Attention maps and cards take seconds. A short trial of a pretraining run would take too long, because the
+            # final scores take as long as many steps.
+            if cell.stage != "train":
                 return Cost()
             rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows
             steps, every = settings["steps"], settings["eval_every"]

@@ -66,7 +66,7 @@ def train(
         settings: dict[str, Any] = {**values, "sweep": None, "resume": True, "run": folder, "on_divergence": "report"}
         one = replace(options, **settings)
         done = _train_once(task, reservoir, source, place, one, test=False)
-        # A run that diverged has the score of its best validation before.
+        # A run that diverged has the score of its best validation before the divergence.
         merit = -math.inf if done.valid_score is None else done.valid_score, -(done.valid_loss or 0.0)
         kept = ("valid_score", "valid_loss", "best_step", "diverged_step", "seconds", "run")
         runs.append((merit, {**values, **{name: getattr(done, name) for name in kept}}, one))

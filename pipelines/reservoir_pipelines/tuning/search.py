@@ -226,7 +226,7 @@ class SearchData:
 class Costs:
     """Seconds of trials by backbone, as a constant and a part that grows with the work."""
 
-    constant: float  # share of the cost that is assumed not to grow while all trials have had the same work
+    constant: float  # share of the cost that is assumed not to grow until trials of different sizes are measured
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, backbone: str, work: float, seconds: float) -> None:
@@ -266,7 +266,7 @@ class Search:
         self.started, self._used = self.clock(), time.process_time()
         self.file = self.data.folder / "trials.jsonl"
         self.trials = {(trial.number, trial.limit): trial for trial in read_trials(self.file)}
-        self.costs, self.extracting = Costs(CONSTANT), Costs(0.0)  # the end must not take longer than predicted
+        self.costs, self.extracting = Costs(CONSTANT), Costs(0.0)  # the final extraction must not be underestimated
         self.judges: dict[int | None, Judge] = {}
         self.stores: dict[tuple[int, int | None], FeatureStore] = {}
         self._seen: set[tuple[int, int | None]] = set()
@@ -323,7 +323,7 @@ class Search:
         """Return the estimated seconds for extracting ``number`` reservoirs on all splits and fitting them."""
         trials = list(self.trials.values())
         delay = (self.clock() - self.started) / max(time.process_time() - self._used, 1e-3)
-        # The first candidates take precedence over this reserve, because a search needs several candidates.
+        # Time for a slow start is reserved only after the first candidates, because a search needs several candidates.
         start_up = START_UP * (min(max(delay, 1.0), MOST_DELAY) if len(trials) >= AT_LEAST else 1.0)
         if not trials:
             return start_up
@@ -442,7 +442,7 @@ class Search:
         if (number, limit) in self._seen:
             return trial
         self._seen.add((number, limit))
-        rows = "all rows" if limit is None else f"{limit:,} rows of a split"
+        rows = "all rows" if limit is None else f"{limit:,} rows per split"
         score = score_text(trial.score, trial.metric)
         notify(f"{number:3d}  {score:>6}  {trial.seconds:5.1f} s  {rows}  {trial.title}")
         backbone, work = self._backbone(number), self.data.work(number, self.data.rows(limit, KNOWN))
