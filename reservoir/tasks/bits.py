@@ -56,13 +56,13 @@ class _Bits(Source):
             parameters={name: value for name, value in vars(self).items() if name not in ignored},
         )
 
-    def _check(self) -> None:
+    def _check(self, task: str) -> None:
         for name in ("n", "token_bits", "train_rows", "valid_rows", "test_rows", "patterns"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} is {value}; give a whole number above 0")
+                raise InputError(f"{task}: {name} is {value}; give a whole number above 0")
         if self.n % self.token_bits:
-            raise InputError(f"{self.n} bits are not a whole number of tokens of {self.token_bits} bits; change either")
+            raise InputError(f"{task}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change either")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class BitMemory(_Bits):
     mask: float = 0.5
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check("bit-memory")
         if not 0 <= self.mask <= 1:
             raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
 
@@ -120,9 +120,9 @@ class BitXor(_Bits):
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check("bit-xor")
         if self.held_out and not MOST_HELD_OUT[0] <= self.n * self.patterns <= MOST_HELD_OUT[1]:
-            raise InputError(f"held_out needs {MOST_HELD_OUT[0]} to {MOST_HELD_OUT[1]} bits in all; leave it out")
+            raise InputError("bit-xor: held_out needs n * patterns from {} to {}; leave it out".format(*MOST_HELD_OUT))
 
     @property
     def task(self) -> Task:

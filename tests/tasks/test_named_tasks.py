@@ -64,7 +64,7 @@ def test_xor_has_the_shape_of_the_paper_and_its_sums():
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
-    [({"n": 7, "token_bits": 2}, "whole number of tokens"), ({"mask": 1.5}, "probability"), ({"n": 0}, "above 0")],
+    [({"n": 7, "token_bits": 2}, "multiple of token_bits"), ({"mask": 1.5}, "probability"), ({"n": 0}, "above 0")],
 )
 def test_impossible_settings(parameters, message):
     with pytest.raises(InputError, match=message):

@@ -58,8 +58,8 @@ def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
     if size > FREE_BYTES and size > MOST_EXPANSION * real:
         row = int(np.argmax(lengths))
         raise InputError(
-            f"{where}, row {row}: {lengths[row]} tokens, but all {len(lengths)} rows together have "
-            f"{real // token_bytes}; cut the row, or leave it out"
+            f"{where}, row {row}: {lengths[row]} tokens, to which all {len(lengths)} rows would be padded; together "
+            f"they have only {real // token_bytes} tokens; cut the row, or leave it out"
         )
 
 

@@ -55,7 +55,7 @@ class OwnData(Source):
         # New data is read with the given options and the chosen columns.
         parameters = {} if self._units is None else {"each": "token"}
         parameters |= self._columns.chosen | self.asked.explicit
-        if self.asked.labels:  # paths are not part of the key
+        if self.asked.labels:  # paths are not part of the cache key
             parameters["labels"] = Path(self.asked.labels).name
         if self._symbols:
             parameters.pop("standardise", None)
@@ -148,7 +148,7 @@ class OwnData(Source):
         # A series of values may be a waveform, too.
         samples = self.asked.waveform and "waveform" not in columns.unused_options
         if not samples and (flags := [name for name in columns.unused_options if name in self.asked.explicit]):
-            raise InputError(f"{self.origin}: --{flags[0]} does not apply to such data; leave it out")
+            raise InputError(f"{self.origin}: --{flags[0]} does not apply to data of this kind; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
             raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")

@@ -39,7 +39,7 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
         raise InputError(f"{problem}; repair or remove the row, or end it before this token with lengths{fill}")
     if missing != "mask":
         return values
-    values[gaps] = np.nan  # one of many bit patterns
+    values[gaps] = np.nan  # the same bit pattern for every NaN, so that equal data has equal checksums
     return np.concatenate([values, gaps.astype(np.float32)], axis=2)
 
 
@@ -91,7 +91,7 @@ def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
 def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
     """Return lengths (rows,) as int32; refuse lengths that are not integers from ``fewest`` to ``tokens``."""
     if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
-        raise InputError(f"{where}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape ({rows},)")
+        raise InputError(f"{where}: lengths hold {lengths.dtype} of shape {lengths.shape}; give integers ({rows},)")
     wrong = (lengths < fewest) | (lengths > tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
