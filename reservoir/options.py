@@ -379,7 +379,7 @@ class AttentionOptions(RunOptions, OutOptions, panel="Attention"):
     layer: int = option(1, "Number of the block, from 1.")
     average: int = option(64, "Rows to average over; the first is also drawn alone.", at_least(1))
     split: str = option("test", "Split from which the rows are taken.")
-    top: float | None = option(None, "Attention at which the colour scale ends, to compare pictures.", positive)
+    top: float | None = option(None, "Largest attention weight on the colour scale, to compare pictures.", positive)
 
 
 class ReproduceOptions(OutOptions, panel="Tables"):

@@ -204,7 +204,7 @@ def attention(
     split : str, default='test'
         Split from which the rows are taken.
     top : float, optional
-        Attention at which the colour scale ends, to compare pictures.
+        Largest attention weight on the colour scale, to compare pictures.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
