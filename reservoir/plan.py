@@ -2,7 +2,7 @@
 
 The defaults were tuned on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets
 (``benchmarks/series.py``), and for symbols on generated sets (``benchmarks/symbols.py``). Named tasks follow the
-paper: each value or pixel is one token, and the poolings are ``last`` and ``mean``.
+paper: each value, vector or symbol is one token, and the poolings are ``last`` and ``mean``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same for windows of symbols
 SEGMENTS = "segments8"  # describes where in the sequence values are
 
 # Poolings for more rows, from most to fewest columns: the first that fits is the default. With ``tokens``, and with the
-# last poolings, every second layer is left out until the columns fit. Columns without shares have two bytes a value.
+# last poolings, every second layer is left out until the columns fit. Columns without shares are stored as float16.
 FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "series": (
         "quantiles9,shares7,max,min,segments4",
@@ -89,7 +89,7 @@ PICTURE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabyt
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
-MANY_ROWS, FEWER_FOLDS = 2000, 3  # from this number of rows of train and valid on, fewer folds tell readouts apart
+MANY_ROWS, FEWER_FOLDS = 2000, 3  # with this many rows of train and valid, 3 folds are enough to tell readouts apart
 ENOUGH_VALID = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
 REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
 
@@ -113,11 +113,11 @@ class Plan:
     compute: str  # precision of matrix products
     store: str  # precision on disk
     block_rows: int  # rows of a shard of a new entry
-    batch_rows: int  # rows of a batch of the greatest length
+    batch_rows: int  # rows per batch of the longest sequences
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
     candidates: tuple[str, ...]  # columns among which a readout is chosen; a+b concatenates two
-    more: str  # cost of the columns that fewer rows get by default; empty if they are used
+    more: str  # flags and size of the columns that fewer rows get by default; empty if they are used
     reasons: Mapping[str, str]
 
     @property
@@ -144,7 +144,7 @@ class Plan:
     def table(self) -> list[tuple[str, str, str]]:
         """Return a line for each option: its name, its value, and the reason for it."""
         lines = [(name, entry["value"], entry["why"]) for name, entry in self.to_dict().items()]
-        joined = [f"{n} side by side" if (n := name.count("+") + 1) > 2 else name for name in self.candidates]
+        joined = [f"{n} concatenated" if (n := name.count("+") + 1) > 2 else name for name in self.candidates]
         shown = joined if len(joined) <= SHOWN_CANDIDATES else [*joined[:2], "...", joined[-1]]
         short = {"columns": f"{len(joined)}: {', '.join(shown)}"}
         return [(name, "-" if value is None else str(short.get(name, value)), why) for name, value, why in lines]
@@ -211,8 +211,8 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         compute, computed = "float32", "rounding errors of a recurrent state accumulate"
     elif compute == "bfloat16":
         computed = "this device multiplies bfloat16 faster"
-    # Many shares are 0 in all but a few rows. With two bytes the offset of a block adds rounding errors to the zeros,
-    # and if all training rows are zeros, standardisation scales these errors up to deviation 1.
+    # Many shares are 0 in all but a few rows. In float16 the offset of a block adds rounding errors to the zeros, and
+    # if all training rows are zeros, standardisation scales these errors up to deviation 1.
     precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
@@ -368,7 +368,7 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none if the kind is unknown."""
     kind = kind_of(task)
     names, given = split_names(default_layers(kind)[0]), {c.partition("/")[0] for c in available if c != RAW}
-    if kind != "series" and given < {*names}:  # many rows have columns of only one layer
+    if kind != "series" and given < {*names}:  # with many rows, only one layer may have columns
         names = tuple(name for name in names if name in given)
     if kind == "labels of every token":
         whole = "+".join(f"{layer}/all" for layer in names)
