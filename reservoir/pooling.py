@@ -150,7 +150,7 @@ class LayerPooling:
 
     def _filled(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding."""
-        # masked_fill and not a product with zero, because the padding may be infinite.
+        # A product with zero would not do, because the padding may be infinite.
         return self._hidden if self._padding is None else self._hidden.masked_fill(self._padding, value)
 
     @cached_property
@@ -187,7 +187,7 @@ class LayerPooling:
             above = (self._lengths[:, None, None] - below).float()
         else:
             hidden = self._filled(float("-inf"))
-            ones = torch.ones(1, hidden.shape[1], device=hidden.device)  # products count faster than sums, as exactly
+            ones = torch.ones(1, hidden.shape[1], device=hidden.device)  # a product is faster than a sum, and as exact
             above = torch.cat([ones @ (hidden > level).float() for level in share_levels(number)], dim=1)
         return above / self._lengths[:, None, None]
 
@@ -232,7 +232,7 @@ def _parse(pooling: str) -> tuple[str, int]:
 
 
 class RawInput(nn.Module):
-    """The baseline: a task's sequences as features, flattened; means of 8 segments for wide inputs and for words."""
+    """The baseline's features: a task's sequences, flattened, or for wide inputs and words means of 8 segments."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

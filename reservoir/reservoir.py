@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from reservoir.inputs.native import Reader
 
 DEFAULT_BACKBONE = "mini"  # the default backbone; its weights come with this package
-MOST_SYMBOLS = 64  # the largest vocabulary of which windows are made, with one channel per symbol
+MOST_SYMBOLS = 64  # the largest vocabulary for which windows are made, with one channel per symbol
 
 
 class Reservoir(ReservoirOptions):

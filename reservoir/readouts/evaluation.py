@@ -12,9 +12,9 @@ from reservoir.readouts.linear import LinearReadout, Readout
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
 MOST_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
-MOST_VALUES = 2000  # pairs of a true and a predicted value that are drawn
-BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if the rows are more
-MOST_LABELS = 8  # rows with at most this number of labels get a score per label; labels of tokens are more
+MOST_VALUES = 2000  # pairs of a true and a predicted value that are plotted
+BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if there are more rows than this
+MOST_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +61,7 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
-        """Build an evaluation from the values of `to_dict`, which lack the merits."""
+        """Build an evaluation from the values of `to_dict`, which lack ``merits``."""
         own = {"samples", "rows", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(
             samples=values["samples"],
@@ -83,7 +83,7 @@ def evaluate_classes(
     chances: np.ndarray | None = None,
     counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) are scores of class 1 if there are two.
+    """Compare class numbers (rows, ...) with labels; for two classes, ``chances`` (rows, ...) scores class 1.
 
     If the rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence.
     """

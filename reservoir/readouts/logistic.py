@@ -96,7 +96,7 @@ class _Problem:
 
     def __init__(self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training) -> None:
         self.train, self.targets = train, targets
-        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; from samples by way of their kernel matrix.
+        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; for samples, from their kernel matrix.
         if isinstance(training, Moments):
             self.mean, self.scale, count = training.mean, inverse(training.std), training.count
             matrix = training.xx * self.scale * self.scale[:, None]
@@ -116,7 +116,7 @@ class _Problem:
         self.columns = targets.classes if targets.classes > 2 else 1
         curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
         self.alphas = np.repeat(alphas, targets.outputs)
-        # Rows: problems. Columns: axes, and last the intercept, which has no penalty.
+        # A row is a problem (a penalty and an output); its columns are the axes and, last, the unpenalised intercept.
         along = 1 / np.sqrt(curvature * values[varies] + self.alphas[:, None])
         self.steps = np.pad(along, ((0, 0), (0, 1)), constant_values=1 / np.sqrt(curvature * count))
 

@@ -36,9 +36,9 @@ _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork"
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
 CHUNK = 2048  # features of a kernel matrix that are in memory in float64 at once
-BLOCK_ROWS = 2048  # the product runs at 93% of its speed on all rows at once; 1,024 rows give 78%
-# Multiplications of a product, and rows of a reduced matrix, from which BLAS uses all its threads. In smaller ones they
-# mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one, and 90 s in two
+BLOCK_ROWS = 2048  # products of 2,048 rows reach 93% of the speed of one product of all rows; of 1,024, 78%
+# From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its threads. With fewer,
+# they mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one, and 90 s in two
 # threads while another program used one of two cores.
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
 
@@ -360,8 +360,8 @@ class Scorer:
             self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
             self._center, self._dtype = on.put(center), dtype
         centred = on.zeros(x.shape, dtype)
-        centred[...] = on.put(x)  # in its own precision
-        centred -= self._center  # so that float32 keeps the digits of a channel at 3000 +- 0.5
+        centred[...] = on.put(x)  # moved in the precision of x
+        centred -= self._center  # first, so that float32 keeps the digits of a channel at 3000 +- 0.5
         scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
@@ -389,7 +389,7 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
     """
     n = len(matrix)
     with blas_threads(many=n >= LARGE_MATRIX):
-        # A single penalty above the rounding of A takes a Cholesky factorisation, a tenth of the time of a reduction.
+        # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth of the time.
         if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
             matrix[np.diag_indices(n)] += alphas[0]
             factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
@@ -400,13 +400,13 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
 def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the solutions of `solve_penalties` for several penalties."""
     n = len(matrix)
-    # The reduction took a quarter of the time of a symmetric eigendecomposition, whose first half it is, for 768
-    # columns. The transpose of a symmetric C array is itself in Fortran order: no copy.
+    # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition, which begins with it.
+    # The transpose of a symmetric C array is the same matrix in Fortran order, so nothing is copied.
     work = int(_reduce_work(n, lower=1)[0])
     reduced, diagonal, off_diagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
     reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q, as dsytrd leaves them
-    # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding of
-    # the top is used as it is; a smaller one is raised to that, so that T + alpha I stays definite.
+    # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
+    # error of the largest one is used as it is; a smaller one is raised until it does: T + alpha I must be definite.
     lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
     top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max(initial=0)
     least = n * np.finfo(np.float64).eps * top - lowest

@@ -256,7 +256,7 @@ def cross_sweep(
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
     few, kernel, parts = None if moments else head(train)[0], None, None
-    # Blocks of fold, held-out scores (A, m, t) of every penalty, labels (m, outputs) and optional weights, by repeat.
+    # For each repeat, blocks: fold, held-out scores (A, m, t) of every penalty, labels (m, outputs), optional weights.
     scored: Sequence[Iterable[tuple[Any, ...]]]
     if few is not None:
         x, y, fold, *weights = few

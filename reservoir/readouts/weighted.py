@@ -37,7 +37,7 @@ class LayerSum:
     scale: np.ndarray
 
     def blocks(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Yield the sums of blocks of features, and their labels."""
+        """Yield the weighted sum of each block of features, and its labels."""
         for x, y in blocks:
             yield np.einsum("nlw,l->nw", self.layers(x), self.weights), y
 
