@@ -35,7 +35,7 @@ HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down
 class HeldOut:
     """Windows of a held-out part, int (count, tokens), each of whose tokens is predicted at most once.
 
-    ``first`` (count,) numbers the first predicted token of each window, at least 1; earlier tokens are its context.
+    ``first`` (count,) is the index of the first predicted token of each window, at least 1; earlier tokens are context.
     """
 
     windows: np.ndarray
@@ -45,7 +45,7 @@ class HeldOut:
         return len(self.windows)
 
     def head(self, count: int) -> "HeldOut":
-        """Return the first windows, at least one."""
+        """Return the first ``count`` windows, at least one."""
         count = max(1, count)
         return HeldOut(self.windows[:count], self.first[:count])
 

@@ -40,7 +40,7 @@ class LanguageModel(nn.Module):
         if family.name not in CAUSAL:
             problem = f"--backbone {backbone}: {family.name} models cannot be pretrained"
             raise InputError(f"{problem}; use one of {', '.join(CAUSAL)}")
-        if family.name == "gpt2":  # transformers has a GPT-2 with token embeddings and a head
+        if family.name == "gpt2":  # unlike reservoir's own GPT-2, that of transformers reads tokens and has a head
             config = AutoConfig.for_model(**config.to_dict())
         config.vocab_size = vocabulary
         for token in ("bos_token_id", "eos_token_id", "pad_token_id"):

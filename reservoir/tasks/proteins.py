@@ -42,7 +42,7 @@ class Homology(Source):
     validation split. Lu et al. (2021) pad each protein to the longest of its batch and read the last position, so a
     prediction depends on the batch; they drop whole batches longer than ``max_tokens``, and multiply accuracy by the
     share that remains. Here `batch_lengths` assigns the batches when the data are prepared: ``batch`` rows for training
-    and four times as many for validation, as in their loader. The padding is therefore part of the data and the key.
+    and four times as many for validation, as in their loader. Padding is therefore part of the data and the cache key.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts

@@ -115,7 +115,7 @@ def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
         return of_row
     forms = [x, of_row]
     if normalise == "differences":
-        # A slice of one value fewer would bind torch.export to rows of three values or more.
+        # With the shorter slice x[:, :-1], torch.export would require rows of at least three values.
         steps = x - torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
         forms.append(_standardised(steps, lengths, inside))
     return torch.cat(forms, dim=2)

@@ -83,7 +83,7 @@ class CausalAttention(torch.autograd.Function):
         scaled, keys = q.float() * scale, k.float().transpose(1, 2)
         out, signed = torch.empty_like(v), v.new_empty(max(scores.stop for *_, scores in blocks(q)))
         draw = generator(seed)
-        with torch.autocast("cpu", enabled=False):  # which would round the scores
+        with torch.autocast("cpu", enabled=False):  # autocast would round the scores
             for heads, rows, seen, scores in blocks(q):
                 p = torch.bmm(scaled[heads, rows], keys[heads, :, :seen])
                 count = p.shape[1]
@@ -144,7 +144,7 @@ def keep(shape: torch.Size, rate: float, draw: np.random.Generator) -> Tensor:
     """Draw a mask of kept values: int8, 1 with probability ``1 - rate``, else 0."""
     count = math.prod(shape)
     bits = draw.integers(0, 2**64, -(-count // 4), dtype=np.uint64).view(np.int16)[:count]
-    kept = bits >= round(rate * LEVELS) - LEVELS // 2  # NumPy compares ten times faster
+    kept = bits >= round(rate * LEVELS) - LEVELS // 2  # NumPy compares ten times faster than torch
     return torch.from_numpy(kept.view(np.int8)).view(shape)
 
 

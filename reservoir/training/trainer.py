@@ -95,7 +95,7 @@ class Trainer:
 
     def _take(self, first: int, last: int) -> None:
         self._model.train()
-        # Each reading of losses synchronises with the GPU.
+        # Reading a loss waits for the GPU, so several are read at once.
         flush = 16 if devices.on_gpu(next(self._model.parameters()).device) else 1
         waiting: list[Tensor] = []
         with ThreadPoolExecutor(1) as reader:
@@ -176,7 +176,7 @@ class Processes:
         return tensor
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace gradients by their means over all processes, in one transfer, because they are small."""
+        """Replace the gradients, which are small, by their means over all processes, in one transfer."""
         if self.count == 1:
             return
         held = [p for p in parameters if p.grad is not None]
@@ -200,7 +200,7 @@ def processes() -> Iterator[Processes]:
     if mine:
         if torch.cuda.is_available():
             torch.cuda.set_device(local)
-        # The others wait while the first process extracts the features for training from the cache.
+        # A long timeout: the others wait while the first process extracts the cached features for training.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=timedelta(days=7))
     try:

@@ -148,7 +148,7 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
     """Return the unsigned bytes (rows, *sides) of an idx file, gzipped or not."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-    # The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, each as a big-endian uint32.
+    # Header: two zero bytes, the type (8: unsigned byte), the number of dimensions, their sizes as big-endian uint32.
     begin = bytes((0, 0, 8, 1 + len(sides)))
     try:
         with gzip.open(path) if packed else path.open("rb") as file:

@@ -20,7 +20,7 @@ SPLIT_NAMES = {
 }
 """Names of splits in folders and datasets, in lower case, and the name of each split in this program."""
 
-SAMPLE = 2**20  # number of first tokens that the rule uses
+SAMPLE = 2**20  # number of tokens, from the first, that `read_integers` looks at
 MOST_SYMBOLS = 1_000_000  # larger whole numbers are values, not symbols: no embedding has a row for each
 FEWEST_STEPS = 100  # with fewer changes between neighbours, the size of the changes is ignored
 SMOOTH = 0.65
@@ -28,7 +28,7 @@ SMOOTH = 0.65
 
 SMOOTH_MANY = 0.8  # the same share for more than 256 different numbers
 BYTE = 256
-HEAD = 0.1  # the commonest hundredth of a vocabulary makes up more than this share of the tokens
+HEAD = 0.1  # the most frequent 1% of many symbols make up more than this share of the tokens
 FEW_CLASSES = 20
 FEW_ROWS_PER_CLASS = 5
 ROWS_PER_CLASS = 50

@@ -17,7 +17,7 @@ RATES = (1_000, 768_000)
 BANDS = 40
 WINDOW, STEP = 0.025, 0.010  # seconds that a frame spans, and from one frame to the next
 LOWEST = 20.0
-FLOOR = 1e-8  # power of silence: a step of 16 bits is 1e-9 of the loudest
+FLOOR = 1e-8  # added to the power of each band: log 0 is infinite; a 16-bit step has 1e-9 of full power
 PIECE_VALUES = 2**25
 
 
@@ -81,7 +81,7 @@ class Sounds(Arrays):
     ):
         try:
             import soundfile  # noqa: F401
-        except (ImportError, OSError):  # OSError: the package without its library
+        except (ImportError, OSError):  # OSError: the C library libsndfile is missing
             raise InputError("sounds need soundfile: pip install 'reservoir-features[audio]'") from None
         self._rate, self._waveform = rate or RATE, waveform
 

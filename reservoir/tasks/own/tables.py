@@ -150,7 +150,7 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
         raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
     as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
-    read: Any = pd.read_csv  # its stubs do not accept columns by number
+    read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pandas warns about long lines, which are counted here
@@ -166,7 +166,7 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
                 keep_default_na=False,  # "NA" may be a class, or two amino acids
                 na_values=[""],
                 index_col=False,
-                skip_blank_lines=False,  # which keeps the rows in step with the records
+                skip_blank_lines=False,  # so that row n of the frame is ``records[n]``
                 float_precision="round_trip",
                 low_memory=False,
                 nrows=rows,
