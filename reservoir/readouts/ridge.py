@@ -470,9 +470,9 @@ class KernelMatrix:
         total = on.zeros((len(x), len(x)))
         for part in self._chunks(first):
             z = x[:, part].T.astype(np.float64, order="C")
-            self.mean[part] = mean = np.average(z, axis=1, weights=self.weights)
+            self.mean[part] = mean = np.average(z, axis=1, weights=weights)
             z -= mean[:, None]
-            variance = np.average(np.square(z), axis=1, weights=self.weights)
+            variance = np.average(np.square(z), axis=1, weights=weights)
             if wrong := np.flatnonzero(~np.isfinite(variance)).tolist():
                 feature = part.start + wrong[0]
                 raise InputError(

@@ -364,12 +364,15 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
         if lo:
             file.seek(lo - 1)
             file.readline(MOST_LINE)
-        size = hi - file.tell()
+        start = file.tell()
+        size = hi - start
         block = file.read(size) + file.readline(MOST_LINE) if size > 0 else b""
     try:
         lines = block.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: byte {lo + error.start} is not text; unpack the file, or fetch it again") from None
+        raise InputError(
+            f"{path}: byte {start + error.start} is not text; unpack the file, or fetch it again"
+        ) from None
     if max(map(len, lines), default=0) >= MOST_LINE:
         raise InputError(f"{path}: a line of more than {MOST_LINE} characters; fetch the file again")
     return lines

@@ -122,8 +122,9 @@ def check_split(task: Task, name: str, split: Split) -> None:
     assert task.pictures or (split.x.shape[1:] == per_row and split.x.dtype.kind in ("ui", "uif")[len(per_row) - 1])
     assert split.y.shape == (len(split.x), task.readout_tokens, task.outputs) and len(split.lengths) == len(split.x)
     assert not task.classes or (split.y.min() >= -bool(task.each) and split.y.max() < task.classes)
-    wrong = (split.lengths < (1 if task.each else task.readout_tokens)) | (split.lengths > task.max_tokens)
+    least = 1 if task.each else task.readout_tokens
+    wrong = (split.lengths < least) | (split.lengths > task.max_tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
         start = f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between"
-        raise InputError(f"{start} {task.readout_tokens} and {split.x.shape[1]} tokens; remove the row")
+        raise InputError(f"{start} {least} and {task.max_tokens} tokens; remove the row")
