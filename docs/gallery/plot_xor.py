@@ -2,10 +2,10 @@
 Attention learns to add bits
 ============================
 
-In the paper's task bit-xor a model reads two strings of five bits and answers where they differ. Lu et al. (2021)
-trained only the input layer, the output layer, the positions and the layer norms of a transformer. Its attention
-nevertheless moved to the two bits that each answer needs, although no weight of the attention layers changed. This
-example shows the same with the first blocks of ``mini``.
+In the task bit-xor of Lu et al. (2021) a model reads two strings of five bits and answers where they differ. The
+authors trained only the input layer, the output layer, the positions and the layer norms of a transformer. Its
+attention nevertheless moved to the two bits that each answer needs, although no weight of the attention layers changed.
+This example shows the same with the first blocks of ``mini``.
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ print(f"bit accuracy {done.test_score:.1%} after {STEPS} steps with {done.traine
 
 # %%
 # Compare the attention in the first block before and after training, averaged over 64 rows. A row of a map is a query
-# token, a column is a key token. Rings mark the two bits whose sum is the label of that token.
+# token, and a column is a key token. Rings mark the two bits whose sum is the label of that token.
 maps = {"before": attention("bit-xor", depth=3), "after": attention("bit-xor", run=done.run)}
 
 figure, panels = plt.subplots(2, 4, figsize=(10, 5.6), layout="constrained", sharex=True, sharey=True)
