@@ -96,7 +96,7 @@ def temporary_path(path: Path) -> Path:
                 _remove(left)
             except PermissionError:
                 pass  # a running process of another user
-    # From host and process number, other processes see whether the writer is still alive.
+    # The name holds host and process number, so that other processes can see whether the writer is still alive.
     return path.with_name(f".{path.name}-{_host()}{os.getpid():08x}{secrets.token_hex(8)}.part")
 
 
@@ -184,7 +184,7 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
                 try:
                     found = {"stamp": now, "sha256": file_digest(file), "read": read}
                 except OSError as error:
-                    raise InputError(f"{file}: cannot be read ({error.strerror})") from None
+                    raise InputError(f"{file}: cannot be read ({error.strerror}); check its permissions") from None
             known[name] = found
             title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
             contents.append({"name": title, "size": found["stamp"][0], "sha256": found["sha256"]})

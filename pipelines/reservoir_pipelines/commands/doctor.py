@@ -72,9 +72,9 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield "cache", f"{root}: can be written and locked", ""
             except OSError:
-                yield "cache", f"{root}: can be written", "choose a cache on a file system with POSIX locks"
+                yield "cache", f"{root}: cannot be locked", "choose a cache on a file system with POSIX locks"
     except OSError as error:
-        yield "cache", f"{root}: {error.strerror}", "it is read-only; name another folder with --cache"
+        yield "cache", f"{root}: {error.strerror}", "make it writable, or name another folder with --cache"
     finally:
         probe.unlink(missing_ok=True)
     free = shutil.disk_usage(root).free

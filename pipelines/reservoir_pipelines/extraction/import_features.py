@@ -32,7 +32,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
     started = time.monotonic()
     prepared = prepare(task, options, cache=cache_root(place.cache))
     if file.suffix.lower() not in READERS or not file.is_file():
-        raise InputError(f"{file}: features cannot be read from this file; give a file of type {', '.join(READERS)}")
+        raise InputError(f"{file}: features cannot be read: not a file of type {', '.join(READERS)}; name such a file")
     command = typed("import-features", [str(file), "--task", task, "--name", name], options)
     call = {"task": origin_of(task), "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
     try:
@@ -95,7 +95,7 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     name, found = prepared.task.name, Columns()
     form = f"give arrays (rows, width) named {', '.join(prepared.rows)}, or SPLIT/COLUMN"
     if prepared.task.each:
-        raise InputError(f"{file}: task {name!r} has a label for every token; only features of whole rows are imported")
+        raise InputError(f"{file}: task {name!r} has a label for every token; give a task with one label per row")
     for key, array in arrays.items():
         (split, _, column), shape = key.partition("/"), array.shape
         column = column if "/" in column else f"{column or IMPORTED}/mean"

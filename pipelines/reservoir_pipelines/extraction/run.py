@@ -61,7 +61,7 @@ POLL = 0.5  # seconds between checks of the blocks that other processes have cla
 
 TASK_BLOCKS, MOST_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MOST_TASKS` tasks
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
-"""Rows that every worker of a cluster computes first, and the largest difference, in standard deviations of a column.
+"""Rows that each worker of a cluster computes first, and the tolerance for them, in standard deviations of a column.
 
 bfloat16 on another kind of processor makes a far smaller difference, another pooling a far larger one.
 """
@@ -236,14 +236,14 @@ def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedM
 def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that describe a frozen model, for any data."""
     settings, windows = model.settings, model.windows
-    # The computation of GELU with tanh changes the last bits of features.
-    device = {"device": devices.kind(model.device)} if devices.on_gpu(model.device) else {}  # as in the first keys
+    # Keys of features from CPUs have no device, as in old versions. GELU with tanh changes the last bits of features.
+    device = {"device": devices.kind(model.device)} if devices.on_gpu(model.device) else {}
     tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in model.fpt.backbone.modules())
     if model.reader:
         long = {} if settings.long == "cut" else {"long": settings.long}
         inputs = {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
     else:
-        # These fields are part of the key only if they differ from the defaults, because the first keys lacked them.
+        # These fields are part of the key only if they differ from the defaults, because old versions lacked them.
         further = {"dilations": list(windows.dilations), "pad": windows.pad, "normalise": windows.normalise}
         plain = {"dilations": [1], "pad": "valid", "normalise": "channel"}
         inputs = {name: getattr(settings, name) for name in ("seed", "gain", "patch", "stride")}
@@ -390,8 +390,8 @@ def _open(share: Share) -> Run:
     run = start_run(options, prepared, share.options.cache)
     if run.spec.key != share.key:
         raise InputError(
-            f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}, because the model, data, "
-            "precision or program differs; give all workers the same files and versions, and pass --compute"
+            f"{this_worker()}: its cache key {run.spec.key[:16]} differs from {share.key[:16]}, because the model, "
+            "data, precision or program differs; give all workers the same files and versions, and pass --compute"
         )
     found = probe(run) if share.probe else {}
     for column, (mean, deviation) in share.probe.items():

@@ -22,8 +22,8 @@ WINDOW = 9  # tokens of a window, if the reservoir has no windows
 MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
 MOST_ROWS, MOST_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
 ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved for each fold
-CHEAP = 4e10  # products of a few seconds, which logistic regression may always take
-# Cost of the Python calls for an output of four classes, in products: 1,000 outputs took a minute for each fold.
+CHEAP = 4e10  # multiplications that logistic regression may always take: a few seconds
+# Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a minute for each fold.
 CALLS = 2e8
 FEWEST = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
@@ -75,7 +75,7 @@ def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit])
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
-    def work(number: float) -> float:  # products, principal axes, some hundred passes, and calls for each output
+    def work(number: float) -> float:  # moments, principal axes, some hundred passes, and calls for each output
         axes = min(number, width)
         products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
         return (fitter.folds + 1) * (products + CALLS * outputs * max(1, classes / 4))
@@ -87,7 +87,7 @@ def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit])
         every += 1
     if work(samples / every) > most:
         both = f"{outputs:,} labels of {max(classes, 1):,} classes and {width:,} features"
-        notify(f"{raw.title}: only a ridge classifier, because logistic regression of {both} takes too long")
+        notify(f"{raw.title}: only a ridge classifier is fitted, because logistic regression of {both} takes too long")
         return []
     if every > 1:
         notify(f"{raw.title}: logistic regression is fitted to one in {every} training rows")

@@ -229,7 +229,7 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 
 def _part(values: dict[str, Any]) -> Part:
     if values["compute"] not in ("", "float32", "bfloat16"):
-        raise InputError(f"readout: unknown precision {str(values['compute'])[:40]!r}; fit it again")
+        raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
     return Part(
         reservoir=values["reservoir"] and Reservoir(**values["reservoir"]),
         digest=values["digest"],
