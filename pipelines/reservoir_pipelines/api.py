@@ -23,7 +23,7 @@ from reservoir.option_fields import Options, as_group, keyword
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    import reservoir_pipelines as results  # its stub names the classes
+    import reservoir_pipelines as results  # the stub of this package exports the result classes
 
     StrPath = str | PathLike[str]
     Features = results.Extraction | FeatureStore | Path | str

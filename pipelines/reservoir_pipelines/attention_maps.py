@@ -200,7 +200,7 @@ def _prepare_for(
     settings = resolve_model(reservoir, published=source.published)
     if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run determines the model; leave out the options that choose another")
-    # The user gave those parameters that differ from the defaults.
+    # Use the parameters that the user gave for the training: those that differ from the defaults.
     if task in TASKS:
         default = task_named(task, data=data_folder(source.data)).task.parameters
         given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}

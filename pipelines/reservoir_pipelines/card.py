@@ -52,8 +52,8 @@ def card(
         "groups": group_counts(backbone),  # frozen parameters that a sequence of vectors passes through
         "whole": whole,  # parameters of the whole model, its token embeddings included
         "task": described.name if described else None,
-        "trained": described and trained_counts(backbone, described),  # by an FPT on the task, by group
-        "paper": described and paper_counts(backbone, described),  # the same as the paper counts them, for GPT-2
+        "trained": described and trained_counts(backbone, described),  # parameters that an FPT trains
+        "paper": described and paper_counts(backbone, described),  # the same, counted as in the paper; GPT-2 only
         "deviations": {kind: [None if np.isnan(v) else float(v) for v in values] for kind, values in spread.items()},
         "weight_deviation": fmean(weights) if weights else None,  # mean over blocks, then over kinds of weights
         "bias_deviation": fmean(biases) if biases else None,

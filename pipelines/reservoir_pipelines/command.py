@@ -33,7 +33,7 @@ Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` 
 class SectionedCommand(TyperCommand):
     """A command whose help lists its flags in sections."""
 
-    # Not typer's own panels: they import rich, which takes a third of a second.
+    # Typer's own panels are not used, because they import rich, which takes a third of a second.
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then the flags by section."""

@@ -156,7 +156,7 @@ def scaling_of(
     mean = (tokens * counted).sum(axis=0) / total
     deviation = np.sqrt((np.square(tokens - mean) * counted).sum(axis=0) / total)
     still = deviation <= 1e-12 * np.maximum(np.abs(mean), 1e-300)
-    # Where values are near 1e-40, 1 / deviation is beyond float32.
+    # If values are near 1e-40, 1 / deviation overflows float32.
     scale = np.minimum(1 / np.where(still, 1, deviation), np.finfo(np.float32).max)
     marks = np.zeros(rows.channels - len(mean))  # channels that mark missing values stay 0 and 1
     offset, scale = (np.append(mean, marks), np.append(scale, marks + 1))
@@ -207,7 +207,7 @@ class RowCache:
         self._known: set[Path] = set()
 
     def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> Callable[[str], np.ndarray]:
-        """Return a function from a column to the features (rows, width) of rows (rows, tokens, ...)."""
+        """Compute the features of new rows; return a function from the name of a column to its values (rows, width)."""
         digests = [hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)]
         with _one_at_a_time:
             self._forget()

@@ -160,7 +160,7 @@ class RidgeFitter(PenaltyFitter):
     repeats: int = 1
     refits: bool = False
     one_standard_error: bool = False
-    # The last kernel matrix by its columns: the matrix of further columns is added to it.
+    # The kernel matrix of the last fit, by columns. A fit with more columns computes only the part of the new ones.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
@@ -201,14 +201,14 @@ class RidgeFitter(PenaltyFitter):
         return self.best_of(source, cross)
 
     def fit_train(self, source: Source, alphas: np.ndarray) -> LinearPath:
-        """Return the solutions for the training rows alone of a source that was cross-validated."""
+        """Fit the penalties ``alphas`` to the training rows alone, after cross-validation; return the solutions."""
         targets, labels = self.targets(source), source.labels("train")
-        if kernel := self._kernels.get(source.columns):  # of train and valid: no features need to be read
+        if kernel := self._kernels.get(source.columns):  # it covers train and valid, so no features are read
             return kernel.first(len(labels)).path(targets.encode(labels), alphas)
         return solve(gather(source.stream("train"), targets), alphas, source.emphasis)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Return a readout that was chosen on valid, fitted to train and valid, with its old temperature."""
+        """Fit a readout that was chosen on valid to train and valid, and return it with its temperature unchanged."""
         alphas, emphasis = np.array([alpha]), source.emphasis
         if moments := stored_moments(source, self.targets(source), source.stream("train")):
             both = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
@@ -392,7 +392,7 @@ Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
 """Type of the objects that fit one kind of readout to a source under all its settings."""
 
 Fitted = tuple[ColumnFit, Source, Fitter]
-"""The readouts of a source, with the source and the fitter."""
+"""The fit of a source, the source, and the fitter that made the fit."""
 
 
 def _import(path: str) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFi
 
 
 def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
-    """Fit every column; the progress counts multiplications, because a wide column takes longer than all others."""
+    """Fit every column; progress is shown in multiplications, because one wide column may take longer than the rest."""
     fits: list[ColumnFit] = []
     sources = [pool.source(name) for name in names]
     work = [_products(source, fitter) for source in sources]

@@ -28,17 +28,17 @@ Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: the result of `extract`, or the folder of an entry."""
 
 SomeRows = Mapping[str, np.ndarray]
-"""Row numbers to read, by split; all rows of a split that is missing."""
+"""Row numbers to read, by split; a split that has no row numbers is read whole."""
 
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Features (rows, width), or (rows, tokens, width), of stored sequences and their lengths."""
+"""Function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width)."""
 
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
 PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
 RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
 SHARE, FEWEST, MOST = 1 / 10, 600, 5000  # share of the training rows in the race, and its limits in rows
-JUDGES = 2000  # validation rows in the race, if these choose the readout
+RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
 RAW_BYTES = 2**27  # largest raw input of a split that is kept in memory
 MEMORY_BYTES = 2**28  # size of features that cross-validation keeps in memory
 
@@ -411,9 +411,9 @@ def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows
     if train.rows < RACED_ROWS:
         return None
     size = min(max(round(SHARE * train.rows), FEWEST), MOST)
-    judges = round(size * valid.rows / train.rows) if folds else min(valid.rows, JUDGES)
+    held_out = round(size * valid.rows / train.rows) if folds else min(valid.rows, RACE_VALID_ROWS)
     draw = np.random.default_rng(0)
-    sizes = {"train": (train.rows, size), "valid": (valid.rows, judges)}
+    sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
     some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
     found = groups_of(pool.store, some)
     same_groups = groups is None or found is None or len(np.unique(groups)) == len(np.unique(found))
