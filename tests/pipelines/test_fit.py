@@ -274,7 +274,7 @@ def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     [
         ({"columns": "block02/mean"}, "block02/mean"),
         ({"columns": "best:0"}, "best:0"),
-        ({"columns": "best:2", "select": "cv5"}, "best:K needs ridge readouts chosen on valid"),
+        ({"columns": "best:2", "select": "cv5"}, "best:N needs --readout ridge and --select valid"),
         ({"columns": []}, "no columns to fit; name some of block01/last"),
         ({"alphas": "1:2"}, "penalties"),
         ({"readout": "nothing.Here"}, "nothing.Here"),

@@ -41,7 +41,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     if sizes and not ridge:
         raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge, not {options.readout}")
     if tried.most and (not ridge or folds):
-        raise InputError("--columns best:K needs ridge readouts chosen on valid; join columns by name, as in a+b")
+        raise InputError("--columns best:N needs --readout ridge and --select valid; pass both, or join columns as a+b")
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
