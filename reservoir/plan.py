@@ -399,7 +399,7 @@ def _resolve_reservoir(
     else:
         windows = default_windows(task, rows, longest)
         reservoir = resolve_model(options, windows, published=published)
-        if windows and all(getattr(options, name) is None for name in windows):
+        if windows and options.input in (None, windows["input"]):
             why = f"found best for {kind_of(task)}"
     if reservoir.dilations == "auto":
         dilations = every_dilation(longest, reservoir.patch)
@@ -428,8 +428,8 @@ def resolve_model(
         init = choose_init(name, init, published=published)
     options = as_group(options, ReservoirOptions)
     values: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
-    # If one option of the windows is given, the others get plain defaults that do not depend on the data.
-    if not values.keys() & defaults.keys():
+    # Windows that suit one input layer may not suit another, which gets plain windows.
+    if options.input in (None, defaults.get("input")):
         values = dict(defaults) | values
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
     if values.get("input") == "kernels":

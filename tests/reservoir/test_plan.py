@@ -164,9 +164,13 @@ def test_windows_are_learned_from_training_rows():
     assert plan_of(replace(SERIES, max_tokens=5000), longest=500).reservoir.stride == 5  # the model has 1,024 positions
 
 
-def test_one_option_of_the_windows_replaces_all_of_their_defaults():
-    assert plan_of(SERIES, patch=4).reservoir == Reservoir(patch=4, stride=4)
+def test_an_option_of_the_windows_replaces_only_its_own_default():
     default = plan_of(SERIES).reservoir
+    assert plan_of(SERIES, stride=2).reservoir == replace(default, stride=2)
+    assert plan_of(SERIES, patch=4).reservoir == replace(
+        default, patch=4, dilations=plan_of(SERIES, patch=4).reservoir.dilations
+    )
+    assert plan_of(SERIES, input="orthogonal", patch=4).reservoir == Reservoir(patch=4, stride=4)  # plain windows
     assert plan_of(SERIES, gain=2.0).reservoir == replace(default, gain=2.0)
     assert plan_of(SERIES, seed=3).reservoir == replace(default, seed=3)
     for fault in ({"dilations": "1,x"}, {"dilations": "0"}, {"pad": "none"}, {"normalise": "all"}, {"input": "other"}):
