@@ -129,7 +129,7 @@ def load_recipe(
         raise InputError(f"no recipe {name!r}: {choices}{nearest(name, known)}")
     table, shared = _read(path or RECIPES / f"{name}.toml", name), _read(RECIPES / "cells.toml", "cells")
     builder = _Builder(f"recipe {name}", scale, table, shared, override or {})
-    return builder.build(path.stem if path else name, seeds, {each.strip() for each in only})
+    return builder.build(path.stem if path else name, seeds, [each.strip() for each in only])
 
 
 def _read(path: Any, name: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class _Builder:
     override: Mapping[str, Any]
     cells: dict[str, Cell] = field(default_factory=dict)
 
-    def build(self, name: str, seeds: int | None, only: set[str]) -> Recipe:
+    def build(self, name: str, seeds: int | None, only: Sequence[str]) -> Recipe:
         self._check_keys("recipe", self.table, "it has")
         for key in ("title", "rows", "columns"):
             if not self.table.get(key):
@@ -195,9 +195,14 @@ class _Builder:
                 claims.append(claim if seen else {"says": claim["says"], "unseen": f"at {self.scale} scale"})
         return claims
 
-    def _selected(self, spots: list[dict[str, Any]], only: set[str]) -> list[dict[str, Any]]:
-        """Return the table positions that ``only`` selects; it filters each kind (task, row, column) that it names."""
-        tasks = {*self.shared["tasks"]}
+    def _selected(self, spots: list[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the table positions that ``parts`` selects; it filters each kind (task, row, column) that it names."""
+        tasks, known = {*self.shared["tasks"]}, {spot[kind] for spot in spots for kind in ("row", "column")}
+        only: set[str] = set()
+        while parts:  # the command line splits at commas, also a name that has one, such as "pretrained, last layer"
+            size = next((size for size in range(len(parts), 1, -1) if ", ".join(parts[:size]) in known), 1)
+            only.add(", ".join(parts[:size]))
+            parts = parts[size:]
         chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
         found = set[str]().union(*chosen.values())
         if any(names and not names & found for names in (only & tasks, only - tasks)):
