@@ -1,6 +1,5 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as NumPy arrays."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,10 +91,9 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
     """Run the model over loaded rows; return a function that waits for the device and returns features by column."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    sizes = [len(loaded.lengths) * tokens * width for tokens, width in shapes.values()]
-    flat = torch.empty(sum(sizes), device=model.device)  # one tensor, so that one copy brings all columns to the host
-    views = zip(columns, flat.split(sizes), strict=True)
-    out = {column: values.view(len(loaded.lengths), *shapes[column]) for column, values in views}
+    # The memory of a tensor for each column is used again; one large tensor would return its memory to the system, and
+    # the first use of new memory took as long as all other work on the features.
+    out = {column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns}
 
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
@@ -112,7 +110,7 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callab
             out[column][rows, : found.shape[1]] = found
             if found.shape[1] < out[column].shape[1]:
                 out[column][rows, found.shape[1] :] = 0
-    return partial(_fetch, flat, {column: values.shape for column, values in out.items()}, loaded)
+    return partial(_fetch, out, loaded)
 
 
 def _at(values: Tensor, places: Tensor) -> Tensor:
@@ -121,10 +119,9 @@ def _at(values: Tensor, places: Tensor) -> Tensor:
     return found.masked_fill((places < 0)[:, :, None], 0.0)
 
 
-def _fetch(flat: Tensor, shapes: Mapping[str, Sequence[int]], loaded: Loaded) -> dict[str, np.ndarray]:
+def _fetch(columns: Mapping[str, Tensor], loaded: Loaded) -> dict[str, np.ndarray]:
     """Copy features to the host; combine the pieces of a text by minimum, maximum, or a mean weighted by tokens."""
-    parts = np.split(fetch(flat), np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1])
-    found = {column: part.reshape(shapes[column]) for column, part in zip(shapes, parts, strict=True)}
+    found = dict(zip(columns, fetch(list(columns.values())), strict=True))
     if loaded.owner is None:
         return found
     starts = np.flatnonzero(np.diff(loaded.owner, prepend=-1))
