@@ -311,7 +311,8 @@ def made(tmp_path_factory, tiny_gpt2):
     x[30:, 5:9, 0] += 2
     np.savez(root / "rows.npz", x=x, y=np.repeat(["flat", "bump"], 30))
     shape = {"backbone": str(tiny_gpt2), "layers": "embed,block01", "compute": "float32", "cache": root / "cache"}
-    features = extract(str(root / "rows.npz"), pool="mean,last,segments8,tokens,quantiles3", **shape, patch=2)
+    windows = {"input": "orthogonal", "patch": 2}
+    features = extract(str(root / "rows.npz"), pool="mean,last,segments8,tokens,quantiles3", **shape, **windows)
     return lambda columns: (fit(features, columns=columns, alphas="1e0:1e2:2").saved, root / "rows.npz")
 
 
