@@ -126,7 +126,12 @@ def test_scores_name_their_metric_and_regressions_are_not_in_percent(own, call):
     best = done.to_dict()["best"]
     assert done.best.metric == best["metric"] == "R²" and "test_accuracy" not in best
     assert done.evaluation.scores.keys() == {"R²", "rmse", "mae"}
-    assert done.results.read_text().splitlines()[1].split(",")[3] == "R²"
+    lines = [line.split(",") for line in done.results.read_text().splitlines()]
+    assert lines[1][3] == "R²"
+    settings = [tuple(line[:3]) for line in lines]
+    assert len(settings) == len(set(settings)) and "raw" in {r.name for r in done.table}, (
+        "raw has one line for a penalty"
+    )
     code, out, _ = call("fit", done.entry, "--columns", "block01/mean", "--alphas", "1:100:3")
     assert code == 0 and not re.search(r"\d%", out.replace("95% interval", "")) and f"{done.best.test_score:.3f}" in out
     assert "rmse" in out and "mae" in out

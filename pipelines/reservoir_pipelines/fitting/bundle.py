@@ -99,7 +99,7 @@ class Bundle:
         if self.held_out is None or not rows:
             raise InputError(
                 f"readout {where}: it has no validation scores for --coverage (train or an older version wrote it, "
-                "it lacks probabilities, or its rows have several labels); fit again with one label per row"
+                "it lacks probabilities, or its rows have several labels); fit a ridge readout of one label per row"
             )
         if rank > rows:
             least = math.ceil(round(coverage / (1 - coverage), 9))

@@ -38,8 +38,10 @@ def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
     """Return the headings, and a line for each readout with the chosen one marked."""
     lines: list[tuple[Any, ...]] = [FIELDS]
     chosen = done.best
-    for result in [*done.table, *([done.raw] if done.raw else [])]:
-        mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)
+    # The raw input may be among the columns; as a baseline it has a test score too, and replaces that line.
+    results = {(one.columns, one.readout, one.alpha): one for one in [*done.table, *filter(None, [done.raw])]}
+    for setting, result in results.items():
+        mine = setting == (chosen.columns, chosen.readout, chosen.alpha)
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
         scores = result.valid_score, int(result.converged), int(mine), (chosen if mine else result).test_score
         lines.append((result.name, result.readout, alpha, result.metric, *scores))
