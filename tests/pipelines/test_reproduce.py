@@ -211,8 +211,8 @@ rows = [
 ]
 """
 KEPT = {
-    "fit": "classes confusion cost curve extract_seconds fit_seconds layers metric passes raw_score readout recall "
-    "reliability reused sweep test_interval test_rows test_score tried valid_score",
+    "fit": "adds_nothing_to baselines classes confusion cost curve extract_seconds fit_seconds layers metric passes "
+    "readout recall reliability reused sweep test_interval test_rows test_score tried valid_score",
     "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_interval "
     "test_rows test_score train_score train_seconds trained valid_score validations",
     "attention": "diagonals layer lines map passes rows",
@@ -512,7 +512,8 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     assert check(text).pictures >= 5
     assert f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
-    assert "calibration error" in text
+    assert "calibration error" in text and done.adds_nothing_to[0] in text.partition("adds nothing to")[2]
+    assert all(f"baseline {one.name}, test" in text for one in done.baselines)
     listed = ", ".join(f"{name} {100 * score:.1f}%" for name, score in done.layers.items())
     assert list(done.layers) == ["embed", "block01", "final", "raw"] and listed in text
     assert max(done.layers.values()) <= max(result.valid_score for result in (*done.table, done.raw))

@@ -16,7 +16,7 @@ from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitted, Fitter, LogisticFitter, RidgeFitter
 from reservoir_pipelines.fitting.sources import InputFeatures, Pool, RawSource
-from reservoir_pipelines.output import notify
+from reservoir_pipelines.output import count_text, notify
 
 WINDOW = 9  # tokens of a window, if the reservoir has no windows
 MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
@@ -86,7 +86,7 @@ def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit])
     while work(samples / every) > most and samples >= FEWEST * (every + 1):
         every += 1
     if work(samples / every) > most:
-        both = f"{outputs:,} labels of {max(classes, 1):,} classes and {width:,} features"
+        both = f"{count_text(outputs, 'label')} of {max(classes, 1):,} classes and {width:,} features"
         notify(f"{raw.title}: only a ridge classifier is fitted, because logistic regression of {both} takes too long")
         return []
     if every > 1:

@@ -39,7 +39,8 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
         "test_rows": evaluation.get("rows"),
         "layers": found.get("layers", {}),
         "curve": found["curve"],
-        "raw_score": found["raw"]["test_score"] if found["raw"] else None,
+        "baselines": {baseline["name"]: baseline["test_score"] for baseline in found["baselines"]},
+        "adds_nothing_to": found["adds_nothing_to"],
         "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
         "tried": found["tried"],
         "sweep": _read_sweep(results),
@@ -138,7 +139,11 @@ def _fit_facts(values: Values, metric: str) -> Facts:
     if layers := values.get("layers"):
         listed = ", ".join(f"{name} {score_text(score, metric)}" for name, score in layers.items())
         facts.append(("best on validation, by layer", listed))
-    facts.append(("raw input, test", score_text(values.get("raw_score"), metric)))
+    facts += [
+        (f"baseline {name}, test", score_text(score, metric)) for name, score in values.get("baselines", {}).items()
+    ]
+    if level := values.get("adds_nothing_to"):
+        facts.append(("this reservoir adds nothing to", ", ".join(level)))
     if bins := values["reliability"]:
         gap = sum(n * abs(probability - right) for n, probability, right in bins) / sum(n for n, *_ in bins)
         facts.append(("calibration error", f"{100 * gap:.1f} points between probability and share of correct labels"))
