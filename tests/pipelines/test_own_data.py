@@ -153,7 +153,8 @@ def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
 
 
 def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
-    path = table(tmp_path / "t.csv", subject=[f"s{n}" for n in np.arange(90) // 30 * 2 + np.arange(90) % 2])
+    subjects = np.array(["a", "A", "b", "c", "d", "e"])[np.arange(90) // 30 * 2 + np.arange(90) % 2]
+    path = table(tmp_path / "t.csv", subject=subjects.tolist())
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
     judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
@@ -161,7 +162,9 @@ def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
     assert judge.folds.max() == count - 1
     assert all(len(np.unique(folds[groups == one])) == 1 for folds in judge.folds for one in np.unique(groups))
     fit(features)
-    assert f"{count}-fold cross-validation by group" in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert f"{count}-fold cross-validation by group" in text
+    assert "6 groups, each in one split; names that differ only in capitals (1) are different groups" in text
     with pytest.raises(InputError, match=f"cross-validation cannot use {count + 1} folds for {count} groups"):
         fit(features, select=f"cv{count + 1}")
 

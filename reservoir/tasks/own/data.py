@@ -129,6 +129,11 @@ class OwnData(Source):
         alphabet, others = self._alphabet
         if self._units is not None and "each" not in self._columns.chosen:
             lines.append("y is as long as x, so it labels every token")
+        if (groups := self._column("groups")) is not None:
+            named = [str(group) for group in np.unique(groups)]
+            alike = len(named) - len({name.lower() for name in named})
+            same = f"; names that differ only in capitals ({alike:,}) are different groups" if alike else ""
+            lines.append(f"{len(named):,} groups, each in one split{same}")
         if alphabet:
             unknown = f"; letters that no training row has, read as unknown: {shown(others)}" if others else ""
             letters = alphabet.removeprefix(UNKNOWN)
