@@ -54,6 +54,10 @@ class TableReader:
         table, name = self.table, self.roles.id
         ids = [str(cell) for cell in table.frame.pop(name)] if name else []
         repeats = len(set(ids)) < len(ids)
+        if self.known.get("long") and self.asked.id and not name:  # all lines would be read as one sequence
+            names = list(table.frame)
+            problem = f"{table.path}: no column {self.asked.id!r}, which named the sequences of the fit, among {names}"
+            raise InputError(f"{problem}{nearest(self.asked.id, names)}; rename the column, or add it")
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
