@@ -23,8 +23,13 @@ from reservoir.tasks.own.texts import Texts, with_letters
 from reservoir.tasks.task import Task
 
 
-def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
-    """Return sequences and names of the records of a FASTA file, and, if ``labelled``, their labels and groups."""
+def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
+    """Return sequences and names of the records of a FASTA file, and, without a ``task``, their labels and groups.
+
+    Lower case marks repeats (soft masking), not other letters, so it is read as upper case. It stays as it is only if
+    the alphabet of the ``task`` has lower-case letters, as that of a table may have.
+    """
+    labelled, upper = task is None, task is None or not any(map(str.islower, task.alphabet))
     headers: list[str] = []
     sequences: list[list[str]] = []
     places: list[str] = []
@@ -34,7 +39,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
             places.append(f"line {number}")
             sequences.append([])
         elif headers:
-            sequences[-1].append(line.strip())
+            sequences[-1].append(line.strip().upper() if upper else line.strip())
         elif line.strip():
             raise InputError(f"{path}, line {number}: no header; a FASTA file has a line with > before each sequence")
     if not headers:
@@ -113,7 +118,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     if suffix in ARRAYS:
         return with_letters(str(path), ARRAYS[suffix](path))
     if suffix in FASTA:
-        return fasta_arrays(path, asked, labelled=task is None)
+        return fasta_arrays(path, asked, task)
     if suffix in tables.SUFFIXES:
         return _table_arrays(path, asked, known)
     hint = "unpack it first" if suffix in PACKED else f"give one of {', '.join(SUFFIXES)}"
