@@ -25,11 +25,9 @@ from reservoir.tasks.task import Task
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
     """Return sequences and names of the records of a FASTA file, and, without a ``task``, their labels and groups.
-
-    Lower case marks repeats (soft masking), not other letters, so it is read as upper case. It stays as it is only if
-    the alphabet of the ``task`` has lower-case letters, as that of a table may have.
-    """
-    labelled, upper = task is None, task is None or not any(map(str.islower, task.alphabet))
+    labelled = task is None
+    # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
+    upper = task is None or not any(map(str.islower, task.alphabet))
     headers: list[str] = []
     sequences: list[list[str]] = []
     places: list[str] = []
@@ -66,7 +64,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
         if asked.group:
             columns["groups"] = _found_in_headers(where, asked.group, "group")
     roles = {"id": "id", "text": "sequence"}
-    found = columns_as_arrays(str(path), columns, places, arrays, skip=asked.skip_bad_rows, labelled=labelled, **roles)
+    found = columns_as_arrays(str(path), columns, places, arrays, asked, labelled=labelled, **roles)
     found.notes += notes
     return found
 

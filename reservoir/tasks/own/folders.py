@@ -89,13 +89,14 @@ def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict
     table.bad.kept()
     key, row_of = _joined(table, asked.id, names)
     rows, cells = np.array([row_of[name] for name in names]), table.frame[key].astype(str).str.strip().tolist()
-    row_of_cell = {cell: row for row, cell in reversed(list(enumerate(cells)))}
-    first = np.array([row_of_cell[cell] for cell in cells])  # the first row of the same name
+    _, first, same = np.unique(cells, return_index=True, return_inverse=True)
+    first = first[same]  # the first row of the same name
     label, *others = choose_labels(table, asked, key)
     columns = {"y": [label, *others], "groups": [asked.group or "groups"], "split": ["split"]}
     arrays: dict[str, np.ndarray] = {}
     for array, wanted in columns.items():
-        given = [labels_of(table, name, required=True) for name in wanted if name in table.frame]
+        flags = asked if array == "y" else OwnDataOptions(classes=True)  # groups are names
+        given = [labels_of(table, name, flags, required=True) for name in wanted if name in table.frame]
         if array == "groups" and asked.group and not given:
             raise InputError(f"{table.path}: no column {asked.group!r} (--group) among {list(table.frame)}")
         if given:
