@@ -1,5 +1,7 @@
 """Data as people have it: bad rows, tables of labels, folders of recordings, columns of paths, unknown letters."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -160,7 +162,9 @@ def test_names_of_recordings_keep_their_leading_zeros(tmp_path):
     ("change", "message"),
     [
         (lambda text: text.replace("run07", "run99"), r"labels.csv: no row for 'run07.csv' in column 'run'"),
-        (lambda text: text.replace("run07", "run08"), "no row for 'run07.csv'|several rows have the same name"),
+        (lambda text: text.replace("run07", "run08"), "no row for 'run07.csv'"),
+        (lambda text: f"{text}\nm1,run07,b\nm1,run07,a", "line 23: 'run07' has another label in line 9; keep one of"),
+        (lambda text: f"{text}\nm1,run07,b\nm1,nowhere,a\nm1,nowhere,b", None),
         (lambda text: text.replace("class", "severity").replace("machine", "place"), "no column of labels among"),
         (lambda text: text.replace("m1,run07,b", "m1,run07,"), "line 9: no label in column 'class'"),
     ],
@@ -169,7 +173,7 @@ def test_a_table_of_labels_that_does_not_fit_is_one_line(tmp_path, change, messa
     recordings(tmp_path / "runs")
     path = tmp_path / "runs" / "labels.csv"
     path.write_text(change(path.read_text()))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) if message else nullcontext():
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
 
 

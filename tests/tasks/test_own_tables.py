@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -181,8 +182,12 @@ def test_the_text_and_the_label_can_be_named(tmp_path):
     [(">a|{}", "", ("left", "right")), (">x kind={} z", r"kind=(\w+)", ("left", "right"))],
 )
 def test_fasta_labels_come_from_the_header(tmp_path, header, label, labels):
-    text = "".join(f"{header.format(kind)}\n{word}\n" for word, kind in zip(WORDS, KINDS, strict=True))
-    assert source_of(tmp_path / "t.fa", text, **({"label": label} if label else {})).task.labels == labels
+    masked = [word[:2] + word[2:].lower() for word in WORDS]
+    text = "".join(f"{header.format(kind)}\n{word}\n" for word, kind in zip(masked, KINDS, strict=True))
+    task = source_of(tmp_path / "t.fa", text, **({"label": label} if label else {})).task
+    assert task.labels == labels and task.alphabet == "\ufffdACGT"
+    assert read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
+    assert read_new(tmp_path / "t.fa", replace(task, alphabet="\ufffdACGTacgt"))[0].tolist() == masked
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.labels import FEW_CLASSES, read_labels
 from reservoir.tasks.own.tables import EMPTY, SUFFIXES, Table, read_table
 
 USUAL_LABELS = (
@@ -27,6 +28,7 @@ THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
 FEWEST_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
 MOST_TEXT = 0.5
 """Largest share of filled cells that are not numbers in a column of values; with more, it is a column of text."""
+MOST_ODD = 0.05  # the same share in a column of targets, without --regression
 
 FILES = {
     "pictures": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
@@ -372,12 +374,16 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
     return x
 
 
-def labels_of(table: Table, name: str, *, required: bool) -> np.ndarray:
-    """Return a column of labels as `typed` does; an empty cell is a bad row if labels are ``required``, else None."""
+def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool) -> np.ndarray:
+    """Return a column of labels as `typed` does; an empty or odd cell is a bad row if labels are ``required``."""
     column = table.frame[name].astype(object)
-    given = (column.notna() & (column.astype(str).str.strip() != "")).to_numpy()
+    texts = column.where(column.notna(), "").astype(str).str.strip()
+    given = (texts != "").to_numpy(copy=True)
     for row in np.flatnonzero(~given) if required else ():
         table.bad.add(row, f"no label in column {name!r}")
+    for row in np.flatnonzero(given)[_odd_labels(texts[given], asked)] if required else ():
+        table.bad.add(row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number", "fix the cell")
+        given[row] = False
     labels = typed(f"{table.path}, column {name!r}", column[given].tolist())
     if given.all():
         return labels
@@ -385,6 +391,18 @@ def labels_of(table: Table, name: str, *, required: bool) -> np.ndarray:
     full = np.zeros_like(labels, shape=shape) if required else np.full(shape, None, object)
     full[given] = labels
     return full
+
+
+def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
+    """Return which labels are not finite numbers, (rows,), if they are at most 5% among targets; else none of them."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64)
+    odd, words = ~np.isfinite(numbers), np.isnan(numbers) & (texts.str.lower() != "nan")
+    found, whole = np.unique(numbers[~odd]), bool((numbers[~odd] % 1 == 0).all())
+    names = asked.classes or len(found) <= FEW_CLASSES or (whole and read_labels(numbers[~odd]).names)
+    most = MOST_TEXT if asked.regression else 0 if names else MOST_ODD
+    return odd & (words.mean() <= most)
 
 
 def typed(where: str, cells: Sequence[Any]) -> np.ndarray:

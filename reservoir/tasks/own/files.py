@@ -23,8 +23,11 @@ from reservoir.tasks.own.texts import Texts, with_letters
 from reservoir.tasks.task import Task
 
 
-def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
-    """Return sequences and names of the records of a FASTA file, and, if ``labelled``, their labels and groups."""
+def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
+    """Return sequences and names of the records of a FASTA file, and, without a ``task``, their labels and groups.
+    labelled = task is None
+    # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
+    upper = task is None or not any(map(str.islower, task.alphabet))
     headers: list[str] = []
     sequences: list[list[str]] = []
     places: list[str] = []
@@ -34,7 +37,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
             places.append(f"line {number}")
             sequences.append([])
         elif headers:
-            sequences[-1].append(line.strip())
+            sequences[-1].append(line.strip().upper() if upper else line.strip())
         elif line.strip():
             raise InputError(f"{path}, line {number}: no header; a FASTA file has a line with > before each sequence")
     if not headers:
@@ -61,7 +64,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
         if asked.group:
             columns["groups"] = _found_in_headers(where, asked.group, "group")
     roles = {"id": "id", "text": "sequence"}
-    found = columns_as_arrays(str(path), columns, places, arrays, skip=asked.skip_bad_rows, labelled=labelled, **roles)
+    found = columns_as_arrays(str(path), columns, places, arrays, asked, labelled=labelled, **roles)
     found.notes += notes
     return found
 
@@ -113,7 +116,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     if suffix in ARRAYS:
         return with_letters(str(path), ARRAYS[suffix](path))
     if suffix in FASTA:
-        return fasta_arrays(path, asked, labelled=task is None)
+        return fasta_arrays(path, asked, task)
     if suffix in tables.SUFFIXES:
         return _table_arrays(path, asked, known)
     hint = "unpack it first" if suffix in PACKED else f"give one of {', '.join(SUFFIXES)}"

@@ -88,16 +88,24 @@ def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict
     table = read_table(Path(asked.labels), None)  # all as text: run 007 is not run 7
     table.bad.kept()
     key, row_of = _joined(table, asked.id, names)
-    rows = np.array([row_of[name] for name in names])
+    rows, cells = np.array([row_of[name] for name in names]), table.frame[key].astype(str).str.strip().tolist()
+    _, first, same = np.unique(cells, return_index=True, return_inverse=True)
+    first = first[same]  # the first row of the same name
     label, *others = choose_labels(table, asked, key)
     columns = {"y": [label, *others], "groups": [asked.group or "groups"], "split": ["split"]}
     arrays: dict[str, np.ndarray] = {}
     for array, wanted in columns.items():
-        given = [labels_of(table, name, required=True)[rows] for name in wanted if name in table.frame]
+        flags = asked if array == "y" else OwnDataOptions(classes=True)  # groups are names
+        given = [labels_of(table, name, flags, required=True) for name in wanted if name in table.frame]
         if array == "groups" and asked.group and not given:
             raise InputError(f"{table.path}: no column {asked.group!r} (--group) among {list(table.frame)}")
         if given:
-            arrays[array] = given[0] if len(given) == 1 else np.stack(given, axis=1)
+            values = given[0] if len(given) == 1 else np.stack(given, axis=1)
+            unlike = (values != values[first]).reshape(len(values), -1).any(axis=1) & np.isin(first, rows)
+            for row in np.flatnonzero(unlike):
+                what, other = "label" if array == "y" else array, table.bad.places[first[row]]
+                table.bad.add(row, f"{cells[row]!r} has another {what} in {other}", "keep one of these lines")
+            arrays[array] = values[rows]
     table.bad.kept()
     return arrays, [f"labels from {table.path.name}, column {label!r}, joined by {key!r}"]
 
@@ -122,10 +130,8 @@ def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str,
     if missing:
         most = f" ({len(missing):,} of {len(names):,} have none)" if len(missing) > 1 else ""
         raise InputError(f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or change --id")
-    if len({*row_of.values()}) < len(row_of) and frame[key].is_unique:
+    if len({*row_of.values()}) < len(row_of):
         raise InputError(f"{table.path}: several files have the same name in column {key!r}; write paths")
-    if not frame[key].iloc[sorted({*row_of.values()})].is_unique:
-        raise InputError(f"{table.path}: several rows have the same name in column {key!r}; keep one")
     return key, row_of
 
 

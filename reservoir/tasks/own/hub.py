@@ -41,7 +41,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     places = [f"row {row}" for row in range(len(cells[text]))]
     roles = {"text": text, "label": label or None, "id": asked.id, "group": asked.group}
-    found = columns_as_arrays(origin, cells, places, {}, skip=asked.skip_bad_rows, labelled=labelled, **roles)
+    found = columns_as_arrays(origin, cells, places, {}, asked, labelled=labelled, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
     found.notes = [*notes, *found.notes]
     return found

@@ -150,8 +150,8 @@ def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
 
 def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, str]:
     """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
-    if regression and (classes or y.dtype.kind in "US"):
-        raise InputError(f"{where}: y holds {y.dtype} values; leave out --regression")
+    if regression and y.dtype.kind in "US":
+        raise InputError(f"{where}: y holds texts such as {str(y.flat[0])!r}; leave out --regression")
     if regression:
         return y.astype(np.float64), ""
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())

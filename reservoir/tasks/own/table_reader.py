@@ -74,7 +74,7 @@ class TableReader:
 
     def _labels_and_groups(self) -> None:
         names = [name for name in self.roles.labels if name in self.table.frame]
-        y = [labels_of(self.table, name, required=self.labelled) for name in names]
+        y = [labels_of(self.table, name, self.asked, required=self.labelled) for name in names]
         for name in names:
             self.table.frame.pop(name)
         if y:
@@ -284,8 +284,8 @@ def columns_as_arrays(
     columns: Mapping[str, Sequence[Any]],
     places: Sequence[str],
     arrays: Mapping[str, np.ndarray],
+    asked: OwnDataOptions,
     *,
-    skip: bool,
     labelled: bool,
     **roles: str | None,
 ) -> Arrays:
@@ -293,9 +293,9 @@ def columns_as_arrays(
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})
-    table = Table(Path(where), frame, BadRows(where, places, skip=skip if labelled else None))
-    asked: Any = roles
-    reader = TableReader(table, OwnDataOptions(**asked), None if labelled else {})
+    table = Table(Path(where), frame, BadRows(where, places, skip=asked.skip_bad_rows if labelled else None))
+    named: Any = {"regression": asked.regression, "classes": asked.classes, **roles}
+    reader = TableReader(table, OwnDataOptions(**named), None if labelled else {})
     reader.arrays |= arrays
     found = reader.arrays_of_table()
     found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
