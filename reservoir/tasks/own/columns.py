@@ -65,7 +65,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     def named(role: str) -> str:
         name = getattr(asked, role) or ""
         if name and name not in table.frame and (known is None or role == "text"):
-            refuse_column(table, name, role)
+            refuse_column(table, name, role if known is None else "")
         return name if name in table.frame else ""
 
     roles = Roles()
@@ -190,10 +190,14 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
     return ""
 
 
-def refuse_column(table: Table, name: str, role: str) -> NoReturn:
-    """Refuse a flag that names a column which is not in the table."""
+def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
+    """Refuse a table without a column that the flag ``role`` names, or that a readout needs, as the ``known`` ones."""
     names = list(table.frame)
-    raise InputError(f"{table.path}: no column {name!r} (--{role}) among {names}{nearest(name, names)}")
+    who, remedy = f" (--{role})", ""
+    if not role:
+        who, remedy = ", which the readout was fitted on,", f"; rename the column that holds it to {name!r}"
+    close = nearest(name, [other for other in names if other not in known])
+    raise InputError(f"{table.path}: no column {name!r}{who} among {names}{remedy}{close}")
 
 
 def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
