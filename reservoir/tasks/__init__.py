@@ -71,10 +71,12 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     return OwnData(name, OwnDataOptions(**parameters))
 
 
-def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Convert raw inputs (images, texts), or sequences with ``lengths`` (rows,), to stored sequences and lengths."""
+def encode(
+    task: Task, x: np.ndarray, lengths: np.ndarray | None = None, where: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return raw inputs, or sequences with ``lengths``, as stored sequences and lengths; errors name ``where``."""
     if task.name not in TASKS:
-        return encode_own(task, x, lengths)
+        return encode_own(task, x, lengths, where or f"task {task.name!r}")
     stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)
     if lengths is not None:
         clean_lengths(task.name, lengths, *stored.shape[:2])

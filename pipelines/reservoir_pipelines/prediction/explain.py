@@ -50,7 +50,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             f"readout {readout}: it gives each sequence several labels; explain needs a readout of one label"
         )
     x, given = read_new(file, bundle.task)[:2]
-    x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first])
+    x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first], str(file))
     if lengths.max() > bundle.task.max_tokens:
         row, most = int(np.argmax(lengths)), bundle.task.max_tokens
         raise InputError(

@@ -1,9 +1,10 @@
 """The stage ``predict``: labels and probabilities for new sequences, through the same frozen model."""
 
 import itertools
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
+from reservoir.tasks.own.columns import listed
+from reservoir.tasks.own.texts import shown
+from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
@@ -97,7 +101,7 @@ def predict(
             f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths; add the number "
             "of real tokens of each row"
         )
-    x, lengths = encode(task, raw, given)
+    x, lengths = encode(task, raw, given, str(file))
     counts = lengths if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(counts.max()))
@@ -106,11 +110,12 @@ def predict(
     if y is not None and (len(y) != len(x) or (counts is None and y.size != size)):
         labels = f"{task.readout_tokens} x {task.outputs} labels for each of {len(x)} rows"
         raise InputError(f"{file}: y has the shape {y.shape}, but the readout gives {labels}; correct or remove y")
-    _warn(bundle, file, lengths, labelled=y is not None)
+    _warn(bundle, file, x, lengths, labelled=y is not None)
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):
         check_lengths(model, lengths, f"{file}, row")
-    sequences = {"x": x, "lengths": lengths, "counts": counts, "ids": ids, "y": y}
+    truths = [None] * len(x) if y is None else _truths(file, task, y, counts)
+    sequences = {"x": x, "lengths": lengths, "counts": counts, "ids": ids, "truths": truths}
     return Predictions(bundle=bundle, models=models, file=file, **sequences, radius=radius, abstain=cover.abstain)
 
 
@@ -118,9 +123,9 @@ def predict(
 class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
-    ``x`` and ``lengths`` are the encoded sequences, ``y`` their labels in the file. ``counts`` (rows,) is the number of
-    labels of each row if every token has a label. ``radius`` is the largest nonconformity score of a class in a set,
-    or of a value in an interval.
+    ``x`` and ``lengths`` are the encoded sequences, ``truths`` their labels in the file, None for rows without one.
+    ``counts`` (rows,) is the number of labels of each row if every token has a label. ``radius`` is the largest
+    nonconformity score of a class in a set, or of a value in an interval.
     """
 
     bundle: Bundle
@@ -130,7 +135,7 @@ class Predictions(Iterator[Prediction]):
     lengths: np.ndarray
     counts: np.ndarray | None
     ids: list[str] | None
-    y: np.ndarray | None
+    truths: list[Any]
     radius: float | None = None
     abstain: bool = False
 
@@ -141,7 +146,7 @@ class Predictions(Iterator[Prediction]):
     @property
     def labelled(self) -> bool:
         """Whether the file gives any row a label."""
-        return self.y is not None and (self.y.dtype != object or any(value is not None for value in self.y.ravel()))
+        return any(truth is not None for truth in self.truths)
 
     def __next__(self) -> Prediction:
         return next(self._stream)
@@ -159,7 +164,7 @@ class Predictions(Iterator[Prediction]):
             raise InputError(
                 f"{self.file}: the model overflows in row {row}, whose values are too large; correct or remove it"
             )
-        truths, classes = self._truths(rows), tuple(map(task.label, range(task.classes)))
+        classes = tuple(map(task.label, range(task.classes)))
         for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
             among = interval = None
             empty = False
@@ -172,7 +177,7 @@ class Predictions(Iterator[Prediction]):
                 label=None if empty else label,
                 probabilities=probabilities,
                 classes=classes,
-                truth=truths[row],
+                truth=self.truths[start + row],
                 id=self.ids[start + row] if self.ids else None,
                 each=counts is not None,
                 set=among,
@@ -195,35 +200,25 @@ class Predictions(Iterator[Prediction]):
             read += [samples(features[column], labels)[0] for column in part.columns]
         return np.concatenate(read, axis=1)
 
-    def _truths(self, rows: slice) -> list[Any]:
-        """Return the labels of some rows in the file, nested like predictions; None for rows without a label."""
-        if self.y is None:
-            return [None] * len(self.x[rows])
-        task, y = self.bundle.task, self.y[rows]
-        as_label = partial(_as_label, self.file, task.classes > 0)
-        if self.counts is not None:
-            cut = [None if row is None else row[:count] for row, count in zip(y, self.counts[rows], strict=True)]
-            return [None if row is None else [as_label(one) for one in np.asarray(row).ravel().tolist()] for row in cut]
-        labels = np.array([as_label(one) for one in y.ravel().tolist()], object)
-        nested = labels.reshape(len(y), task.readout_tokens, task.outputs).tolist()
-        return [None if any(one is None for token in row for one in token) else _unnested(row) for row in nested]
 
-
-def _warn(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) -> None:
+def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, labelled: bool) -> None:
     """Print reasons why predictions are less reliable than they look."""
-    short = 0 if bundle.lengths else int((lengths < bundle.task.max_tokens).sum())
+    most = bundle.task.max_tokens
+    short = 0 if bundle.lengths else int((lengths < most).sum())
     if short:
-        notify(
-            f"{file}: {short:,} rows are shorter than the {bundle.task.max_tokens:,} tokens of every row that the "
-            "readout was fitted on"
-        )
-    long = int((lengths > bundle.task.max_tokens).sum())
+        than = f"the {most:,} tokens of every row that the readout was fitted on"
+        notify(f"{file}: {short:,} rows are shorter than {than}")
+    long = int((lengths > most).sum())
     by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
     if long and by_position and not bundle.task.each:
-        notify(
-            f"{file}: {long:,} rows are longer than any that the readout was fitted on; "
-            f"{', '.join(by_position)} read the first {bundle.task.max_tokens:,} tokens"
-        )
+        read = f"{', '.join(by_position)} read the first {most:,} tokens"
+        notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
+    if bundle.task.alphabet:
+        codes, numbers = np.unique(x, return_counts=True)
+        new = np.isin(codes, [0, *map(ord, bundle.task.alphabet)], invert=True)  # 0 is padding
+        if number := int(numbers[new].sum()):
+            share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
+            notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")
     if labelled and bundle.origin and file.resolve() == Path(bundle.origin):
         notify(f"{file}: the readout was fitted on rows of this file; for new data trust the test score of fit")
 
@@ -251,14 +246,37 @@ def _unnested(nested: list[Any], *, each: bool = False) -> Any:
     return outer[0] if len(outer) == 1 and not each else outer
 
 
-def _as_label(file: Path, is_class: bool, value: Any) -> Any:
-    """Return a label as a number, or in the type of the class names."""
+def _truths(file: Path, task: Task, y: np.ndarray, counts: np.ndarray | None) -> list[Any]:
+    """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
+    classes = {str(task.label(number)) for number in range(task.classes)}
+    found, missing, unknown = list[Any](), defaultdict[str, list[int]](list), Counter[str]()
+    for row, given in enumerate(y):
+        cut: Any = given if given is None or counts is None else given[: counts[row]]
+        labels = [_as_label(cell, is_class=task.classes > 0) for cell in np.ravel(cut).tolist()]
+        if None in labels:
+            cell = np.ravel(cut).tolist()[labels.index(None)]
+            missing["empty" if cell is None else repr(cell)].append(row)
+        elif classes:
+            unknown.update({str(label) for label in labels} - classes)
+        nested = labels if task.each else _unnested(np.array(labels, object).reshape(-1, task.outputs).tolist())
+        found.append(None if None in labels else nested)
+    if missing:
+        start = f"{sum(map(len, missing.values())):,} of {len(y):,} rows have no label to compare with"
+        cells = listed([f"{cell} {len(rows):,} (first in row {rows[0]})" for cell, rows in missing.items()])
+        notify(f"{file}: {start}, so the scores leave them out: {cells}")
+    if unknown:
+        names = listed([f"{name!r} {number:,}" for name, number in unknown.most_common()])
+        notify(f"{file}: classes that the readout does not know count as wrong; rows of each: {names}")
+    return found
+
+
+def _as_label(value: Any, *, is_class: bool) -> Any:
+    """Return a label in the type of the class names, or as a finite number; None if it is missing or not a number."""
     if is_class:
         value = value.decode() if isinstance(value, bytes) else value  # HDF5 stores texts as bytes
-        return int(value) if isinstance(value, float) and value.is_integer() else value
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        return None if isinstance(value, float) and math.isnan(value) else value
     try:
-        return None if value is None else float(value)
-    except ValueError:
-        raise InputError(
-            f"{file}: the label {value!r} is not a number, but the readout gives numbers; correct or remove it"
-        ) from None
+        return float(value) if math.isfinite(float(value)) else None
+    except (TypeError, ValueError):
+        return None

@@ -67,7 +67,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     def named(role: str) -> str:
         name = getattr(asked, role) or ""
         if name and name not in table.frame and (known is None or role == "text"):
-            refuse_column(table, name, role)
+            refuse_column(table, name, role if known is None else "")
         return name if name in table.frame else ""
 
     roles = Roles()
@@ -192,10 +192,14 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
     return ""
 
 
-def refuse_column(table: Table, name: str, role: str) -> NoReturn:
-    """Refuse a flag that names a column which is not in the table."""
+def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
+    """Refuse a table without a column that the flag ``role`` names, or that a readout needs, as the ``known`` ones."""
     names = list(table.frame)
-    raise InputError(f"{table.path}: no column {name!r} (--{role}) among {names}{nearest(name, names)}")
+    who, remedy = f" (--{role})", ""
+    if not role:
+        who, remedy = ", which the readout was fitted on,", f"; rename the column that holds it to {name!r}"
+    close = nearest(name, [other for other in names if other not in known])
+    raise InputError(f"{table.path}: no column {name!r}{who} among {names}{remedy}{close}")
 
 
 def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
@@ -397,7 +401,7 @@ def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
     """Return which labels are not finite numbers, (rows,), if they are at most 5% among targets; else none of them."""
     import pandas as pd
 
-    numbers = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64)
+    numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
     odd, words = ~np.isfinite(numbers), np.isnan(numbers) & (texts.str.lower() != "nan")
     found, whole = np.unique(numbers[~odd]), bool((numbers[~odd] % 1 == 0).all())
     names = asked.classes or len(found) <= FEW_CLASSES or (whole and read_labels(numbers[~odd]).names)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays, padded
 from reservoir.tasks.own.columns import (
@@ -24,6 +24,7 @@ from reservoir.tasks.own.columns import (
     is_text,
     labels_of,
     listed,
+    refuse_column,
     time_of_rows,
     typed,
     values_of,
@@ -55,9 +56,7 @@ class TableReader:
         ids = [str(cell) for cell in table.frame.pop(name)] if name else []
         repeats = len(set(ids)) < len(ids)
         if self.known.get("long") and self.asked.id and not name:  # all lines would be read as one sequence
-            names = list(table.frame)
-            problem = f"{table.path}: no column {self.asked.id!r}, which named the sequences of the fit, among {names}"
-            raise InputError(f"{problem}{nearest(self.asked.id, names)}; rename the column, or add it")
+            refuse_column(table, self.asked.id, known=self.known.get("columns", ()))
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
@@ -209,9 +208,7 @@ class TableReader:
             end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
             for name in known[: max(end, 1)]:
                 if name not in table.frame:
-                    others = [other for other in table.frame if other not in known]
-                    start = f"{table.path}: no column {name!r}, which the readout was fitted on,"
-                    raise InputError(f"{start} among {list(table.frame)}{nearest(name, others)}")
+                    refuse_column(table, name, known=known)
             table.frame = table.frame[[name for name in known if name in table.frame]]
         names = list(table.frame)
         if not names:

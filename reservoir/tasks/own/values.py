@@ -99,9 +99,8 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
     return lengths.astype(np.int32)
 
 
-def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
-    where = f"task {task.name!r}"
     if task.pictures:
         return x, np.full(len(x), task.max_tokens, np.int32)
     if task.alphabet:
@@ -120,7 +119,8 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
     given = full_lengths(x) if lengths is None else lengths
     lengths = clean_lengths(where, given, *x.shape[:2], fewest=1 if task.each else task.readout_tokens)
     if isinstance(task.form, Tokens):
-        x = clean_symbols(where, x, lengths, task.form.vocabulary)
+        remedy = "correct it, or extract and fit again with rows that have it"
+        x = clean_symbols(where, x, lengths, task.form.vocabulary, remedy=remedy)
     else:
         x = as_values(where, x, lengths, missing)
     return x, lengths
