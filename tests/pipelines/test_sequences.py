@@ -94,6 +94,12 @@ def test_lists_go_through_cross_validation_and_objects_are_lists(tiny_gpt2):
     assert cross_val_score(model, x, y, cv=2).shape == (2,)
     one, other = model.fit(x, y).predict_proba(x), model.fit(np.array(x, object), y).predict_proba(np.array(x, object))
     np.testing.assert_array_equal(one, other)
+    lists = [row.tolist() for row in x]
+    alone = model.fit(lists, y).predict_proba([lists[3]])
+    np.testing.assert_allclose(alone, one[3:4], atol=1e-6)
+    assert model.fit([row[:20] for row in lists], y).predict([lists[3]]).shape == (1,)
+    with pytest.raises(ValueError, match="expecting 20 features"):
+        model.fit(np.array([row[:20] for row in lists]), y).predict([lists[3]])
 
 
 @pytest.mark.parametrize("kind", [ReservoirClassifier, ReservoirRegressor])
@@ -185,6 +191,16 @@ def test_cells_of_a_table_may_hold_series(kind, tiny_gpt2):
         model.fit(pandas.DataFrame({"a": [np.ones(3), np.ones(4)], "b": [1.0, 2.0]}), [0, 1])
 
 
+@pytest.mark.parametrize("column", [list, pandas.Series, PolarsColumn, lambda x: pandas.DataFrame({"moves": x})])
+def test_one_column_of_lists_is_read_by_the_rule_of_a_list(column, tiny_gpt2):
+    x, y = letters()
+    rows = [row[: 8 + n % 7] for n, row in enumerate(x.tolist())]
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), layers="embed").fit(column(rows), y)
+    expected = model.predict_proba(rows[:3])
+    assert model.vocabulary_ == 4
+    np.testing.assert_array_equal(model.predict_proba(column(rows[:3])), expected)
+
+
 @pytest.mark.parametrize("missing", ["mask", "interpolate"])
 def test_nan_is_masked_or_interpolated_as_in_files(missing, tmp_path, cache, tiny_gpt2):
     x, y = series(70)
@@ -197,8 +213,9 @@ def test_nan_is_masked_or_interpolated_as_in_files(missing, tmp_path, cache, tin
     np.testing.assert_allclose(model.transform(x[:50]), found[:, 0] if found.ndim == 3 else found, atol=2e-3)
     lists = [row[:30] for row in x]
     assert ReservoirClassifier(**settings).fit(lists, y).score(lists, y) > 0.5
-    with pytest.raises(ValueError, match="NaN"):
-        ReservoirClassifier(**settings | {"missing": "refuse"}).fit(x, y)
+    for wrong, message in (("refuse", "NaN in row 0; pass missing='mask'"), ("interpolation", "choose among refuse")):
+        with pytest.raises(ValueError, match=message):
+            ReservoirClassifier(**settings | {"missing": wrong}).fit(x, y)
 
 
 def test_a_sample_may_have_several_labels(tiny_gpt2):
@@ -212,5 +229,7 @@ def test_a_sample_may_have_several_labels(tiny_gpt2):
     alone = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32", cv=model.cv).fit(x[:60], several[:60, 0])
     assert (alone.predict(x[60:]) == found[:, 0]).mean() > 0.8
     assert cross_val_score(model, x, several, cv=3).shape == (3,)
-    with pytest.raises(ValueError, match=r"give multilabel targets as 0 or 1"):
+    with pytest.raises(ValueError, match=r"give multilabel targets as 0 or 1.*MultiOutputClassifier"):
         model.fit(x, several + 1)
+    with pytest.raises(ValueError, match=r"y\[1\] is None; leave out"):
+        model.fit(x, ["a", None, *y[2:]])

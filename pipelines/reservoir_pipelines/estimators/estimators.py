@@ -126,16 +126,18 @@ class _ReservoirEstimator(BaseEstimator):
 
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
-        lengths = None
+        x, lengths = unnested(x), None
         if isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str):
             raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
-        x = with_channels_last(unnested(x), channels_first=self.channels_first, warn=reset)
-        finite: Any = True if self.missing == "refuse" else "allow-nan"
-        if is_list(x):
+        x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
+        # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
+        checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
+        if reset:
+            self._lists = is_list(x)
+        if is_list(x, equal=self._lists):
             x, lengths = padded(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
-                return check_array(x, allow_nd=True, ensure_all_finite=finite), lengths
-        checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": finite}
+                return check_array(x, **checks), lengths
         found = _validate(self, x, *more, reset=reset, **checks)
         values = found[0] if more else found
         full = np.full(len(values), values.shape[1], np.int32)
@@ -143,14 +145,14 @@ class _ReservoirEstimator(BaseEstimator):
 
     def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
+        options = opt.ExtractOptions(**{item.name: getattr(self, item.name) for item in _OPTIONS}, store="float32")
         self.vocabulary_ = read_vocabulary(x, lengths) if self.vocabulary is None else self.vocabulary
         rows = as_rows(x, lengths, self.vocabulary_, self.missing)
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
-        given = {item.name: getattr(self, item.name) for item in _OPTIONS}
         # Stored for predict, because another machine may choose another precision, or have other weights of this name.
-        self._plan = resolve(self._task, opt.ExtractOptions(**given, store="float32"), {"train": len(x)})
+        self._plan = resolve(self._task, options, {"train": len(x)})
         self.columns_ = list(self._plan.columns)
         self._digest = self._model().digest
         self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
@@ -211,7 +213,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
         ----------
         X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), list of arrays, or table
             Sequences. If their lengths differ, give a list of arrays (n_values,) or (n_values, n_channels), or a table
-            of pandas or polars with one column for each channel and a series in each cell.
+            or column of pandas or polars with a series in each cell (of a table, one column for each channel).
         y : array-like of shape (n_samples,) or (n_samples, n_targets)
             Labels for a classifier (a matrix of 0 and 1 if samples have several labels); targets for a regressor.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -224,7 +226,11 @@ class _ReservoirPredictor(_ReservoirEstimator):
         self : object
             The fitted estimator.
         """
-        several = {"multi_output": np.asarray(y).ndim == 2 and np.asarray(y).shape[1] > 1}
+        given = np.asarray(y)
+        if given.ndim and None in (flat := given.ravel().tolist()):
+            row = flat.index(None) * len(given) // len(flat)
+            raise ValueError(f"y[{row}] is None; leave out the samples that have no label")
+        several = {"multi_output": given.ndim == 2 and given.shape[1] > 1}
         (checked, labels), lengths = self._checked(X, y, reset=True, **(self._checks or several))
         weights = sample_weights(sample_weight, checked)
         coded, targets = self._coded(labels, weights)

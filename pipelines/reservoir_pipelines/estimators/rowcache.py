@@ -57,20 +57,24 @@ class Rows:
         return Rows(np.where(self.real[:, :, None], scaling(self.x), np.float32(0)), self.lengths)
 
 
-def is_list(x: Any) -> bool:
-    """Return whether X is a list of sequences: of arrays, or of lists of unequal length."""
+def is_list(x: Any, *, equal: bool = True) -> bool:
+    """Return whether X is a list of sequences: of arrays, or of lists, which with ``equal`` may have equal lengths."""
     if isinstance(x, np.ndarray):
         return x.dtype == object and x.ndim == 1 and bool(len(x)) and isinstance(x[0], np.ndarray | list | tuple)
-    if not isinstance(x, list | tuple) or not len(x) or not all(hasattr(item, "__len__") for item in x):
+    if not isinstance(x, list | tuple) or not len(x) or not hasattr(x[0], "__len__"):
         return False
-    return isinstance(x[0], np.ndarray) or len({len(item) for item in x}) > 1
+    return equal or isinstance(x[0], np.ndarray) or len({np.shape(item) for item in x}) > 1
 
 
 def unnested(x: Any) -> Any:
-    """Return a pandas or polars table of series as a list of arrays (values, channels), and any other X unchanged."""
+    """Return a pandas or polars table or column of series as a list of sequences, and any other X unchanged."""
+    if hasattr(x, "to_list"):
+        return x.to_list()
     names = list(getattr(x, "columns", ()))
     if not names or not len(x) or not hasattr(x[names[0]].to_list()[0], "__len__"):
         return x
+    if len(names) == 1:
+        return x[names[0]].to_list()
     rows = []
     for row in zip(*(x[name].to_list() for name in names), strict=True):
         cells = [np.asarray(cell, float) for cell in row]
@@ -100,8 +104,15 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
 def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as one array of at least ``shortest`` values, padded with zeros, and their lengths."""
     items = [np.asarray(item) for item in x]
+    # Lists of polars hold None for a missing value.
+    items = [item.astype(float) if item.dtype == object and None in item else item for item in items]
     for row, item in enumerate(items):
-        if not item.size or item.ndim > 2 or item.shape[1:] != items[0].shape[1:] or item.dtype.kind not in "biuf":
+        if (
+            not item.size
+            or item.ndim not in (1, 2)
+            or item.shape[1:] != items[0].shape[1:]
+            or item.dtype.kind not in "biuf"
+        ):
             raise ValueError(
                 f"X[{row}] has the shape {item.shape} and type {item.dtype}; give (values,) or (values, channels) of "
                 "numbers, all with the same channels"
@@ -132,6 +143,9 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing:
         raise ValueError(f"X has the shape {x.shape}; give {want}")
     if vocabulary is not None:
         return Rows(clean_symbols("X", x, lengths, vocabulary).astype(np.int64), lengths)
+    gaps = np.isnan(x).reshape(len(x), -1).any(axis=1)
+    if missing == "refuse" and gaps.any():
+        raise ValueError(f"Input X contains NaN in row {gaps.argmax()}; pass missing='mask' or missing='interpolate'")
     values = x.reshape(*x.shape[:2], -1).astype(np.result_type(x.dtype, np.float32), copy=False)
     return Rows(as_values("X", values, lengths, missing), lengths)
 
