@@ -66,9 +66,7 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     for name, row, length in zip(ids, x, lengths, strict=True):
         assert np.array_equal(row[:length], sequences[int(name[1:])])
     (tmp_path / "long.csv").write_text((tmp_path / "long.csv").read_text().replace("case", "cases"))
-    with pytest.raises(
-        InputError, match=r"no column 'case', which .* to 'case'; did you mean 'cases'"
-    ):
+    with pytest.raises(InputError, match=r"no column 'case', which .* to 'case'; did you mean 'cases'"):
         read_new(tmp_path / "long.csv", source.task)
     labels = {text: label for split in all_rows(source).values() for text, label in _labelled(split, sequences)}
     assert labels == {i: i % 2 for i in range(20)}
