@@ -27,10 +27,9 @@ def code_labels(
     check_classification_targets(labels)
     if labels.ndim == 2:
         if not np.isin(labels, (0, 1)).all() or class_weight is not None:
-            raise ValueError(
-                f"y has the shape {labels.shape}; give multilabel targets as 0 or 1, without class_weight, or wrap the "
-                "classifier in sklearn.multioutput.MultiOutputClassifier, which fits one for each output"
-            )
+            remedy = "or wrap the classifier in sklearn.multioutput.MultiOutputClassifier"
+            want = f"give multilabel targets as 0 or 1, without class_weight, {remedy}"
+            raise ValueError(f"y has the shape {labels.shape}; {want}")
         return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], 2)
     counted = labels if weights is None else labels[weights > 0]
     classes = np.unique(counted)

@@ -103,16 +103,11 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
 
 def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as one array of at least ``shortest`` values, padded with zeros, and their lengths."""
-    items = [np.asarray(item) for item in x]
     # Lists of polars hold None for a missing value.
-    items = [item.astype(float) if item.dtype == object and None in item else item for item in items]
+    items = [item.astype(float) if item.dtype == object and None in item else item for item in map(np.asarray, x)]
     for row, item in enumerate(items):
-        if (
-            not item.size
-            or item.ndim not in (1, 2)
-            or item.shape[1:] != items[0].shape[1:]
-            or item.dtype.kind not in "biuf"
-        ):
+        fits = item.size and item.ndim in (1, 2) and item.shape[1:] == items[0].shape[1:]
+        if not fits or item.dtype.kind not in "biuf":
             raise ValueError(
                 f"X[{row}] has the shape {item.shape} and type {item.dtype}; give (values,) or (values, channels) of "
                 "numbers, all with the same channels"
