@@ -102,16 +102,14 @@ def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: 
     return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
 
 
-def clean_symbols(
-    where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0, remedy: str = "correct it"
-) -> np.ndarray:
+def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
     """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
     real = np.arange(x.shape[1]) < lengths[:, None]
     wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
-        place = f"{where}: row {first_row + row}, token {token}"
-        raise InputError(f"{place}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}; {remedy}")
+        problem = f"row {first_row + row}, token {token}: {x[row, token]} is not a symbol from 0 to {vocabulary - 1}"
+        raise InputError(f"{where}: {problem}; replace it, or fit to data with more symbols")
     return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
 

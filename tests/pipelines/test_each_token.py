@@ -55,7 +55,7 @@ def test_readout_is_that_of_all_residues_of_the_training_rows(fitted):
     assert found.evaluation.samples == len(truth)
 
 
-def test_a_label_string_is_predicted_for_each_sequence(fitted, tmp_path):
+def test_a_label_string_is_predicted_for_each_sequence(fitted, tmp_path, capsys):
     _, found = fitted
     new = proteins(9, seed=1)
     path = tmp_path / "new.csv"
@@ -75,6 +75,8 @@ def test_a_label_string_is_predicted_for_each_sequence(fitted, tmp_path):
     bare = [answer.to_dict() for answer in predict(found.saved, path)]
     assert [row["label"] for row in bare] == [row["label"] for row in read]
     assert all(len(row["probabilities"]) == len(row["label"]) and "truth" not in row for row in bare)
+    predict(found.saved, write_csv(path, [("AGVX",)], "sequence"))
+    assert "1 of 4 letters (25.0%) are in no training row: X" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["jsonl", "npz"])

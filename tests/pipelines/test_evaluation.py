@@ -163,12 +163,13 @@ def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call):
     assert ("accuracy: " if kind == "classes" else "rmse, in the unit of the label: ") in err
 
 
-def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_path):
+def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_path, capsys):
     done, file = own("classes")
     arrays = dict(np.load(file))
     np.savez(tmp_path / "other.npz", x=arrays["x"], y=np.where(np.arange(40) < 10, "sideways", arrays["y"]))
     found = PredictionEvaluator(list(predict(done.saved, tmp_path / "other.npz"))).result()
     assert found.classes == ("down", "up", "sideways") and found.recall["sideways"] == 0
+    assert "readout does not know count as wrong; rows of each: 'sideways' 10" in capsys.readouterr().err
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
     with pytest.raises(InputError, match=r"y has the shape \(40, 2\)"):
         list(predict(done.saved, tmp_path / "wide.npz"))
@@ -178,6 +179,10 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     assert PredictionEvaluator(list(predict(done.saved, tmp_path / "new.h5"))).result().to_dict() == expected.to_dict()
     np.savez(tmp_path / "plain.npz", x=arrays["x"])
     assert PredictionEvaluator(list(predict(done.saved, tmp_path / "plain.npz"))).result() is None
+    done, file = own("values")
+    np.savez(tmp_path / "odd.npz", x=np.load(file)["x"], y=[*np.load(file)["y"][:37].astype(str), "n.d.", "nan", "inf"])
+    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "odd.npz"))).result().samples == 37
+    assert "3 of 40 rows have no label to compare with, so the scores leave them out: 'n" in capsys.readouterr().err
 
 
 def test_sequences_without_lengths_are_refused_if_the_fit_had_several(tiny_gpt2, tmp_path):

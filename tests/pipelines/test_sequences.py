@@ -55,9 +55,13 @@ def same(model, found, values, expected):
 
 
 @pytest.mark.parametrize("kind", [series, letters])
-def test_a_classifier_by_default_equals_extract_and_fit(kind, by_command, tiny_gpt2, recwarn):
+def test_a_classifier_by_default_equals_extract_and_fit(kind, by_command, tiny_gpt2, recwarn, tmp_path):
     x, y = kind()
     found, expected = by_command(x=x, y=y)
+    if kind is letters:
+        np.savez(tmp_path / "new.npz", x=np.full((1, 14), 9))
+        with pytest.raises(ValueError, match=r"new\.npz: row 0, token 0: 9 is not a symbol from 0 to 3; replace it"):
+            predict(found.saved, tmp_path / "new.npz")
     model = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32").fit(x[:FITTED], y[:FITTED])
     assert "+" in model.column_
     same(model, found, model.predict_proba(x[FITTED:]), expected)

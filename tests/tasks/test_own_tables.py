@@ -175,6 +175,8 @@ def test_the_text_and_the_label_can_be_named(tmp_path):
     source = source_of(tmp_path / "t.csv", text, text="body", label="kind")
     assert source.task.labels == ("left", "right") and source.task.alphabet == "\ufffdACGT"
     assert any("only 'body' is read, not the columns title, n" in note for note in source.notes())
+    with pytest.raises(InputError, match=r"no column 'body', which the .* rename the column that holds it to 'body'"):
+        read_new(write(tmp_path / "new.csv", {"title": WORDS}), source.task)
 
 
 @pytest.mark.parametrize(
@@ -319,9 +321,8 @@ def test_zones_of_times_are_counted_in(tmp_path, recwarn):
 def test_a_last_column_that_is_not_there_is_missing(tmp_path):
     task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
     new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
-    with pytest.raises(InputError, match=r"no column 'v2', which the readout was fitted on") as error:
+    with pytest.raises(InputError, match=r"no column 'v2', which the readout was fitted on, among .* to 'v2'$"):
         read_new(new, task)
-    assert "did you mean" not in str(error.value)
     early = {**WIDE, "v2": np.where(np.arange(ROWS) == 3, "", VALUES[:, 2]), "label": LABEL}
     assert read_new(new, task_named(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
 

@@ -204,10 +204,8 @@ class Predictions(Iterator[Prediction]):
 def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, labelled: bool) -> None:
     """Print reasons why predictions are less reliable than they look."""
     most = bundle.task.max_tokens
-    short = 0 if bundle.lengths else int((lengths < most).sum())
-    if short:
-        than = f"the {most:,} tokens of every row that the readout was fitted on"
-        notify(f"{file}: {short:,} rows are shorter than {than}")
+    if not bundle.lengths and (few := int((lengths < most).sum())):
+        notify(f"{file}: {few:,} rows are shorter than the {most:,} tokens of every row that the readout was fitted on")
     long = int((lengths > most).sum())
     by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
     if long and by_position and not bundle.task.each:

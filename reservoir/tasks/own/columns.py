@@ -195,9 +195,8 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
 def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
     """Refuse a table without a column that the flag ``role`` names, or that a readout needs, as the ``known`` ones."""
     names = list(table.frame)
-    who, remedy = f" (--{role})", ""
-    if not role:
-        who, remedy = ", which the readout was fitted on,", f"; rename the column that holds it to {name!r}"
+    who = f" (--{role})" if role else ", which the readout was fitted on,"
+    remedy = "" if role else f"; rename the column that holds it to {name!r}"
     close = nearest(name, [other for other in names if other not in known])
     raise InputError(f"{table.path}: no column {name!r}{who} among {names}{remedy}{close}")
 
