@@ -246,12 +246,7 @@ def draw_layers(
 
 
 def draw_settings(
-    axes: Axes,
-    columns: Sequence[str],
-    settings: Sequence[str],
-    scores: np.ndarray,
-    best: tuple[int, int],
-    metric: str,
+    axes: Axes, columns: Sequence[str], settings: Sequence[str], scores: np.ndarray, best: tuple[int, int], metric: str
 ) -> None:
     """Draw the validation score of every layer under every setting, for the pooling of the chosen readout.
 

@@ -46,11 +46,7 @@ def map_pieces(
 
 
 def _in_processes(
-    work: Callable[..., Any],
-    tasks: list[tuple],
-    workers: int,
-    found: dict[int, Any],
-    done: Callable[[Any], None],
+    work: Callable[..., Any], tasks: list[tuple], workers: int, found: dict[int, Any], done: Callable[[Any], None]
 ) -> None:
     """Add results to ``found`` by number as long as local processes can compute them."""
     import dask
@@ -152,11 +148,7 @@ def this_worker() -> str:
 
 
 def _on_cluster(
-    work: Callable[..., Any],
-    tasks: list[tuple],
-    address: str,
-    found: dict[int, Any],
-    done: Callable[[Any], None],
+    work: Callable[..., Any], tasks: list[tuple], address: str, found: dict[int, Any], done: Callable[[Any], None]
 ) -> None:
     """Add all results to ``found`` by number."""
     try:

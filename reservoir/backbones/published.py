@@ -283,9 +283,7 @@ FAMILIES = (
     # MPNet (Song et al. 2020) is BERT with relative positions besides the absolute ones. Its attention returns maps
     # only to callers that ask each block for them.
     _bert(
-        "mpnet",
-        attention="",
-        groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")},
+        "mpnet", attention="", groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")}
     ),
     _T5,
     _vit("vit", "layers", add_pooling_layer=False),

@@ -11,14 +11,7 @@ from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.pooling import pool
 from reservoir.tasks.task import Task, Vectors
-from reservoir.training.groups import (
-    default_groups,
-    frozen_digest,
-    parse_groups,
-    set_dropout,
-    trained_layer,
-    unfreeze,
-)
+from reservoir.training.groups import default_groups, frozen_digest, parse_groups, set_dropout, trained_layer, unfreeze
 from reservoir.training.steps import row_losses
 from tests.reservoir.models import KINDS, RECURRENT, hand_run, layer_names, save
 

@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import (
-    Entry,
-    FeatureStore,
-    Layout,
-    Spec,
-    SplitFeatures,
-    check_space,
-    required_bytes,
-    write_targets,
-)
+from reservoir_cache import Entry, FeatureStore, Layout, Spec, SplitFeatures, check_space, required_bytes, write_targets
 
 from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan

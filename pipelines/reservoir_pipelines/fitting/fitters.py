@@ -123,12 +123,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
 
 
 def fit_penalties(
-    readout: str,
-    columns: tuple[str, ...],
-    swept: Callable[[np.ndarray], Sweep],
-    alphas: np.ndarray,
-    *,
-    widens: bool,
+    readout: str, columns: tuple[str, ...], swept: Callable[[np.ndarray], Sweep], alphas: np.ndarray, *, widens: bool
 ) -> ColumnFit:
     """Return the fit of a grid of penalties, or, if it ``widens`` and its end scores best, of a wider grid."""
     found = column_fit(readout, columns, swept(alphas))

@@ -509,12 +509,7 @@ def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[tupl
 
 
 def draw_folds(
-    rows: int,
-    folds: int,
-    *,
-    labels: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
-    repeat: int = 0,
+    rows: int, folds: int, *, labels: np.ndarray | None = None, groups: np.ndarray | None = None, repeat: int = 0
 ) -> np.ndarray:
     """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
 

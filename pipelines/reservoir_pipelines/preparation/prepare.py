@@ -169,11 +169,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         tasks = [(sent, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
-                _write_piece,
-                tasks,
-                workers=cluster.workers,
-                scheduler=cluster.scheduler,
-                done=lambda _: bar.advance(1),
+                _write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
             )
         _write_index(source, origin, folder, written)
         fault_point("gathered")

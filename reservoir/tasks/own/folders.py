@@ -156,11 +156,7 @@ def media_arrays(
 
 
 def _recordings(
-    files: Sequence[Path],
-    arrays: Mapping[str, np.ndarray],
-    bad: BadRows,
-    asked: OwnDataOptions,
-    names: list[str],
+    files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, asked: OwnDataOptions, names: list[str]
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
 
