@@ -24,7 +24,7 @@ from reservoir.tasks.task import Task
 
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
-    """Return sequences and names of the records of a FASTA file, and, without a ``task``, their labels and groups.
+    """Return sequences and names of the records of a FASTA file, and, without a ``task``, labels and groups."""
     labelled = task is None
     # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
     upper = task is None or not any(map(str.islower, task.alphabet))
