@@ -187,8 +187,7 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, label, labels):
     masked = [word[:2] + word[2:].lower() for word in WORDS]
     text = "".join(f"{header.format(kind)}\n{word}\n" for word, kind in zip(masked, KINDS, strict=True))
     task = source_of(tmp_path / "t.fa", text, **({"label": label} if label else {})).task
-    assert task.labels == labels and task.alphabet == "\ufffdACGT"
-    assert read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
+    assert task.labels == labels and read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
     assert read_new(tmp_path / "t.fa", replace(task, alphabet="\ufffdACGTacgt"))[0].tolist() == masked
 
 
@@ -290,6 +289,8 @@ def test_an_id_that_repeats_is_asked_for(tmp_path):
 def test_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name):
     columns = {"date": DAYS, name: [form(row) for row in EVENTS], "label": LABEL}
     task, rows, _ = stored(write(tmp_path / "t.csv", columns))
+    columns["winner"] = columns.pop("label")
+    assert stored(write(tmp_path / "t.csv", columns))[1] == rows
     assert isinstance(task.form, Tokens) and task.form.vocabulary == 9 and not task.alphabet
     assert rows == sorted([float(value) for value in row] for row in EVENTS)
     new = write(tmp_path / "new.csv", {"other": [1, 2], name: [form([3]), form([1, 4, 8])]})
@@ -389,10 +390,8 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {**WIDE, "label": np.where(np.arange(ROWS) == 7, "", LABEL)},
-            "line 9: no label in column 'label'; fix the row",
-        ),
+        ({**WIDE, "y": np.where(np.arange(ROWS) == 7, "", LABEL)}, "line 9: no label in column 'y'; fix the row"),
+        ({**WIDE, "y": np.where(np.arange(ROWS) == 7, "n.d.", VALUES[:, 0])}, "line 9: the label 'n.d.' in column 'y'"),
         ({"id": ["a", "a", "b"], "t": [1, 1, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 3: 'a' has two rows at t 1"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "earlier rows ... --group id"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "line 3: an empty cell"),
@@ -400,7 +399,9 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a' ... --missing interpolate"),
         ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
-        ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']"),
+        ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']; pass --label sev"),
+        ({"sequence": DAYS, "a b": VALUES[:, 0], "c": LABEL}, "pass --label 'a b' or --label c"),
+        ({"o k": LABEL, "long": DAYS, **WIDE, "label": LABEL}, "--drop 'o k', or pass --text long if the texts are"),
         ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the header line missing?"),
         ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "--group id or --drop id if each row is a whole"),
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),

@@ -56,11 +56,9 @@ def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
     """Refuse sequences if the longest makes the padded array far larger than their values."""
     size, real = len(lengths) * int(lengths.max()) * token_bytes, int(lengths.sum()) * token_bytes
     if size > FREE_BYTES and size > MOST_EXPANSION * real:
-        row = int(np.argmax(lengths))
-        raise InputError(
-            f"{where}, row {row}: {lengths[row]} tokens, to which all {len(lengths)} rows would be padded; together "
-            f"they have only {real // token_bytes} tokens; cut the row, or leave it out"
-        )
+        row, rows = int(np.argmax(lengths)), len(lengths)
+        problem = f"{where}, row {row}: {lengths[row]} tokens, to which all {rows} rows would be padded; together"
+        raise InputError(f"{problem} they have only {real // token_bytes} tokens; cut the row, or leave it out")
 
 
 def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

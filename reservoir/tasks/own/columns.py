@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
 
 import numpy as np
@@ -109,8 +110,9 @@ def _unique_id(table: Table, names: list[str]) -> str:
             continue  # a measured value, such as a mid_id of 0.25
         if texts.is_unique:
             return name
-        start = f"{table.path}: the column {name!r} repeats the same ids; pass --id {name} if all rows of an id are one"
-        raise InputError(f"{start} sequence, --group {name} if each row is a whole sequence, or --drop {name}")
+        start, flag = f"{table.path}: the column {name!r} repeats the same ids; pass --id", quote(name)
+        whole = f"--group {flag} if each row is a whole sequence"
+        raise InputError(f"{start} {flag} if all rows of an id are one sequence, {whole}, or --drop {flag}")
     return ""
 
 
@@ -118,7 +120,7 @@ def _choose_only_other_column(table: Table, roles: Roles, time: str | None) -> N
     """Choose the only column besides a sequence as the label; refuse a table with none or several."""
     others = [name for name in _free(table, roles, time) if name != roles.sequence]
     if not roles.sequence or len(others) != 1 or (is_text(table.frame[others[0]]) and table.frame[others[0]].is_unique):
-        refuse_unlabelled(table, roles.sequence)
+        refuse_unlabelled(table, [name for name in others if roles.sequence or is_text(table.frame[name])])
     roles.labels = others
     roles.chosen["label"] = others[0]
     roles.notes.append(f"the column {others[0]!r} is the label")
@@ -142,10 +144,11 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
     if len(paths) == 1:
         roles.chosen["text"] = paths[0]
         return paths[0]
-    if known is None and len(rest) == 1 and is_sequences(frame[rest[0]]):
-        return rest[0]
-    texts = [name for name in rest if is_text(frame[name])]
     two_columns = known is None and not roles.labels and len(rest) == 2
+    numbers = [name for name in rest if is_sequences(frame[name])] if two_columns or len(rest) == 1 else []
+    if known is None and len(numbers) == 1:
+        return numbers[0]
+    texts = [name for name in rest if is_text(frame[name])]
     mostly_different = len(texts) == 1 and 2 * frame[texts[0]].nunique() > len(frame)
     if not texts or not (len(texts) == len(rest) or (two_columns and mostly_different)):
         return ""
@@ -175,7 +178,7 @@ def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
     rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
     found = usual_labels(table, {key}, alone=True)
     if not found and len(rest) != 1:
-        refuse_unlabelled(table, key)
+        refuse_unlabelled(table, rest)
     return found or rest
 
 
@@ -186,7 +189,7 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
         repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
         if repeated and not has_ids:
             start = f"{table.path}: the column {name!r} repeats the same times, as in long form, but no column"
-            raise InputError(f"{start} is called id; pass --id NAME, or --drop {name}")
+            raise InputError(f"{start} is called id; pass --id NAME, or --drop {quote(name)}")
         if are_times(table.frame[name]):
             return name
     return ""
@@ -201,14 +204,13 @@ def refuse_column(table: Table, name: str, role: str = "", known: Collection[str
     raise InputError(f"{table.path}: no column {name!r}{who} among {names}{remedy}{close}")
 
 
-def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
-    """Refuse a table without a column of labels; suggest one if only one is likely."""
+def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
+    """Refuse a table without a column of labels; suggest those of ``names`` that are not texts without repetitions."""
     frame = table.frame
-    bare = any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame)
-    missing = " (is the header line missing?)" if bare else ""
-    words = [name for name in frame if name != sequence and is_text(frame[name]) and not frame[name].is_unique]
-    name = words[0] if len(words) == 1 else "NAME"
-    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass --label {name}")
+    missing = " (is the header line missing?)" if any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame) else ""
+    flags = [f"--label {quote(name)}" for name in names if not (is_text(frame[name]) and frame[name].is_unique)]
+    or_flags = " or ".join(flags[:MOST_SHOWN]) or "--label NAME"
+    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass {or_flags}")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -357,9 +359,12 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
         wrong = (numbers.isna() & ~empty).to_numpy()
         if wrong.sum() > MOST_TEXT * (~empty).sum():
             row = int(np.argmax(wrong))
-            or_else = f", or pass --text {name} if it holds the sequences" if is_sequences(column) else ""
+            others = [name] if is_sequences(column) else [other for other in names if is_text(table.frame[other])]
+            text = max(others, key=lambda other: table.frame[other].astype(str).str.len().sum(), default=name)
+            # Recordings and new rows, which are read without --skip-bad-rows, take no --text either.
+            or_else = "" if table.bad.skip is None else f", or pass --text {quote(text)} if the texts are the data"
             problem = f"{table.path}, {table.bad.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}"
-            raise InputError(f"{problem}; leave the column out with --drop {name}{or_else}")
+            raise InputError(f"{problem}; leave the column out with --drop {quote(name)}{or_else}")
         for row in np.flatnonzero(wrong):
             table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}", "fix the cell")
         columns.append(numbers.to_numpy(np.float64))
@@ -388,10 +393,8 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
         table.bad.add(row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number", "fix the cell")
         given[row] = False
     labels = typed(f"{table.path}, column {name!r}", column[given].tolist())
-    if given.all():
-        return labels
     shape = (len(given), *labels.shape[1:])
-    full = np.zeros_like(labels, shape=shape) if required else np.full(shape, None, object)
+    full = np.zeros_like(labels, shape=shape) if required or given.all() else np.full(shape, None, object)
     full[given] = labels
     return full
 
@@ -404,8 +407,7 @@ def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
     odd, words = ~np.isfinite(numbers), np.isnan(numbers) & (texts.str.lower() != "nan")
     found, whole = np.unique(numbers[~odd]), bool((numbers[~odd] % 1 == 0).all())
     names = asked.classes or len(found) <= FEW_CLASSES or (whole and read_labels(numbers[~odd]).names)
-    most = MOST_TEXT if asked.regression else 0 if names else MOST_ODD
-    return odd & (words.mean() <= most)
+    return odd & (words.mean() <= (MOST_TEXT if asked.regression else 0 if names else MOST_ODD))
 
 
 def typed(where: str, cells: Sequence[Any]) -> np.ndarray:

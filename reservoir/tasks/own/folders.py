@@ -90,7 +90,6 @@ def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict
     key, row_of = _joined(table, asked.id, names)
     rows, cells = np.array([row_of[name] for name in names]), table.frame[key].astype(str).str.strip().tolist()
     _, first, same = np.unique(cells, return_index=True, return_inverse=True)
-    first = first[same]  # the first row of the same name
     label, *others = choose_labels(table, asked, key)
     columns = {"y": [label, *others], "groups": [asked.group or "groups"], "split": ["split"]}
     arrays: dict[str, np.ndarray] = {}
@@ -101,9 +100,9 @@ def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict
             raise InputError(f"{table.path}: no column {asked.group!r} (--group) among {list(table.frame)}")
         if given:
             values = given[0] if len(given) == 1 else np.stack(given, axis=1)
-            unlike = (values != values[first]).reshape(len(values), -1).any(axis=1) & np.isin(first, rows)
+            unlike = (values != values[first[same]]).reshape(len(values), -1).any(axis=1) & np.isin(first[same], rows)
             for row in np.flatnonzero(unlike):
-                what, other = "label" if array == "y" else array, table.bad.places[first[row]]
+                what, other = "label" if array == "y" else array, table.bad.places[int(first[same[row]])]
                 table.bad.add(row, f"{cells[row]!r} has another {what} in {other}", "keep one of these lines")
             arrays[array] = values[rows]
     table.bad.kept()

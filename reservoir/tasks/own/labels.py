@@ -183,10 +183,9 @@ def _single(where: str, y: np.ndarray) -> np.ndarray:
         values = y[:, :, output].astype(np.float64)
         rounding = np.abs(values - stored[:, :, output]).max()
         if np.ptp(values) and rounding > MOST_ROUNDING * values.std():
-            raise InputError(
-                f"{where}: y varies too little for float32 around its mean in output {output} (standard deviation "
-                f"{values.std():.3g}, rounding {rounding:.3g}); subtract an offset from it, such as {values.mean():.6g}"
-            )
+            spread = f"(standard deviation {values.std():.3g}, rounding {rounding:.3g})"
+            problem = f"{where}: y varies too little for float32 around its mean in output {output} {spread}"
+            raise InputError(f"{problem}; subtract an offset from it, such as {values.mean():.6g}")
     return stored
 
 

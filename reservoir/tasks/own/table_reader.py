@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -121,17 +122,14 @@ class TableReader:
             return False
         if not (self.asked.text or is_text(sequences)):
             sequences = sequences.map(lambda cell: cell.split() if isinstance(cell, str) else cell)
-        sizes = [
-            len(cell.strip() if isinstance(cell, str) else cell) if hasattr(cell, "__len__") else 0
-            for cell in sequences
-        ]
+        stripped = [cell.strip() if isinstance(cell, str) else cell for cell in sequences]
+        sizes = [len(cell) if hasattr(cell, "__len__") else 0 for cell in stripped]
         parts = [_parts(cell) for cell in labels]
         given = [row for row, part in enumerate(parts) if part]
-        several = any(isinstance(cell, list | np.ndarray) for cell in labels)
-        several = several or len({str(labels[row]) for row in given}) > len(given) / 2
-        several = several and any(len(part) > 1 for part in parts)
+        lists = any(isinstance(cell, list | np.ndarray) for cell in labels)
+        different = lists or len({str(labels[row]) for row in given}) > len(given) / 2
         wrong = [row for row in given if sizes[row] != len(parts[row])]
-        fit = several and len(wrong) < len(given) / 2
+        fit = different and any(len(part) > 1 for part in parts) and len(wrong) < len(given) / 2
         if not (fit or known):
             return False
         for row in wrong if fit else ():
@@ -244,11 +242,9 @@ class TableReader:
             unlike = (values != values[first[member]]).reshape(len(values), -1).any(axis=1)
             if unlike.any():
                 row, what = int(np.argmax(unlike)), "label" if array == "y" else array
-                raise InputError(
-                    f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}; "
-                    f"pass --group {name} or --drop {name} if each row is a whole sequence, or use an .npz file to "
-                    "label steps"
-                )
+                start = f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this"
+                flags = f"--group {quote(name)} or --drop {quote(name)} if each row is a whole sequence"
+                raise InputError(f"{start} {name!r}; pass {flags}, or use an .npz file to label steps")
         # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
@@ -258,10 +254,8 @@ class TableReader:
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
         self.arrays["ids"] = series[good]
         by = f"by {time!r}" if time else "as in the file"
-        self.notes.append(
-            f"long form: {len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}, "
-            f"with the values {listed(names)}"
-        )
+        made = f"{len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}"
+        self.notes.append(f"long form: {made}, with the values {listed(names)}")
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""
@@ -269,9 +263,9 @@ class TableReader:
         found = column.to_numpy() if column.dtype.kind in "iuf" else dates_of(column)
         if found is None:
             first = next(iter(filled(column)), "")
+            start = f"{self.table.path}, column {name!r}: times like {str(first)[:40]!r} cannot be sorted; write dates"
             raise InputError(
-                f"{self.table.path}, column {name!r}: times like {str(first)[:40]!r} cannot be sorted; write dates "
-                f"as 2024-12-31, or numbers, or pass --drop {name} if the rows are already in order"
+                f"{start} as 2024-12-31, or numbers, or pass --drop {quote(name)} if the rows are in order"
             )
         return found
 

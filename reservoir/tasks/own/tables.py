@@ -51,11 +51,10 @@ class BadRows:
         """Return which rows can be read, (rows,) of bool; refuse bad rows if they are not skipped or all are bad."""
         bad, rows = len(self._reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
-            or_skip = "" if self.skip is None else ", or pass --skip-bad-rows"
-            if bad == rows > 1:
-                raise InputError(f"{self.where}: no row can be read: {self._named()}; fix these rows")
+            or_skip = "" if self.skip is None or bad == rows > 1 else ", or pass --skip-bad-rows"
             if bad > 1:
-                raise InputError(f"{self.where}: {bad:,} rows cannot be read: {self._named()}; fix these rows{or_skip}")
+                count = "no row can" if bad == rows else f"{bad:,} rows cannot"
+                raise InputError(f"{self.where}: {count} be read: {self._named()}; fix these rows{or_skip}")
             ((row, (reason, remedy)),) = self._reasons.items()
             raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}{or_skip}")
         kept = np.ones(rows, bool)
