@@ -34,7 +34,6 @@ class EntryLocks:
     def __init__(self, folder: Path, descriptor: int) -> None:
         self._folder = folder
         self._descriptor = descriptor
-        self.writing = threading.Lock()  # one thread at a time writes shards
         self._guard = threading.RLock()
         self._claims = set[int]()
         self._runs = 0

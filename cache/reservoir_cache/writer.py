@@ -22,6 +22,9 @@ from reservoir_cache.shard import Encoded, encode, shard_pieces, target_ranks
 Arrays = Mapping[str, NDArray[np.float32]]
 """Features by column, (rows of the block, tokens, width) each."""
 
+WRITERS = 2
+"""Threads that write blocks: while one waits until the disk has its block, the other copies the next."""
+
 
 def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
     """Write the columns that a block lacks as one shard; return the bytes written."""
@@ -66,35 +69,43 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
 
 
 class ShardWriter:
-    """Context manager with two threads, one that encodes and one that writes, behind a queue of ``maxsize`` blocks.
+    """Context manager with a thread that encodes and two that write, behind a queue of ``maxsize`` blocks.
 
     A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for the queue, even after an
     exception, because every block in it is complete. An error in a thread is raised by the next ``put`` or on leaving.
     """
 
     def __init__(self, entry: Entry, maxsize: int = 3) -> None:
-        self.bytes_written = 0
+        self._sizes = list[int]()
         self._entry = entry
         self._locks = entry_locks(entry.path)
         self._queue: queue.Queue[tuple[str, int, Arrays | Callable[[], Arrays]] | None] = queue.Queue(maxsize)
         self._stack = ExitStack()
         self._claimed = set[int]()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="shard-writer", daemon=True)
+        self._blocks, self._next = ahead(self._encoded()), threading.Lock()
+        self._writers = [threading.Thread(target=self._work, name="shard-writer", daemon=True) for _ in range(WRITERS)]
 
     def __enter__(self) -> "ShardWriter":
         self._stack.enter_context(self._locks.run())
-        self._thread.start()
+        for writer in self._writers:
+            writer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._queue.put(None)
-        self._thread.join()
+        for writer in self._writers:
+            writer.join()
         for number in self._claimed:
             self._locks.release(number)
         self._stack.close()
         if kind is None and self._error:
             raise self._error
+
+    @property
+    def bytes_written(self) -> int:
+        """Size of all shards that have been written."""
+        return sum(self._sizes)
 
     def claim(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
         """Claim a block until it is on disk; return the columns that it lacks, none if another run has claimed it."""
@@ -126,11 +137,16 @@ class ShardWriter:
             del item, arrays  # frees their memory before the next item is awaited
             yield split, block, found
 
+    def _take(self) -> tuple[str, int, dict[str, Encoded]] | None:
+        with self._next:
+            return next(self._blocks, None)
+
     def _work(self) -> None:
-        for split, block, encoded in ahead(self._encoded()):
+        while item := self._take():
+            split, block, encoded = item
             try:
                 if encoded:
-                    self.bytes_written += _write_encoded(self._entry, split, block, encoded)
+                    self._sizes.append(_write_encoded(self._entry, split, block, encoded))
             except BaseException as error:  # raised again by ``put`` or on leaving
                 self._error = error
             finally:
@@ -159,7 +175,7 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
 def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, Encoded]) -> int:
     """Write the columns that a claimed block lacks as one shard; return the bytes written."""
     locks, folder, number = entry_locks(entry.path), entry.path / split, page_of(block)
-    with locks.run(), locks.writing:
+    with locks.run():
         page = entry.page(split, number)
         of_block = page.of_block(block)
         sound = [shard for shard in of_block if is_sound(folder, shard)]
@@ -168,11 +184,7 @@ def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, En
         if not new:
             return 0
         shapes = {name: Column(*encoded.values.shape[1:]) for name, encoded in new.items()}
-        known = page.columns if new.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
-        for name, shape in shapes.items():
-            if shape != (other := known.get(name, shape)):
-                each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
-                raise CacheError(f"column {name}: shape {each}")
+        _check_shapes(entry, split, number, shapes)
         # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a repair makes
         # the same names, and replaces an unlisted file of a killed run.
         taken = {shard.file for shard in sound}
@@ -182,5 +194,16 @@ def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, En
         line = Shard(file, block, size, crc, {name: encoded.crc32 for name, encoded in new.items()})
         unsound = {shard.file for shard in of_block} - taken
         with locks.mutex():
+            _check_shapes(entry, split, number, shapes)  # another thread may have listed a first block meanwhile
             entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
         return line.bytes
+
+
+def _check_shapes(entry: Entry, split: str, number: int, shapes: Mapping[str, Column]) -> None:
+    """Raise CacheError if a column has another shape in the blocks that are listed."""
+    page = entry.page(split, number)
+    known = page.columns if shapes.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
+    for name, shape in shapes.items():
+        if shape != (other := known.get(name, shape)):
+            each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
+            raise CacheError(f"column {name}: shape {each}")
