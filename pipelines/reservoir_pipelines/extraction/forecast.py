@@ -24,7 +24,7 @@ clock = time.perf_counter
 
 SECONDS, REPEATS = 2.0, 3  # minimum seconds of a trial, and the number of trials, whose median is used
 BLOCKS = 4  # maximum blocks of a trial: one is read, one computed, one encoded and one written at a time
-QUEUED = 7  # float32 blocks in memory: four waiting or in computation, one being encoded, and two encoded ones
+QUEUED = 8  # float32 blocks in memory: four waiting or in computation, one being encoded, and three encoded ones
 ROW = 8  # bytes of a row number
 
 
