@@ -18,7 +18,16 @@ from reservoir.option_fields import as_group
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, OwnTask, Table
 from reservoir_pipelines.files import cache_root
-from reservoir_pipelines.output import is_share, notify, percent, print_json, score_text, size_text, time_text
+from reservoir_pipelines.output import (
+    count_text,
+    is_share,
+    notify,
+    percent,
+    print_json,
+    score_text,
+    size_text,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
@@ -184,10 +193,13 @@ def fit(
 def fit_tables(done: Fit) -> list[Table]:
     """Return the tables of a fit."""
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
-    tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
+    over = f" over {count_text(groups, 'group')}" if (groups := done.evaluation.groups) else ""
+    headings = (*HEADINGS[:-1], HEADINGS[-1] + over)
+    tables: list[Table] = [(headings, rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
-        tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, on the same test rows)")]))
+        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{over})"
+        tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
         tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
@@ -225,7 +237,7 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
     """Return the scores on test, and the classes with the lowest recall."""
     lines = evaluation_lines(found, first)
     if not found.classes:
-        lines = [("rows", f"{len(found.merits):,}"), *lines]
+        lines = [("rows", f"{found.rows:,}"), *lines]
     tables: list[Table] = [(("on test", ""), lines)]
     worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS] if found.classes else []
     if worst:

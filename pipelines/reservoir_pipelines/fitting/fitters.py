@@ -492,7 +492,8 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
             readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
-    found = evaluate(readout, source.blocks("test"), names, source.counts("test")).with_baseline(task.floor, kept)
+    found = evaluate(readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups)
+    found = found.with_baseline(task.floor, kept)
     metric = best.result.metric
     interval = None if metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)

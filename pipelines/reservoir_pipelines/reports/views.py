@@ -37,6 +37,7 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
         **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
         "test_rows": evaluation.get("rows"),
+        **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
         "layers": found.get("layers", {}),
         "curve": found["curve"],
         "baselines": {baseline["name"]: baseline["test_score"] for baseline in found["baselines"]},
@@ -134,7 +135,8 @@ def facts_of(stage: str, values: Values) -> Facts:
 def _fit_facts(values: Values, metric: str) -> Facts:
     facts: Facts = []
     if interval := values.get("test_interval"):
-        facts.append(("95% interval", " to ".join(score_text(end, metric) for end in interval)))
+        over = f" over {values['test_groups']} groups" if values.get("test_groups") else ""
+        facts.append((f"95% interval{over}", " to ".join(score_text(end, metric) for end in interval)))
     facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
     if layers := values.get("layers"):
         listed = ", ".join(f"{name} {score_text(score, metric)}" for name, score in layers.items())
