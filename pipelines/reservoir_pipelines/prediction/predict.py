@@ -109,7 +109,8 @@ def predict(
     size = len(x) * task.readout_tokens * task.outputs
     if y is not None and (len(y) != len(x) or (counts is None and y.size != size)):
         labels = f"{task.readout_tokens} x {task.outputs} labels for each of {len(x)} rows"
-        raise InputError(f"{file}: y has the shape {y.shape}, but the readout gives {labels}; correct or remove y")
+        given = f"the labels have the shape {y.shape}"
+        raise InputError(f"{file}: {given}, but the readout gives {labels}; correct or remove them")
     _warn(bundle, file, x, lengths, labelled=y is not None)
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):

@@ -106,7 +106,12 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
     shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
-    return {"id": f"p{number}", "name": f"Fit: {entry.parent.name}, {entry.name}", "facts": facts, **shown}
+    return {
+        "id": f"p{number}",
+        "name": f"Fit: {_labelled(entry.parent.name, found)}, {entry.name}",
+        "facts": facts,
+        **shown,
+    }
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -119,7 +124,13 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
     shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
-    return {"id": f"p{number}", "name": f"Training: {path.parent.name}, {path.name}", "facts": facts, **shown}
+    name = _labelled(path.parent.name, config["spec"]["task"]["parameters"])
+    return {"id": f"p{number}", "name": f"Training: {name}, {path.name}", "facts": facts, **shown}
+
+
+def _labelled(task: str, values: Values) -> str:
+    """Return the name of a task with that of its label, because one file may have several labels."""
+    return f"{task}, label {values['label']}" if values.get("label") else task
 
 
 def facts_of(stage: str, values: Values) -> Facts:
