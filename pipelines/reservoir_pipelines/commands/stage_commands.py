@@ -213,9 +213,11 @@ def fit_tables(done: Fit) -> list[Table]:
             points.append((f"{point.rows:,}", valid, test, f"{low} to {high}"))
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
-    names = [f"{one.title} ({score_text(one.valid_score, one.metric)})" for one in done.left_out]
+    if done.left_out:
+        lost = [(one.title, score_text(one.valid_score, one.metric)) for one in done.left_out]
+        title = "left out by the race; scores of fits to fewer rows, which must not be compared with those above"
+        tables.append((("columns", "#valid in the race"), lost, title))
     last = [
-        *[("left out" if not number else "", name) for number, name in enumerate(names)],
         ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
         ("readout", done.saved),
@@ -302,6 +304,10 @@ def predict(
     for prediction in evaluator:
         print_json(prediction.to_dict())
     evaluation = evaluator.result()
+    if evaluator.empty_sets:
+        sets, least = f"{evaluator.empty_sets:,} of {evaluator.rows:,} sets", 1 - (predictions.radius or 0)
+        why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
+        notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
     for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
         notify(f"{name}: {value}")
     found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
@@ -321,12 +327,12 @@ def explain(
         cells = [number, f"{row.label:.4g}" if isinstance(row.label, float) else row.label, f"{row.score:+.2f}"]
         for values in (row.added, row.occluded):
             at = max(range(len(values)), key=values.__getitem__, default=0)
-            cells.append(f"{at} ({values[at]:+.2g})" if any(values) else "-")
+            cells.append(f"{values[at]:+.2g} at position {at}" if any(values) else "-")
         lines.append(cells)
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
-    headings = ("row", "label", "score", "largest contribution", "largest drop if hidden")
-    return Answer(done, [(headings, lines, f"plot {done.plot}")])
+    headings = ("row", "label", "score", "largest contribution", "largest drop per position if hidden")
+    return Answer(done, [(headings, lines, f"plot {done.plot}; all scores in {done.unit}")])
 
 
 def export(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.model_selection import BaseCrossValidator
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from reservoir import options as opt
 from reservoir.features import check_lengths, column_shapes
@@ -268,6 +268,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
     ) -> np.ndarray:
         """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
+        check_consistent_length(x, group)
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         if self.cv is not None and (group is None or not isinstance(self.cv, int)):
             return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]

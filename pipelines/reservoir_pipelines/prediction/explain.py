@@ -36,9 +36,10 @@ class Explained(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """The explanations of some sequences, and the path of their picture."""
+    """The explanations of some sequences, the unit of all their scores and shares, and the path of their picture."""
 
     rows: tuple[Explained, ...]
+    unit: str  # logits for classes, the unit of the label for a regression
     plot: Path
 
 
@@ -69,8 +70,9 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
         )
     rows = explain_rows(model, bundle.task, x, lengths)
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
-    _draw(plot, bundle.task, x, lengths, rows)
-    return Explanation(rows=tuple(rows), plot=plot)
+    unit = "logits" if bundle.task.classes else "the unit of the label"
+    _draw(plot, bundle.task, x, lengths, rows, unit)
+    return Explanation(rows=tuple(rows), unit=unit, plot=plot)
 
 
 @torch.no_grad()
@@ -94,7 +96,7 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
 
 
 @picture
-def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained]) -> None:
+def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
     letters = bool(task.alphabet) and int(lengths.max()) <= MOST_LETTERS
     heights = [0.35 if letters else 1.0, 1.6]
     figure = figure_of(9, 1.1 * sum(heights) * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
@@ -109,7 +111,9 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
                 above.text(place, 0.0, task.alphabet[int(symbol)], ha="center", fontsize=8, color=INK)
         else:
             above.spines[["top", "right"]].set_visible(False)
-            above.plot(values, linewidth=1, drawstyle="steps-mid" if isinstance(task.form, Tokens) else "default")
+            symbols = isinstance(task.form, Tokens)
+            above.plot(values, linewidth=1, drawstyle="steps-mid" if symbols else "default")
+            above.set_ylabel("symbol" if symbols else "input")
         what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
         above.set_title(f"row {number}: {what}, score {row.score:+.2f}", fontsize=10, color=INK)
         signs = np.where(np.array(row.added) >= 0, COLOURS[0], COLOURS[1])
@@ -117,7 +121,9 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
         below.bar(positions, row.added, width=1.0, color=signs)
         below.bar(0, 0, color=COLOURS[0], label="raises the score" if first else None)
         below.bar(0, 0, color=COLOURS[1], label="lowers the score" if first else None)
-        below.step(positions, row.occluded, "k", where="mid", lw=1.2, label="drop if hidden" if first else None)
+        below.step(
+            positions, row.occluded, "k", where="mid", lw=1.2, label="drop if hidden, per position" if first else None
+        )
         below.sharex(above)
-        style(below, "position" if row is rows[-1] else "", "score")
+        style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
     save(figure, path)

@@ -49,7 +49,8 @@ class Prediction:
     each : bool, default False
         Whether every token, or word, has a label; lists then have the length of the sequence.
     set : list of str or int, optional
-        With ``coverage``, a set of classes that contains the true class with that probability.
+        With ``coverage``, a set of classes that contains the true class with that probability. It is empty if no class
+        has the probability that the true class of most validation rows has.
     interval : list of float, optional
         With ``coverage``, the ends of an interval that contains the true value with that probability.
     """
