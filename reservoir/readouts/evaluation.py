@@ -67,9 +67,7 @@ class Evaluation:
         """Build an evaluation from the values of `to_dict`, which lack ``merits``."""
         own = {"samples", "rows", "groups", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(
-            samples=values["samples"],
-            rows=values.get("rows", 0),
-            groups=values.get("groups", 0),
+            **{name: values.get(name, 0) for name in ("samples", "rows", "groups")},
             scores={name: value for name, value in values.items() if name not in own},
             interval=tuple(values["interval"]) if values["interval"] else None,
             recall=values["recall"],
@@ -168,10 +166,7 @@ def evaluate_values(
 
 
 def compare(one: Evaluation, other: Evaluation) -> float:
-    """Return the p-value for equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap.
-
-    If the rows have groups, the bootstrap draws whole groups.
-    """
+    """Return the p-value for equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap."""
     if one.classes and not one.groups and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
         return mcnemar(one.merits == 1, other.merits == 1)
     return paired_bootstrap(one.merits, other.merits)
@@ -193,10 +188,7 @@ def evaluate(
     counts: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1).
-
-    ``groups`` (rows,) is the group of each row; rows of a group are not independent.
-    """
+    """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
         if not classes:
@@ -239,15 +231,11 @@ def _by_row(
 
 
 def r2_interval(
-    y: np.ndarray,
-    predicted: np.ndarray,
-    counts: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
-    draws: int = 1000,
+    y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, groups: np.ndarray | None = None
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of R² over rows of targets (n, outputs), by a percentile bootstrap; None for one row.
+    """Return the 95% interval of R² over rows of targets (n, outputs), or over their ``groups`` (rows,).
 
-    With ``groups`` (rows,), the bootstrap draws whole groups.
+    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None.
     """
     rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     rows = rows if groups is None else np.unique(groups[rows], return_inverse=True)[1]
@@ -258,7 +246,7 @@ def r2_interval(
     parts = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
     sums = np.zeros((units, 4 * y.shape[1]))
     np.add.at(sums, rows % units, np.concatenate(parts, axis=1))
-    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=draws) @ sums
+    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=1000) @ sums
     number, total, squares, residuals = np.split(drawn, 4, axis=1)
     spread = squares - np.square(total) / number
     scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -207,9 +206,8 @@ class OwnData(Source):
 
     @cached_property
     def _labels(self) -> Labels:
-        y, asked = np.asarray(self._column("y")), self.asked
-        how: dict[str, Any] = {"regression": asked.regression, "classes": asked.classes, "label": self._columns.label}
-        return encode_labels(self.origin, y, self._units, **how)
+        y = np.asarray(self._column("y"))
+        return encode_labels(self.origin, y, self.asked, self._units, self._columns.label)
 
     @cached_property
     def _split(self) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.tables import EMPTY
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
@@ -100,33 +101,25 @@ class Labels:
 
 
 def encode_labels(
-    where: str,
-    y: np.ndarray,
-    units: np.ndarray | None = None,
-    *,
-    regression: bool = False,
-    classes: bool = False,
-    label: str = "y",
+    where: str, y: np.ndarray, asked: OwnDataOptions, units: np.ndarray | None = None, label: str = "y"
 ) -> Labels:
     """Return labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with classes numbered in sorted order.
 
-    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless
-    ``regression`` or ``classes`` is true. ``units`` (rows,) is the number of labels of each row, if it has several.
-    Messages call the labels ``label``.
+    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless ``asked``
+    does. ``units`` (rows,) is the number of labels of each row, if it has several. Messages call them ``label``.
     """
     if y.dtype.kind not in "biufUS":
-        raise InputError(
-            f"{where}: {label} holds {y.dtype} values; give integers or strings for classes, floats for targets"
-        )
+        problem = f"{where}: {label} holds {y.dtype} values"
+        raise InputError(f"{problem}; give integers or strings for classes, floats for targets")
     if not 1 <= y.ndim <= 3 or not y.size:
         raise InputError(f"{where}: {label} has the shape {y.shape}; give (rows,) or (rows, outputs)")
     if units is not None:
         present = np.arange(y.shape[1]) < units[:, None]
-        labels = encode_labels(where, y[present], regression=regression, classes=classes, label=label)
+        labels = encode_labels(where, y[present], asked, None, label)
         full = np.full((*present.shape, labels.y.shape[2]), MISSING if labels.classes else np.nan, labels.y.dtype)
         full[present] = labels.y[:, 0]
         return replace(labels, y=full)
-    y, note = _read_as(where, y, regression, classes, label)
+    y, note = _read_as(where, y, asked, label)
     notes = (note,) if note else ()
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
@@ -157,24 +150,23 @@ def _odd_classes(names: Sequence[Any], counts: np.ndarray, label: str) -> tuple[
     return tuple(notes)
 
 
-def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool, label: str) -> tuple[np.ndarray, str]:
+def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
     """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
-    if regression and y.dtype.kind in "US":
+    if asked.regression and y.dtype.kind in "US":
         raise InputError(f"{where}: {label} holds texts such as {str(y.flat[0])!r}; leave out --regression")
-    if regression:
+    if asked.regression:
         return y.astype(np.float64), ""
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
-    if classes and not whole:
+    if asked.classes and not whole:
         raise InputError(f"{where}: {label} holds numbers that are not whole; leave out --classes")
-    if classes or y.dtype.kind not in "iuf" or not whole:
-        return y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ""
+    if asked.classes or y.dtype.kind not in "iuf" or not whole:
+        return y.astype(np.int64) if y.dtype.kind == "f" and asked.classes else y, ""
     if y.dtype.kind == "f":
         return y, f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
     reading = read_labels(y)
     if not reading.names:
-        return y.astype(
-            np.float64
-        ), f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
+        note = f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
+        return y.astype(np.float64), note
     numbers = np.unique(y)
     plain = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
     return y, "" if plain else f"{label} read as classes ({reading.why}); pass --regression for targets"
