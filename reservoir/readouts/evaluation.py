@@ -115,8 +115,7 @@ def evaluate_classes(
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
-        rows=len(merits),
-        **_grouped(merits, groups),
+        **_fields(merits, groups),
     )
 
 
@@ -150,17 +149,15 @@ def evaluate_values(
         for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
             found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
             found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
-    interval = r2_interval(y, predicted, counts, groups)
-    merits, groups = _by_row(-((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1), counts, groups)
+    errors = ((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
     return Evaluation(
         samples=len(y),
         scores=found,
-        interval=interval,
+        interval=r2_interval(y, predicted, counts, groups),
         recall={},
         classes=(),
         confusion=np.zeros((0, 0), int),
-        rows=len(merits),
-        **_grouped(merits, groups),
+        **_fields(*_by_row(-errors, counts, groups)),
         values=np.stack([y.ravel()[:MOST_VALUES], predicted.ravel()[:MOST_VALUES]]).astype(np.float64),
     )
 
@@ -210,12 +207,10 @@ def evaluate(
     return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
 
 
-def _grouped(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
-    """Return the fields ``merits`` and ``groups`` of an evaluation, with sums over each group if rows have groups."""
-    if groups is None:
-        return {"merits": merits}
-    sums = np.bincount(np.unique(groups, return_inverse=True)[1], merits)
-    return {"merits": sums, "groups": len(sums)}
+def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
+    """Return the fields ``merits``, ``rows`` and ``groups`` of an evaluation from the merits and groups of its rows."""
+    sums = merits if groups is None else np.bincount(np.unique(groups, return_inverse=True)[1], merits)
+    return {"merits": sums, "rows": len(merits), "groups": 0 if groups is None else len(sums)}
 
 
 def _by_row(

@@ -541,9 +541,8 @@ def reproduce(
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
     if all == bool(tables):
-        raise InputError(
-            f"reproduce: give names of tables or recipe files, or only --all; tables: {', '.join(recipe_names())}"
-        )
+        problem = "reproduce: give names of tables or recipe files, or only --all"
+        raise InputError(f"{problem}; tables: {', '.join(recipe_names())}")
 
     if dry_run:
         return _plan(tables or [], given)

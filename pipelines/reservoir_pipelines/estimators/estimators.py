@@ -164,9 +164,8 @@ class _ReservoirEstimator(BaseEstimator):
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
         if rows.channels != self.n_channels_in_:
-            raise ValueError(
-                f"X has {rows.channels} channels, but {type(self).__name__} was fitted on {self.n_channels_in_}"
-            )
+            fitted = f"{type(self).__name__} was fitted on {self.n_channels_in_}"
+            raise ValueError(f"X has {rows.channels} channels, but {fitted}")
         return rows.scaled(self._scaling)
 
     def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
@@ -235,10 +234,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
         weights = sample_weights(sample_weight, checked)
         coded, targets = self._coded(labels, weights)
         rows = self._learn(checked, lengths, weights)
-        features, folds = (
-            self._features(rows),
-            self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0),
-        )
+        features = self._features(rows)
+        folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
         alphas = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
         raw, fits = features(RAW).shape[1], []
         for name in dict.fromkeys([*self._plan.candidates, RAW]):

@@ -117,7 +117,5 @@ def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: 
         title, alpha = chosen.result.title, chosen.result.alpha
         notify(f"{title}: the best penalty {alpha:g} is at an end of the grid; pass --alphas LO:HI:N to try others")
     if not folds and readouts > 1 and valid < max(FEW_ROWS, FEW_PER_CLASS * classes):
-        notify(
-            f"CAUTION: {valid} validation rows are too few to choose among {readouts:,} readouts; choose by "
-            "cross-validation (--select cv5), or give more validation rows"
-        )
+        problem = f"{valid} validation rows are too few to choose among {readouts:,} readouts"
+        notify(f"CAUTION: {problem}; choose by cross-validation (--select cv5), or give more validation rows")

@@ -174,17 +174,12 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
         plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
-        curve = [point._asdict() for point in self.curve]
-        baselines = [{"name": one.name, **one.to_dict()} for one in self.baselines]
-        best = self.best
         found = {
-            "metric": best.metric,
-            "valid_score": best.valid_score,
-            "test_score": best.test_score,
+            **{name: getattr(self.best, name) for name in ("metric", "valid_score", "test_score")},
             "layers": self.layers,
-            "baselines": baselines,
+            "baselines": [{"name": one.name, **one.to_dict()} for one in self.baselines],
             "left_out": [one.name for one in self.left_out],
-            "curve": curve,
+            "curve": [point._asdict() for point in self.curve],
             "tried": len(self.table),
             "readout": self.saved,
         }

@@ -47,27 +47,23 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     """Draw what each position of some sequences adds to the score of their predicted class."""
     bundle = open_readout(readout, linear=True)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
-        raise InputError(
-            f"readout {readout}: it gives each sequence several labels; explain needs a readout of one label"
-        )
+        problem = f"readout {readout}: it gives each sequence several labels"
+        raise InputError(f"{problem}; explain needs a readout of one label")
     x, given = read_new(file, bundle.task)[:2]
     x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first], str(file))
     if lengths.max() > bundle.task.max_tokens:
         row, most = int(np.argmax(lengths)), bundle.task.max_tokens
-        raise InputError(
-            f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} that the "
-            "readout was fitted on; shorten the row, or use predict"
-        )
+        problem = f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit"
+        raise InputError(f"{problem}; shorten the row, or use predict")
     if bundle.task.pictures:
         x = as_patches(x)
     if bundle.task.alphabet:
         x = to_symbols(x, lengths, bundle.task.alphabet)
     model = build(bundle, readout)
     if model.reader:
-        raise InputError(
-            f"readout {readout}: its input goes through the model's own {model.reader.kind}, which explain does not "
-            "support; fit a readout of features made with --input gaussian or kernels"
-        )
+        problem = f"its input goes through the model's own {model.reader.kind}, which explain does not support"
+        remedy = "fit a readout of features made with --input gaussian or kernels"
+        raise InputError(f"readout {readout}: {problem}; {remedy}")
     rows = explain_rows(model, bundle.task, x, lengths)
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     unit = "logits" if bundle.task.classes else "the unit of the label"

@@ -92,16 +92,12 @@ def predict(
         raise InputError("--abstain: the readout gives numbers, not classes; remove the flag")
     radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
     if radius is not None:
-        notify(
-            f"coverage {cover.coverage:g} is approximate: it is measured on validation rows, which were also used "
-            "to choose the readout, and perhaps to fit it"
-        )
+        where = "on validation rows, which were also used to choose the readout, and perhaps to fit it"
+        notify(f"coverage {cover.coverage:g} is approximate: it is measured {where}")
     raw, given, ids, y = read_new(file, task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths
-        raise InputError(
-            f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths; add the number "
-            "of real tokens of each row"
-        )
+        problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
+        raise InputError(f"{problem}; add the number of real tokens of each row")
     x, lengths = encode(task, raw, given, str(file))
     counts = lengths if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
@@ -163,20 +159,17 @@ class Predictions(Iterator[Prediction]):
         if wrong.any():
             each = np.full(len(x), len(features) // len(x)) if counts is None else counts
             row = start + int(np.searchsorted(each.cumsum(), np.argmax(wrong), "right"))
-            raise InputError(
-                f"{self.file}: the model overflows in row {row}, whose values are too large; correct or remove it"
-            )
+            problem = f"{self.file}: the model overflows in row {row}, whose values are too large"
+            raise InputError(f"{problem}; correct or remove it")
         classes = tuple(map(task.label, range(task.classes)))
         for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
             among = interval = None
-            empty = False
             if self.radius is not None and classes:
                 among = [name for name, chance in zip(classes, probabilities, strict=True) if 1 - chance <= self.radius]
-                empty = self.abstain and len(among) != 1
             elif self.radius is not None:
                 interval = [label - self.radius, label + self.radius]
             yield Prediction(
-                label=None if empty else label,
+                label=None if self.abstain and among is not None and len(among) != 1 else label,
                 probabilities=probabilities,
                 classes=classes,
                 truth=self.truths[start + row],

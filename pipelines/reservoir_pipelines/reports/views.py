@@ -106,12 +106,8 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
     shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
-    return {
-        "id": f"p{number}",
-        "name": f"Fit: {_labelled(entry.parent.name, found)}, {entry.name}",
-        "facts": facts,
-        **shown,
-    }
+    label = f", label {found['label']}" if found.get("label") else ""
+    return {"id": f"p{number}", "name": f"Fit: {entry.parent.name}{label}, {entry.name}", "facts": facts, **shown}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -124,13 +120,7 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
     shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
-    name = _labelled(path.parent.name, config["spec"]["task"]["parameters"])
-    return {"id": f"p{number}", "name": f"Training: {name}, {path.name}", "facts": facts, **shown}
-
-
-def _labelled(task: str, values: Values) -> str:
-    """Return the name of a task with that of its label, because one file may have several labels."""
-    return f"{task}, label {values['label']}" if values.get("label") else task
+    return {"id": f"p{number}", "name": f"Training: {path.parent.name}, {path.name}", "facts": facts, **shown}
 
 
 def facts_of(stage: str, values: Values) -> Facts:

@@ -209,10 +209,8 @@ def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *,
         if diverged_before and options.on_divergence == "report" and not options.resume:
             return result
     if state.step and not options.resume:
-        raise InputError(
-            f"{run.path}: this run is at step {state.step:,} of {last:,}; pass --resume to continue it, or remove the "
-            "folder to start over"
-        )
+        problem = f"{run.path}: this run is at step {state.step:,} of {last:,}"
+        raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start over")
     return None
 
 
