@@ -364,11 +364,11 @@ def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     saved, file = made("embed/segments8+raw")
     code, out, _ = call("explain", saved, file, "--first", 2, "--out", tmp_path / "e.png")
     assert code == 0
-    assert "largest drop if hidden" in out
+    assert "e.png; all scores in logits" in out and "largest drop per position if hidden" in out
     assert len(out.strip().splitlines()) == 5
     assert (tmp_path / "e.png").stat().st_size > 2000
     _, out, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
-    assert "cannot be attributed to positions" in error and "(+0)" not in out
+    assert "cannot be attributed to positions" in error and "+0 at" not in out
     with np.load(file) as arrays:
         np.savez(tmp_path / "two.npz", x=arrays["x"], y=arrays["x"][:, 0] > 0)
     features = extract(str(tmp_path / "two.npz"), backbone="mini:n_layer=1,n_embd=16", init="random", cache=tmp_path)

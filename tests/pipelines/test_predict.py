@@ -94,6 +94,17 @@ def test_columns_are_matched_by_name(fitted, tmp_path, capsys):
     assert "no column 'v1'" in (message := capsys.readouterr().err) and message.strip().endswith("did you mean 'V1'?")
 
 
+def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, capsys):
+    x, _ = rows(4, seed=1)
+    for first, remedy in (
+        (["", 1, 2, 3], "an empty cell in column 'v0'; fill it"),
+        ("abcd", "'v0'; write numbers there"),
+    ):
+        (tmp_path / "new.csv").write_text(text(np.c_[list(first), x[:, 1:]]))
+        assert run(["predict", str(fitted), str(tmp_path / "new.csv")]) == 2
+        assert capsys.readouterr().err.strip().endswith(remedy)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_predictions_are_written_with_ids_and_a_column_per_class(fitted, tmp_path, call, suffix):
     x, y = rows(12, seed=2)
@@ -257,6 +268,9 @@ def test_a_single_number_and_values_that_the_model_cannot_hold_are_refused(reado
     with pytest.raises(InputError, match=r"new\.npz: the model overflows in row 290"):
         answers(readout, tmp_path, x=x)
     assert len(answers(readout, tmp_path, x=np.delete(x, 290, axis=0))) == 299
+    x[290, 2] = np.nan
+    with pytest.raises(InputError, match=r"or end it before this token with lengths$"):
+        answers(readout, tmp_path, x=x)
 
 
 def waves(lengths, seed=0):
@@ -402,6 +416,9 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     code, out, error = call("predict", *flags, "--json")
     assert code == 0 and "coverage 0.9 is approximate" in error
     assert ["|".join(one) for one in json.loads(out)["predictions"]["set"]] == [row["set"] for row in rows]
+    unsure = call("predict", covered[0], new, "--coverage", "0.3")
+    empty = sum(not json.loads(line)["set"] for line in unsure[1].splitlines())
+    assert empty and f"{empty} of 50 sets are empty, because no class has the probability of 0." in unsure[2]
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
 

@@ -47,6 +47,9 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert source.task.form == Vectors(1) and source.task.max_tokens == 2 and source.task.classes == 2
     assert np.array_equal(all_rows(source)["train"].x[:, :, 0], np.stack([a, b], 1)[::3].astype(np.float32))
     assert [note for note in source.notes() if "'Unnamed: 0'" in note] and len(source.notes()) == 3
+    assert (
+        "t.csv: a read as targets of a" in source_of(tmp_path / "t.csv", text.replace(".", ""), label="a").notes()[-1]
+    )
     assert source.task.parameters == {"label": "ward", "drop": "noise", "columns": ["a", "b"]}
 
 
