@@ -65,9 +65,8 @@ def test_the_most_common_answer_to_each_of_several_labels_scores_no_better_than_
     assert found["accuracy"] == pytest.approx(found["majority_baseline"])
     assert found["accuracy_of_label_0"] == pytest.approx(1 - y[:, 0].mean())
     assert found["balanced_accuracy"] == found["auc"] == 0.5
-    assert found["macro_f1"] == pytest.approx(
-        np.mean([metrics.f1_score(y[:, n], common[:, n], average="macro", zero_division=0) for n in range(2)])
-    )
+    each = [metrics.f1_score(y[:, n], common[:, n], average="macro", zero_division=0) for n in range(2)]
+    assert found["macro_f1"] == pytest.approx(np.mean(each))
     tokens = evaluate_classes(np.repeat(y, 5, axis=1), np.repeat(common, 5, axis=1), ["no", "yes"]).scores
     assert tokens["majority_baseline"] < 0.6 and "accuracy_of_label_0" not in tokens
 
@@ -352,9 +351,8 @@ def test_texts_are_compared_with_tf_idf(tmp_path):
     words = ["good", "bad", "film", "very", "not", "plot", "the", "a"]
     rows = [" ".join(DRAW.choice(words, 6)) for _ in range(300)]
     labelled = [(text, int(text.count("good") > text.count("bad"))) for text in rows]
-    features, _, found = fit_with_baselines(
-        tmp_path, write_csv(tmp_path / "d.csv", labelled, "text,label"), input="gaussian"
-    )
+    file = write_csv(tmp_path / "d.csv", labelled, "text,label")
+    features, _, found = fit_with_baselines(tmp_path, file, input="gaussian")
     assert list(found) == ["raw", "tf-idf"]
     texts = {split: texts_of(*stored(features, split)) for split in ("train", "test")}
     made = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+|[^\w\s]").fit(texts["train"])

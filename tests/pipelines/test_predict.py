@@ -112,18 +112,15 @@ def test_predictions_are_written_with_ids_and_a_column_per_class(fitted, tmp_pat
     out = tmp_path / f"found{suffix}"
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    done, whole = (
-        json.loads(call("predict", fitted, tmp_path / "new.csv", *more, "--json")[1]) for more in (["--out", out], [])
-    )
+    flags = fitted, tmp_path / "new.csv", "--json"
+    done, whole = (json.loads(call("predict", *flags, *more)[1]) for more in (["--out", out], []))
     assert done == {"out": str(out), "rows": 12, "evaluation": whole["evaluation"]}
     columns = whole["predictions"]
     assert list(columns) == ["id", "label", "p_high", "p_low", "p_middle", "truth"]
     assert columns["id"] == [f"r{n}" for n in range(12)] and columns["truth"] == y.tolist()
     if suffix == ".csv":
         lines = list(csv.DictReader(out.read_text().splitlines()))
-        assert {name: [line[name] for line in lines] for name in columns} == {
-            n: list(map(str, v)) for n, v in columns.items()
-        }
+        assert {n: [line[n] for line in lines] for n in columns} == {n: [*map(str, v)] for n, v in columns.items()}
     elif suffix == ".jsonl":
         lines = [json.loads(line) for line in out.read_text().splitlines()]
         assert [line["probabilities"]["low"] for line in lines] == columns["p_low"]
@@ -308,9 +305,8 @@ def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, 
     new, y = waves([90, 200, 35], seed=2)
     labels = [row.label for row in predict(found.saved, write_padded(tmp_path / "new.npz", new, y))]
     if columns == "raw":
-        assert (
-            "2 rows are longer than any that the readout was fitted on; raw read the first" in capsys.readouterr().err
-        )
+        message = "2 rows are longer than any that the readout was fitted on; raw read the first"
+        assert message in capsys.readouterr().err
     else:
         assert labels == y.tolist()
     too_long = write_padded(tmp_path / "long.npz", [*new, np.zeros(1025)], np.zeros(4, int))

@@ -185,7 +185,8 @@ def fit(
         metric = several.fits[0].best.metric
         spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
         mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
-        return Answer(several, [(HEADINGS, rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])])
+        headings, *_ = fit_tables(several.fits[0])[0]  # they count the groups of the test rows, if there are any
+        return Answer(several, [(headings, rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])])
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, fit_tables(done))
 
