@@ -271,7 +271,7 @@ def accuracy_interval(
             return None
         # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
         n = min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread)) if spread > 1e-12 else min(n, units)
-        n *= (z / stdtrit(units - 1, 0.975)) ** 2
+        n *= (z / float(stdtrit(units - 1, 0.975))) ** 2
     centre = p + z * z / (2 * n)
     spread = z * math.sqrt(max(0.0, p * (1 - p) / n + z * z / (4 * n * n)))
     scale = 1 + z * z / n
