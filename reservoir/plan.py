@@ -525,9 +525,8 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
 
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
-        raise InputError(
-            f"--pool {','.join(poolings)}: every token has its own label; pass --pool all, or leave --pool out"
-        )
+        problem = f"--pool {','.join(poolings)}: every token has its own label"
+        raise InputError(f"{problem}; pass --pool all, or leave --pool out")
     if "cls" in poolings and not (reader and reader.has_cls):
         raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
     if not layers or not poolings:

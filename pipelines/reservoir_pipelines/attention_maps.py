@@ -194,9 +194,8 @@ def _prepare_for(
     config = RunFolder(run).model_config
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
-        raise InputError(
-            f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}; pass {trained.name!r}"
-        )
+        problem = f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}"
+        raise InputError(f"{problem}; pass {trained.name!r}")
     settings = resolve_model(reservoir, published=source.published)
     if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run determines the model; leave out the options that choose another")
@@ -213,8 +212,6 @@ def _prepare_for(
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
-        raise InputError(
-            f"--run {run}: {task!r} differs from the training data in {', '.join(different)}; give the same data, and "
-            "leave out the task's parameters"
-        )
+        problem = f"--run {run}: {task!r} differs from the training data in {', '.join(different)}"
+        raise InputError(f"{problem}; give the same data, and leave out the task's parameters")
     return prepared, scaling_from_json(config["scaling"])

@@ -167,9 +167,8 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in tables.get(name, {}).items():
         option = options.get(str(key).replace("-", "_"))
         if option is None:
-            raise InputError(
-                f"--config {file}: {name} has no setting {key!r}; its settings are {', '.join(sorted(options))}"
-            )
+            problem = f"--config {file}: {name} has no setting {key!r}"
+            raise InputError(f"{problem}; its settings are {', '.join(sorted(options))}")
         joined = isinstance(value, list) and not option.multiple
         found[option.name] = ",".join(map(str, value)) if joined else value
     # A file must not decide which code runs.

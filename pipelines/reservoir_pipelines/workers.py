@@ -155,17 +155,15 @@ def _on_cluster(
         from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
     except ImportError:
-        raise InputError(
-            "--scheduler needs the package distributed; run pip install distributed, or pass --workers N"
-        ) from None
+        problem = "--scheduler needs the package distributed"
+        raise InputError(f"{problem}; run pip install distributed, or pass --workers N") from None
     while len(found) < len(tasks):
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, ValueError) as error:
             finished = f"; {len(found)} of {len(tasks)} pieces are finished and will be reused" if found else ""
-            raise InputError(
-                f"no dask scheduler answers at {address} ({error}){finished}; start one, or pass --workers N"
-            ) from None
+            problem = f"no dask scheduler answers at {address} ({error}){finished}"
+            raise InputError(f"{problem}; start one, or pass --workers N") from None
         with client:
             if not client.scheduler_info()["workers"]:
                 notify(f"{address}: waiting for a worker")

@@ -176,9 +176,8 @@ def _from_transformers(name: str) -> Any:
     except Exception as error:  # transformers, the hub's client and damaged configurations raise many types of errors
         is_folder = Path(source).is_dir()
         reason = "its configuration is not readable" if is_folder else "no such folder, and not on the Hugging Face hub"
-        raise InputError(
-            f"backbone {name!r}: {reason} ({first_line(error)}); {did_you_mean(name)}Known: {', '.join(KNOWN)}"
-        ) from error
+        problem = f"backbone {name!r}: {reason} ({first_line(error)})"
+        raise InputError(f"{problem}; {did_you_mean(name)}Known: {', '.join(KNOWN)}") from error
 
 
 def _unknown(name: str, model_type: str) -> InputError:

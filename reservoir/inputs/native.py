@@ -117,7 +117,7 @@ class TextReader:
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
         # The rules in a damaged tokenizer.json fail only on some texts.
-        remedy = "repair its tokenizer.json, or use --input gaussian"
+        remedy = "repair its tokenizer.json, or extract with --input gaussian"
         with as_input_error("tokenizer: it cannot read the texts", remedy):
             return self._tokenizer(texts, **options)
 
@@ -142,7 +142,7 @@ class TextReader:
         """A message on the texts that were too long and how they were read, or an empty string."""
         if not self.long:
             return ""
-        how = "read in pieces, with features averaged" if self._whole else "cut (--long windows reads whole texts)"
+        how = "read in pieces, with features averaged" if self._whole else "cut (extract --long windows reads all)"
         return f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
 
 
@@ -167,7 +167,7 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
 
     silence_transformers()
     source = str(SHIPPED.get(name, Path(name).parent if gguf_argument(name) else name))
-    remedy = "give a folder with a tokenizer.json, or use --input gaussian"
+    remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
     with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
         tokenizer = AutoTokenizer.from_pretrained(
             source,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtr
+from scipy.special import bdtr, stdtrit
 
 from reservoir.readouts.linear import LinearReadout, Readout
 
@@ -34,8 +34,10 @@ class Evaluation:
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets
-    merits: np.ndarray  # share of correct labels of each row, or its negative squared error, (rows,)
+    # Share of correct labels of each row, or its negative squared error, (rows,); their sum over each group, (groups,).
+    merits: np.ndarray
     rows: int = 0  # number of rows that the labels belong to
+    groups: int = 0  # number of groups that the rows belong to, 0 if rows have no groups
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
     # probability, and the share that is correct. Empty bins are left out, and all bins if no probabilities exist.
     reliability: tuple[tuple[int, float, float], ...] = ()
@@ -56,16 +58,16 @@ class Evaluation:
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
         interval = list(self.interval) if self.interval else None
         known = {"samples": self.samples, "rows": self.rows, **self.scores, "interval": interval, "recall": self.recall}
+        known |= {"groups": self.groups} if self.groups else {}
         bins = [list(one) for one in self.reliability]
         return known | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
         """Build an evaluation from the values of `to_dict`, which lack ``merits``."""
-        own = {"samples", "rows", "interval", "recall", "classes", "confusion", "reliability"}
+        own = {"samples", "rows", "groups", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(
-            samples=values["samples"],
-            rows=values.get("rows", 0),
+            **{name: values.get(name, 0) for name in ("samples", "rows", "groups")},
             scores={name: value for name, value in values.items() if name not in own},
             interval=tuple(values["interval"]) if values["interval"] else None,
             recall=values["recall"],
@@ -82,15 +84,15 @@ def evaluate_classes(
     classes: Sequence[str],
     chances: np.ndarray | None = None,
     counts: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> Evaluation:
     """Compare class numbers (rows, ...) with labels; for two classes, ``chances`` (rows, ...) scores class 1.
 
-    If the rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence.
+    If the rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence. ``groups`` is the group
+    (patient, machine) of each row or sequence.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
-    merits = (y == predicted).mean(axis=1)
-    if counts is not None:
-        merits = _by_row(merits, counts)
+    merits, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
     apart = 1 < y.shape[1] <= MOST_LABELS  # pooling labels with different class shares would reward a constant guess
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
@@ -109,12 +111,11 @@ def evaluate_classes(
     return Evaluation(
         samples=len(y),
         scores=scores,
-        interval=accuracy_interval(merits),
+        interval=accuracy_interval(merits, groups=groups),
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
-        merits=merits,
-        rows=len(merits),
+        **_fields(merits, groups),
     )
 
 
@@ -135,7 +136,9 @@ def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None
     return {name: float(value) for name, value in scores.items()}
 
 
-def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None) -> Evaluation:
+def evaluate_values(
+    y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, groups: np.ndarray | None = None
+) -> Evaluation:
     """Compare predicted real values (n, outputs) with targets; a row has one target, or ``counts`` of them."""
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
@@ -146,24 +149,22 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
         for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
             found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
             found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
-    merits = -((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
-    merits = merits if counts is None else _by_row(merits, counts)
+    errors = ((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
     return Evaluation(
         samples=len(y),
         scores=found,
-        interval=r2_interval(y, predicted, counts),
+        interval=r2_interval(y, predicted, counts, groups),
         recall={},
         classes=(),
         confusion=np.zeros((0, 0), int),
-        merits=merits,
-        rows=len(merits),
+        **_fields(*_by_row(-errors, counts, groups)),
         values=np.stack([y.ravel()[:MOST_VALUES], predicted.ravel()[:MOST_VALUES]]).astype(np.float64),
     )
 
 
 def compare(one: Evaluation, other: Evaluation) -> float:
     """Return the p-value for equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap."""
-    if one.classes and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
+    if one.classes and not one.groups and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
         return mcnemar(one.merits == 1, other.merits == 1)
     return paired_bootstrap(one.merits, other.merits)
 
@@ -182,6 +183,7 @@ def evaluate(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]],
     classes: Sequence[str],
     counts: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
 ) -> Evaluation:
     """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
     parts: list[tuple[np.ndarray, ...]] = []
@@ -196,34 +198,50 @@ def evaluate(
         parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), *ranks))
     if not classes:
         truth, guess = (np.concatenate(values) for values in zip(*parts, strict=True))
-        return evaluate_values(truth, guess, counts)
+        return evaluate_values(truth, guess, counts, groups)
     y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
         y, predicted, counts = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1), None
-    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None, counts)
+    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None, counts, groups)
     return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
 
 
-def _by_row(merits: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the mean of the samples (n,) of each row, leaving out rows whose number in ``counts`` is 0."""
-    counts = counts[counts > 0]
-    return np.add.reduceat(merits, np.cumsum(counts) - counts) / counts
+def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
+    """Return the fields ``merits``, ``rows`` and ``groups`` of an evaluation from the merits and groups of its rows."""
+    sums = merits if groups is None else np.bincount(np.unique(groups, return_inverse=True)[1], merits)
+    return {"merits": sums, "rows": len(merits), "groups": 0 if groups is None else len(sums)}
+
+
+def _by_row(
+    merits: np.ndarray, counts: np.ndarray | None, groups: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the mean of the samples (n,) of each row, and its group, leaving out rows with 0 in ``counts``."""
+    if counts is None:
+        return merits, groups
+    given = counts > 0
+    counts = counts[given]
+    means = np.add.reduceat(merits, np.cumsum(counts) - counts) / counts
+    return means, None if groups is None else groups[given]
 
 
 def r2_interval(
-    y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, draws: int = 1000
+    y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, groups: np.ndarray | None = None
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of R² over rows of targets (n, outputs), by a percentile bootstrap; None for one row."""
+    """Return the 95% interval of R² over rows of targets (n, outputs), or over their ``groups`` (rows,).
+
+    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None.
+    """
     rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
-    units = min(int(rows[-1]) + 1, BOOTSTRAP_UNITS)
+    rows = rows if groups is None else np.unique(groups[rows], return_inverse=True)[1]
+    units = min(int(rows.max()) + 1, BOOTSTRAP_UNITS)
     if units < 2:
         return None
     centred = y - y.mean(axis=0)
     parts = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
     sums = np.zeros((units, 4 * y.shape[1]))
     np.add.at(sums, rows % units, np.concatenate(parts, axis=1))
-    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=draws) @ sums
+    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=1000) @ sums
     number, total, squares, residuals = np.split(drawn, 4, axis=1)
     spread = squares - np.square(total) / number
     scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1)
@@ -231,11 +249,14 @@ def r2_interval(
     return tuple(np.quantile(scores, [0.025, 0.975]).tolist()) if len(scores) else None
 
 
-def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float]:
+def accuracy_interval(
+    shares: np.ndarray, z: float = 1.96, groups: np.ndarray | None = None
+) -> tuple[float, float] | None:
     """Return the interval of an accuracy from the share of correct outputs of each row, (rows,).
 
     The variance between rows gives an effective number of independent outputs, for which Wilson's interval is computed.
-    ``z`` is the standard normal quantile, 1.96 for 95%.
+    ``z`` is the standard normal quantile, 1.96 for 95%. With ``groups`` (rows,), the variance between groups counts,
+    and Student's t replaces the normal distribution; the result is None for a single group.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
     """
@@ -243,6 +264,14 @@ def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float
     shares = np.asarray(shares, np.float64)
     rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
     n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # no variance: count rows
+    if groups is not None:
+        errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
+        units, spread = len(errors), float(np.square(errors).sum())
+        if units < 2:
+            return None
+        # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
+        n = min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread)) if spread > 1e-12 else min(n, units)
+        n *= (z / float(stdtrit(units - 1, 0.975))) ** 2
     centre = p + z * z / (2 * n)
     spread = z * math.sqrt(max(0.0, p * (1 - p) / n + z * z / (4 * n * n)))
     scale = 1 + z * z / n

@@ -475,9 +475,8 @@ class KernelMatrix:
             variance = np.average(np.square(z), axis=1, weights=weights)
             if wrong := np.flatnonzero(~np.isfinite(variance)).tolist():
                 feature = part.start + wrong[0]
-                raise InputError(
-                    f"readout: feature {feature} holds a value that is not finite or too large; remove the row"
-                )
+                problem = f"readout: feature {feature} holds a value that is not finite or too large"
+                raise InputError(f"{problem}; remove the row")
             self.scale[part] = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
             if emphasis is not None:
                 self.scale[part] *= emphasis[part]

@@ -210,9 +210,8 @@ def parse_alphas(text: str) -> np.ndarray:
     except ValueError:
         lo, hi, n = 0.0, 0.0, 0
     if not (0 < lo <= hi < np.inf and 1 <= n <= MOST_ALPHAS):
-        raise InputError(
-            f"penalties {text!r}: give LO:HI:N with 0 < LO <= HI and N from 1 to {MOST_ALPHAS:,}, such as 1e-2:1e6:25"
-        )
+        remedy = f"give LO:HI:N with 0 < LO <= HI and N from 1 to {MOST_ALPHAS:,}, such as 1e-2:1e6:25"
+        raise InputError(f"penalties {text!r}: {remedy}")
     if n == 1 and lo != hi:
         raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
     return np.geomspace(lo, hi, n)

@@ -370,9 +370,8 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
     try:
         lines = block.decode().splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: byte {start + error.start} is not text; unpack the file, or fetch it again"
-        ) from None
+        problem = f"{path}: byte {start + error.start} is not text"
+        raise InputError(f"{problem}; unpack the file, or fetch it again") from None
     if max(map(len, lines), default=0) >= MOST_LINE:
         raise InputError(f"{path}: a line of more than {MOST_LINE} characters; fetch the file again")
     return lines

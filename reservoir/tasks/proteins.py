@@ -87,14 +87,12 @@ class Homology(Source):
             where = f"{path}, row {row}"
             if not isinstance(record, dict):
                 kind = type(record).__name__
-                raise InputError(
-                    f"{where}: {kind}, not an object with 'primary' and 'fold_label'; fetch the file again"
-                )
+                problem = f"{where}: {kind}, not an object with 'primary' and 'fold_label'"
+                raise InputError(f"{problem}; fetch the file again")
             sequence, fold = record.get("primary"), record.get("fold_label")
             if type(fold) is not int or not 0 <= fold < FOLDS:
-                raise InputError(
-                    f"{where}: fold_label is {str(fold)[:40]!r}, not in 0..{FOLDS - 1}; fetch the file again"
-                )
+                problem = f"{where}: fold_label is {str(fold)[:40]!r}, not in 0..{FOLDS - 1}"
+                raise InputError(f"{problem}; fetch the file again")
             if not isinstance(sequence, str):
                 kind = type(sequence).__name__
                 raise InputError(f"{where}: primary is {kind}, not a text of amino acids; fetch the file again")

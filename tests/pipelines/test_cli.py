@@ -178,9 +178,8 @@ def test_the_short_help_and_the_version(call):
 def test_flags_of_extract_choose_among_the_entries_of_a_task(call, tiny_gpt2):
     entries = {}
     for seed in (1, 0):
-        _, out, _ = call(
-            "extract", "digits", "--backbone", tiny_gpt2, "--seed", seed, "--limit", 50, "--layers", "final", "--json"
-        )
+        flags = "--backbone", tiny_gpt2, "--seed", seed, "--limit", 50, "--layers", "final"
+        _, out, _ = call("extract", "digits", *flags, "--json")
         entries[seed] = json.loads(out)["entry"]
     assert json.loads(call("fit", "digits", "--json")[1])["entry"] == entries[0], "the last one"
     assert json.loads(call("fit", "digits", "--seed", 1, "--json")[1])["entry"] == entries[1]

@@ -109,9 +109,8 @@ def test_targets_of_every_value_of_a_series(tmp_path):
     features = extract(str(tmp_path / "level.npz"), cache=tmp_path / "cache", **SMALL)
     found = fit(features, out=tmp_path / "readout")
     assert found.best.metric == "R²" and (found.best.test_score or 0) > 0.5
-    assert [len(one.label) for one in predict(found.saved, tmp_path / "level.npz")] == list(
-        np.load(tmp_path / "level.npz")["lengths"]
-    )
+    lengths = np.load(tmp_path / "level.npz")["lengths"]
+    assert [len(one.label) for one in predict(found.saved, tmp_path / "level.npz")] == lengths.tolist()
 
 
 def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):

@@ -6,7 +6,7 @@ import re
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import extract, fit, predict, report
 from reservoir_pipelines.fitting.baselines import _summaries
 from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.sources import Pool
@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import choose_folds
-from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, r2_interval, reliability
+from reservoir.readouts.evaluation import compare, evaluate_classes, evaluate_values, r2_interval, reliability
 from reservoir.tasks.own.texts import texts_of
 
 SMALL = {"layers": "block01", "pool": "mean"}
@@ -65,9 +65,8 @@ def test_the_most_common_answer_to_each_of_several_labels_scores_no_better_than_
     assert found["accuracy"] == pytest.approx(found["majority_baseline"])
     assert found["accuracy_of_label_0"] == pytest.approx(1 - y[:, 0].mean())
     assert found["balanced_accuracy"] == found["auc"] == 0.5
-    assert found["macro_f1"] == pytest.approx(
-        np.mean([metrics.f1_score(y[:, n], common[:, n], average="macro", zero_division=0) for n in range(2)])
-    )
+    each = [metrics.f1_score(y[:, n], common[:, n], average="macro", zero_division=0) for n in range(2)]
+    assert found["macro_f1"] == pytest.approx(np.mean(each))
     tokens = evaluate_classes(np.repeat(y, 5, axis=1), np.repeat(common, 5, axis=1), ["no", "yes"]).scores
     assert tokens["majority_baseline"] < 0.6 and "accuracy_of_label_0" not in tokens
 
@@ -171,7 +170,7 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     assert found.classes == ("down", "up", "sideways") and found.recall["sideways"] == 0
     assert "readout does not know count as wrong; rows of each: 'sideways' 10" in capsys.readouterr().err
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
-    with pytest.raises(InputError, match=r"y has the shape \(40, 2\)"):
+    with pytest.raises(InputError, match=r"the labels have the shape \(40, 2\)"):
         list(predict(done.saved, tmp_path / "wide.npz"))
     with h5py.File(tmp_path / "new.h5", "w") as hdf:
         hdf["x"], hdf["y"] = arrays["x"], arrays["y"].astype("S4")
@@ -252,7 +251,26 @@ def test_the_interval_is_that_of_a_bootstrap_over_rows(outputs):
     np.testing.assert_allclose(r2_interval(y, predicted), expected, atol=0.02)
     counts = np.full(120, 3)  # samples of a row are drawn together
     np.testing.assert_allclose(r2_interval(y.repeat(3, 0), predicted.repeat(3, 0), counts), expected, atol=0.02)
-    assert r2_interval(y[:1], predicted[:1]) is None
+    groups = np.arange(120).repeat(3)
+    assert r2_interval(y[groups], predicted[groups], None, groups) == r2_interval(y[groups], predicted[groups], counts)
+    assert r2_interval(y[:1], predicted[:1]) is r2_interval(y, predicted, None, np.zeros(120)) is None
+
+
+def test_rows_of_a_group_count_once_in_the_interval_and_in_the_comparison(tmp_path, call):
+    groups = np.repeat(np.arange(40), 10)
+    right = groups % 4 > 0, groups % 5 < 3  # all rows of a group are right, or none
+    one, other = (evaluate_classes(np.ones(400, int), guess.astype(int), ["a", "b"]) for guess in right)
+    alike = [evaluate_classes(np.ones(400, int), guess.astype(int), ["a", "b"], groups=groups) for guess in right]
+    assert compare(one, other) < 0.001 and compare(*alike) > 0.05
+    assert np.ptp(alike[0].interval) > 2.5 * np.ptp(one.interval) and alike[0].to_dict()["groups"] == 40
+    x = DRAW.normal(size=(400, 4)).round(3) + right[0][:, None]
+    rows = zip(groups, *x.T, np.where(right[0], "good", "poor"), strict=True)
+    file = write_csv(tmp_path / "d.csv", rows, "patient,a,b,c,d,grade")
+    features = extract(str(file), label="grade", group="patient", cache=tmp_path / "cache", pool="mean", **EMBEDDED)
+    _, out, _ = call("fit", features.entry, "--columns", "embed/mean", "--out", tmp_path / "fit")
+    page = report([tmp_path / "fit"], out=tmp_path / "page.html").page.read_text()
+    over = f"95% interval over {len(set(features['test'].groups))} groups"
+    assert over in out and over in page and "<h2>Fit: d.csv, label grade, " in page
 
 
 @pytest.mark.parametrize(
@@ -333,9 +351,8 @@ def test_texts_are_compared_with_tf_idf(tmp_path):
     words = ["good", "bad", "film", "very", "not", "plot", "the", "a"]
     rows = [" ".join(DRAW.choice(words, 6)) for _ in range(300)]
     labelled = [(text, int(text.count("good") > text.count("bad"))) for text in rows]
-    features, _, found = fit_with_baselines(
-        tmp_path, write_csv(tmp_path / "d.csv", labelled, "text,label"), input="gaussian"
-    )
+    file = write_csv(tmp_path / "d.csv", labelled, "text,label")
+    features, _, found = fit_with_baselines(tmp_path, file, input="gaussian")
     assert list(found) == ["raw", "tf-idf"]
     texts = {split: texts_of(*stored(features, split)) for split in ("train", "test")}
     made = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+|[^\w\s]").fit(texts["train"])

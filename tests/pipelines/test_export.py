@@ -318,8 +318,7 @@ def made(tmp_path_factory, tiny_gpt2):
 
 def explained(saved, file):
     bundle = Bundle.load(saved)
-    with np.load(file) as arrays:
-        x = arrays["x"]
+    x = np.load(file)["x"]
     return bundle, x, explain_rows(build(bundle, saved), bundle.task, x, np.full(len(x), x.shape[1]))
 
 
@@ -337,9 +336,8 @@ def test_contributions_to_a_mean_equal_those_computed_by_hand(made):
     bundle, x, rows = explained(saved, file)
     (part,) = bundle.parts
     model = load_model(bundle.task, part.reservoir, "cpu", part.compute)
-    hidden = forward(model, bundle.scaling, x, np.full(len(x), 20), ["block01/all"], 8)["block01/all"].astype(
-        np.float64
-    )
+    found = forward(model, bundle.scaling, x, np.full(len(x), 20), ["block01/all"], 8)
+    hidden = found["block01/all"].astype(np.float64)
     weight = bundle.readout.targets.logits(bundle.readout.coef)[:, 0] / bundle.readout.temperature
     by_hand = (hidden - hidden.mean((0, 1))) @ (weight - weight.mean(1, keepdims=True)) / hidden.shape[1]
     for got, want in zip(rows, by_hand, strict=True):
@@ -354,9 +352,8 @@ def test_occlusion_equals_the_model_on_the_changed_row(made):
     changed[0, 7] = x[0].mean(axis=0)
     with torch.no_grad():
         logits = build(bundle, saved)(torch.from_numpy(np.concatenate([x[:1], changed])), torch.tensor([20, 20]))
-    before, after = (logits.flatten(1) - logits.flatten(1).mean(1, keepdim=True))[
-        :, bundle.task.labels.index(rows[0].label)
-    ]
+    above_mean = logits.flatten(1) - logits.flatten(1).mean(1, keepdim=True)
+    before, after = above_mean[:, bundle.task.labels.index(rows[0].label)]
     assert rows[0].occluded[7] == pytest.approx(float(before - after), abs=1e-4)
 
 
@@ -364,13 +361,13 @@ def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     saved, file = made("embed/segments8+raw")
     code, out, _ = call("explain", saved, file, "--first", 2, "--out", tmp_path / "e.png")
     assert code == 0
-    assert "largest drop if hidden" in out
+    assert "e.png; all scores in logits" in out and "largest drop per position if hidden" in out
     assert len(out.strip().splitlines()) == 5
     assert (tmp_path / "e.png").stat().st_size > 2000
     _, out, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
-    assert "cannot be attributed to positions" in error and "(+0)" not in out
-    with np.load(file) as arrays:
-        np.savez(tmp_path / "two.npz", x=arrays["x"], y=arrays["x"][:, 0] > 0)
+    assert "cannot be attributed to positions" in error and "+0 at" not in out
+    x = np.load(file)["x"]
+    np.savez(tmp_path / "two.npz", x=x, y=x[:, 0] > 0)
     features = extract(str(tmp_path / "two.npz"), backbone="mini:n_layer=1,n_embd=16", init="random", cache=tmp_path)
     with pytest.raises(InputError, match="several labels"):
         explain(fit(features, columns="raw").saved, file)

@@ -125,9 +125,8 @@ def test_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
     raw, *_ = read_new(new, task)
     prepared = prepare(path, missing=missing)
     x, _ = encode(task, raw)
-    stored = [
-        tuple(np.nan_to_num(row).ravel()) for split in prepared.splits.values() for row in split.read(0, len(split)).x
-    ]
+    rows = [row for split in prepared.splits.values() for row in split.read(0, len(split)).x]
+    stored = [tuple(np.nan_to_num(row).ravel()) for row in rows]
     assert all(tuple(np.nan_to_num(row).ravel()) in stored for row in x)
     assert len(list(predict(found.saved, new))) == 5
 
@@ -223,9 +222,8 @@ def write_letters(path, rows, seed, *, labelled=True):
     for row in range(rows):
         text = "".join(draw.choice([*"ACGT", *("A" if row % 2 else "C") * 3], draw.integers(20, 40)))
         kind = ["left", "right"][row % 2] if labelled else ""
-        lines.append(
-            f">s{row} {kind}\n{text[:15]}\n{text[15:]}" if path.suffix == ".fasta" else f"{text},{kind}".strip(",")
-        )
+        fasta = f">s{row} {kind}\n{text[:15]}\n{text[15:]}"
+        lines.append(fasta if path.suffix == ".fasta" else f"{text},{kind}".strip(","))
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 

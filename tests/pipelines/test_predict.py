@@ -94,6 +94,17 @@ def test_columns_are_matched_by_name(fitted, tmp_path, capsys):
     assert "no column 'v1'" in (message := capsys.readouterr().err) and message.strip().endswith("did you mean 'V1'?")
 
 
+def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, capsys):
+    x, _ = rows(4, seed=1)
+    for first, remedy in (
+        (["", 1, 2, 3], "an empty cell in column 'v0'; fill it"),
+        ("abcd", "'v0'; write numbers there"),
+    ):
+        (tmp_path / "new.csv").write_text(text(np.c_[list(first), x[:, 1:]]))
+        assert run(["predict", str(fitted), str(tmp_path / "new.csv")]) == 2
+        assert capsys.readouterr().err.strip().endswith(remedy)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_predictions_are_written_with_ids_and_a_column_per_class(fitted, tmp_path, call, suffix):
     x, y = rows(12, seed=2)
@@ -101,18 +112,15 @@ def test_predictions_are_written_with_ids_and_a_column_per_class(fitted, tmp_pat
     out = tmp_path / f"found{suffix}"
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    done, whole = (
-        json.loads(call("predict", fitted, tmp_path / "new.csv", *more, "--json")[1]) for more in (["--out", out], [])
-    )
+    flags = fitted, tmp_path / "new.csv", "--json"
+    done, whole = (json.loads(call("predict", *flags, *more)[1]) for more in (["--out", out], []))
     assert done == {"out": str(out), "rows": 12, "evaluation": whole["evaluation"]}
     columns = whole["predictions"]
     assert list(columns) == ["id", "label", "p_high", "p_low", "p_middle", "truth"]
     assert columns["id"] == [f"r{n}" for n in range(12)] and columns["truth"] == y.tolist()
     if suffix == ".csv":
         lines = list(csv.DictReader(out.read_text().splitlines()))
-        assert {name: [line[name] for line in lines] for name in columns} == {
-            n: list(map(str, v)) for n, v in columns.items()
-        }
+        assert {n: [line[n] for line in lines] for n in columns} == {n: [*map(str, v)] for n, v in columns.items()}
     elif suffix == ".jsonl":
         lines = [json.loads(line) for line in out.read_text().splitlines()]
         assert [line["probabilities"]["low"] for line in lines] == columns["p_low"]
@@ -257,6 +265,9 @@ def test_a_single_number_and_values_that_the_model_cannot_hold_are_refused(reado
     with pytest.raises(InputError, match=r"new\.npz: the model overflows in row 290"):
         answers(readout, tmp_path, x=x)
     assert len(answers(readout, tmp_path, x=np.delete(x, 290, axis=0))) == 299
+    x[290, 2] = np.nan
+    with pytest.raises(InputError, match=r"or end it before this token with lengths$"):
+        answers(readout, tmp_path, x=x)
 
 
 def waves(lengths, seed=0):
@@ -294,9 +305,8 @@ def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, 
     new, y = waves([90, 200, 35], seed=2)
     labels = [row.label for row in predict(found.saved, write_padded(tmp_path / "new.npz", new, y))]
     if columns == "raw":
-        assert (
-            "2 rows are longer than any that the readout was fitted on; raw read the first" in capsys.readouterr().err
-        )
+        message = "2 rows are longer than any that the readout was fitted on; raw read the first"
+        assert message in capsys.readouterr().err
     else:
         assert labels == y.tolist()
     too_long = write_padded(tmp_path / "long.npz", [*new, np.zeros(1025)], np.zeros(4, int))
@@ -402,6 +412,9 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     code, out, error = call("predict", *flags, "--json")
     assert code == 0 and "coverage 0.9 is approximate" in error
     assert ["|".join(one) for one in json.loads(out)["predictions"]["set"]] == [row["set"] for row in rows]
+    unsure = call("predict", covered[0], new, "--coverage", "0.3")
+    empty = sum(not json.loads(line)["set"] for line in unsure[1].splitlines())
+    assert empty and f"{empty} of 50 sets are empty, because no class has the probability of 0." in unsure[2]
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
 

@@ -47,9 +47,8 @@ def test_the_draw_is_named_in_the_entrys_card(cache, call):
     paper, ours = (extract("bit-xor", protocol=protocol, **shared) for protocol in ("paper", None))
     assert "random-flat" in paper.entry.name and paper.entry != ours.entry
     code, card, _ = call("cache", "show", paper.entry)
-    assert (
-        code == 0 and "as the random GPT-2 of Lu et al. 2021" in card and "other processors round differently" in card
-    )
+    assert code == 0 and "as the random GPT-2 of Lu et al. 2021" in card
+    assert "other processors round differently" in card
     code, card, _ = call("cache", "show", ours.entry)
     assert "random: normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks)" in card
     code, card, _ = call("backbone", TINY, "--init", "random", "--protocol", "paper")

@@ -24,9 +24,8 @@ FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
 @pytest.fixture
 def go(cache):
     """Return a function that trains a small run in one folder."""
-    return lambda **settings: train(
-        "bit-xor", **{"run": cache / "run", "eval_every": 2, "parameters": FEW, **QUICK, **settings}
-    )
+    given = {"run": cache / "run", "eval_every": 2, "parameters": FEW, **QUICK}
+    return lambda **settings: train("bit-xor", **given | settings)
 
 
 def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes_on(go, cache, monkeypatch):

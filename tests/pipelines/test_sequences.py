@@ -126,6 +126,8 @@ def test_groups_are_held_out_together(tiny_gpt2):
     assert folds.shape == (60, 5)
     assert all(len(np.unique(folds[subject == s, deal])) == 1 for s in range(10) for deal in range(5))
     model.set_params(cv=GroupKFold(3)).fit(x, y, groups=subject)
+    with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[60, 59\]"):
+        model.set_params(cv=3).fit(x, y, groups=subject[:59])
     with pytest.raises(ValueError, match="groups holds 1 group"):
         model.set_params(cv=None).fit(x, y, groups=np.zeros(60))
 

@@ -71,9 +71,8 @@ def plain_losses(steps, rows):
     config = GPT2Config(**settled.backbone.config.to_dict())
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     model = GPT2Model(config).train()
-    model.load_state_dict(
-        {k.removeprefix("backbone.model."): v for k, v in state.items() if ".model." in k}, strict=False
-    )
+    tensors = {k.removeprefix("backbone.model."): v for k, v in state.items() if ".model." in k}
+    model.load_state_dict(tensors, strict=False)
     first, last = torch.nn.Linear(1, 16), torch.nn.Linear(16, 2)
     first.load_state_dict({"weight": state["inputs.map.weight"], "bias": state["inputs.map.bias"]})
     last.load_state_dict({"weight": state["output.weight"], "bias": state["output.bias"]})

@@ -159,9 +159,8 @@ def test_held_out_scores_equal_refits_on_the_other_folds(classes, rows, width, s
             scores = model.decision_function(z[fold == k]) if classes else model.predict(z[fold == k])
             tally.update(scores.reshape(1, -1, targets.columns), y[fold == k])
         np.testing.assert_allclose(found.accuracy[i], tally.accuracy()[0], rtol=1e-6)
-    np.testing.assert_allclose(
-        found.path.solve(ALPHAS).coef, sweep([(x, y)], [(x, y)], targets, ALPHAS).path.coef, rtol=1e-6, atol=1e-9
-    )
+    expected = sweep([(x, y)], [(x, y)], targets, ALPHAS).path.coef
+    np.testing.assert_allclose(found.path.solve(ALPHAS).coef, expected, rtol=1e-6, atol=1e-9)
     assert (found.temperature == 1) == (classes == 0)
     assert found.readout().temperature == found.temperature
 
@@ -256,9 +255,8 @@ def test_columns_are_added_while_they_help(rows):
 
     def accuracy(names):
         part = np.concatenate([np.arange(40)[columns[name]] for name in names])
-        return sweep(
-            [(a[:, part], b) for a, b in train], [(a[:, part], b) for a, b in valid], Targets(1, 2)
-        ).accuracy.max()
+        known, held_out = ([(a[:, part], b) for a, b in blocks] for blocks in (train, valid))
+        return sweep(known, held_out, Targets(1, 2)).accuracy.max()
 
     steps = forward_selection(train, valid, columns, Targets(1, 2), limit=4)
     chosen = ()

@@ -16,9 +16,8 @@ def direct(x, y, weights=None):
     weights = np.ones(len(x)) if weights is None else weights
     mean, y_mean = np.average(x, axis=0, weights=weights), np.average(y, axis=0, weights=weights)
     x, y = x - mean, y - y_mean
-    return Moments(
-        count=weights.sum(), mean=mean, xx=(x * weights[:, None]).T @ x, xy=(x * weights[:, None]).T @ y, y_mean=y_mean
-    )
+    weighted = (x * weights[:, None]).T
+    return Moments(count=weights.sum(), mean=mean, xx=weighted @ x, xy=weighted @ y, y_mean=y_mean)
 
 
 def assert_close(a, b, rtol, atol=0.0):

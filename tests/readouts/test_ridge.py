@@ -54,9 +54,8 @@ def labels(x, targets=3, seed=1):
 
 def reference(x, y, alpha):
     scaler = StandardScaler().fit(x.astype(np.float64))
-    ridge = Ridge(alpha=alpha, solver="svd" if len(x) < 1000 else "cholesky").fit(
-        scaler.transform(x.astype(np.float64)), y
-    )
+    solver = "svd" if len(x) < 1000 else "cholesky"
+    ridge = Ridge(alpha=alpha, solver=solver).fit(scaler.transform(x.astype(np.float64)), y)
     coef = ridge.coef_.T / scaler.scale_[:, None]
     return coef * (scaler.var_ > 0)[:, None], ridge.intercept_ - scaler.mean_ @ coef
 
@@ -96,10 +95,8 @@ def test_primal_and_kernel_form_agree(rows, width, seed, kind):
     x = features(rows, width, kind, seed).astype(np.float64)
     y = np.random.default_rng(seed).standard_normal((rows, 2))
     primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), KernelMatrix(x).path(y, ALPHAS)
-    np.testing.assert_allclose(primal.coef, kernel.coef, rtol=1e-8, atol=1e-8 * np.abs(kernel.coef).max())
-    np.testing.assert_allclose(
-        primal.intercept, kernel.intercept, rtol=1e-8, atol=1e-8 * np.abs(kernel.intercept).max()
-    )
+    for ours, theirs in ((primal.coef, kernel.coef), (primal.intercept, kernel.intercept)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8 * np.abs(theirs).max())
 
 
 def test_scores_keep_the_digits_of_a_channel_at_3000():
@@ -174,9 +171,8 @@ def test_weighted_solutions_equal_weighted_scaler_and_ridge(rows, width):
     scaler = StandardScaler().fit(x, sample_weight=weights)
     for i, alpha in enumerate(ALPHAS):
         ridge = Ridge(alpha=alpha).fit(scaler.transform(x), targets.encode(y), sample_weight=weights)
-        np.testing.assert_allclose(
-            path.coef[i] * scaler.scale_[:, None], ridge.coef_.reshape(-1, 1), rtol=1e-6, atol=1e-10
-        )
+        scaled = path.coef[i] * scaler.scale_[:, None]
+        np.testing.assert_allclose(scaled, ridge.coef_.reshape(-1, 1), rtol=1e-6, atol=1e-10)
 
 
 @pytest.mark.parametrize(("outputs", "classes", "weights"), [(2, 2, (1.0, 1.0)), (1, 3, (1.0, 1.0)), (1, 0, (1.0,))])

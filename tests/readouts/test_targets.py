@@ -175,15 +175,17 @@ def test_interval_of_one_output_per_row_is_wilsons(right, wrong):
         np.testing.assert_allclose(ours, (theirs.low, theirs.high), atol=1e-12)
 
 
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("together", [True, False])
-def test_interval_treats_outputs_of_a_row_as_dependent(together):
-    """The interval holds the truth as often as it says, whether a row's outputs stand and fall together or not."""
+def test_interval_treats_outputs_of_a_row_and_rows_of_a_group_as_dependent(together, grouped):
+    """The interval holds the truth as often as it says, whether what belongs together stands and falls together."""
+    groups = np.repeat(np.arange(100), 50)
     rng = np.random.default_rng(0)
     held, widths = 0, []
     for _ in range(1000):
         chance = rng.beta(1.6, 0.4, (100, 1)) if together else np.full((100, 1), 0.8)
-        shares = (rng.random((100, 50)) < chance).mean(axis=1)
-        low, high = accuracy_interval(shares)
+        right = rng.random((100, 50)) < chance
+        low, high = accuracy_interval(right.ravel(), groups=groups) if grouped else accuracy_interval(right.mean(1))
         held += low <= 0.8 <= high
         widths.append(high - low)
     assert 0.92 <= held / 1000 <= 0.975
@@ -194,8 +196,9 @@ def test_interval_treats_outputs_of_a_row_as_dependent(together):
 def test_interval_of_identical_rows_uses_their_number():
     assert accuracy_interval(np.full(30, 0.5)) == pytest.approx(accuracy_interval(np.arange(30) % 2))
     low, high = accuracy_interval(np.ones(30))
-    assert 0.88 < low < 0.9
-    assert high == 1
+    assert 0.88 < low < 0.9 and high == 1
+    assert accuracy_interval(np.ones(30), groups=np.arange(30) // 3)[0] < 0.75
+    assert accuracy_interval(np.ones(30), groups=np.zeros(30)) is None
 
 
 @given(both=st.integers(0, 9), wins=st.integers(0, 40), losses=st.integers(0, 40))

@@ -42,9 +42,8 @@ KINDS = [kind for kind in MODELS if kind not in (*PIXELS, *SOUNDS)]
 
 
 def load_text(folder: Path) -> LoadedModel:
-    return load_model(
-        TEXT_TASK, resolve_model(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32"
-    )
+    options = ReservoirOptions(backbone=str(folder), input="native")
+    return load_model(TEXT_TASK, resolve_model(options), "cpu", "float32")
 
 
 def text_features(
@@ -177,9 +176,8 @@ def test_pieces_of_long_texts_are_averaged_by_tokens(tmp_path: Path, batch_rows:
         cls = np.average([s[-1][0, 0].numpy() for s in states], axis=0, weights=[s[-1].shape[1] for s in states])
         np.testing.assert_allclose(found["final/cls"][row, 0], cls, atol=1e-5)
     assert model.reader and "2 of 3 texts have more than 24 tokens and are read in pieces" in model.reader.note
-    assert text_features(load_text(folder), texts[:1], ["final/mean"])["final/mean"][0] == pytest.approx(
-        found["final/mean"][0]
-    )
+    alone = text_features(load_text(folder), texts[:1], ["final/mean"])
+    assert alone["final/mean"][0] == pytest.approx(found["final/mean"][0])
 
 
 def test_long_windows_need_native_input(tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
-from reservoir.options import ExtractOptions
+from reservoir.options import ExtractOptions, OwnDataOptions
 from reservoir.plan import resolve
 from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape
 from reservoir.reservoir import load_model
@@ -171,7 +171,7 @@ def test_the_model_and_the_exported_model_compute_the_kernels_of_each_window():
 
 @pytest.mark.parametrize("per_class", [2, 3])
 def test_classes_with_few_rows_leave_some_for_validation(per_class):
-    labels = encode_labels("few", np.repeat(np.arange(20), per_class + 1))
+    labels = encode_labels("few", np.repeat(np.arange(20), per_class + 1), OwnDataOptions())
     given = np.tile(["train"] * per_class + ["test"], 20)
     found = split_rows("few", labels, given)
     assert (found[given == "test"] == "test").all()

@@ -115,13 +115,11 @@ def recordings(folder, suffix=".csv", rows=20):
     for n in range(rows):
         x = RNG.normal(size=(n % 5 + 3, 2)).round(3) + 5 * (n % 2)
         lines = ["time,u,v", *(f"{t},{a},{b}" for t, (a, b) in enumerate(x))]
-        (folder / f"run{n:02d}{suffix}").write_text(
-            "\n".join(line.replace(",", "\t" * (suffix == ".tsv") or ",") for line in lines)
-        )
+        between = "\t" if suffix == ".tsv" else ","
+        (folder / f"run{n:02d}{suffix}").write_text("\n".join(lines).replace(",", between))
         values[f"run{n:02d}"] = x
-    (folder / "labels.csv").write_text(
-        "\n".join(["machine,run,class", *(f"m{n // 4},run{n:02d},{KIND[n % 2]}" for n in range(rows))])
-    )
+    labels = [f"m{n // 4},run{n:02d},{KIND[n % 2]}" for n in range(rows)]
+    (folder / "labels.csv").write_text("\n".join(["machine,run,class", *labels]))
     return values
 
 

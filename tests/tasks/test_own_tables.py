@@ -47,15 +47,16 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert source.task.form == Vectors(1) and source.task.max_tokens == 2 and source.task.classes == 2
     assert np.array_equal(all_rows(source)["train"].x[:, :, 0], np.stack([a, b], 1)[::3].astype(np.float32))
     assert [note for note in source.notes() if "'Unnamed: 0'" in note] and len(source.notes()) == 3
+    whole = source_of(tmp_path / "t.csv", text.replace(".", ""), label="a")
+    assert "t.csv: a read as targets of a regression" in whole.notes()[-1]
     assert source.task.parameters == {"label": "ward", "drop": "noise", "columns": ["a", "b"]}
 
 
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])
 def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     sequences = [RNG.normal(size=(int(n), 2)).round(3) for n in RNG.integers(2, 6, 20)]
-    rows = [
-        (f"s{i}", t, *values, "ab"[i % 2]) for i, sequence in enumerate(sequences) for t, values in enumerate(sequence)
-    ]
+    steps = [(i, t, values) for i, sequence in enumerate(sequences) for t, values in enumerate(sequence)]
+    rows = [(f"s{i}", t, *values, "ab"[i % 2]) for i, t, values in steps]
     shuffled = [rows[place] for place in RNG.permutation(len(rows))]
     text = wide(dict(zip(("case", "t", "u", "v", "label"), zip(*shuffled, strict=True), strict=True)))
     source = source_of(tmp_path / "long.csv", text, **asked)
@@ -79,9 +80,8 @@ def _labelled(split, sequences):
 
 
 def test_a_split_that_divides_a_group_is_refused(tmp_path):
-    np.savez(
-        tmp_path / "g.npz", x=RNG.normal(size=(12, 3)), y=np.arange(12) % 2, groups=np.arange(12) // 6, split=SPLITS
-    )
+    arrays = {"y": np.arange(12) % 2, "groups": np.arange(12) // 6, "split": SPLITS}
+    np.savez(tmp_path / "g.npz", x=RNG.normal(size=(12, 3)), **arrays)
     with pytest.raises(InputError, match="group 0 has rows in train and valid"):
         task_named(str(tmp_path / "g.npz")).read(task_named(str(tmp_path / "g.npz")).pieces()[0])
 
@@ -92,9 +92,8 @@ KINDS = ["left" if "A" in word else "right" for word in WORDS]
 
 def write_texts(path, words=WORDS, kinds=KINDS):
     if path.suffix == ".jsonl":
-        path.write_text(
-            "".join(json.dumps({"category": k, "seq": w}) + "\n" for w, k in zip(words, kinds, strict=True))
-        )
+        lines = (json.dumps({"category": k, "seq": w}) for w, k in zip(words, kinds, strict=True))
+        path.write_text("".join(f"{line}\n" for line in lines))
     elif path.suffix in {".csv", ".tsv"}:
         mark = "," if path.suffix == ".csv" else "\t"
         path.write_text("".join(f"{a}{mark}{b}\n" for a, b in [("seq", "category"), *zip(words, kinds, strict=True)]))
@@ -160,9 +159,8 @@ def test_letters_that_no_training_row_has_are_unknown(tmp_path):
     words = [word + ("☃" if n % 3 else "") for n, word in enumerate(WORDS[:12])]
     np.savez(tmp_path / "t.npz", x=np.array(words), y=np.array(KINDS[:12]), split=SPLITS)
     source = task_named(str(tmp_path / "t.npz"))
-    assert source.task.form == Tokens(5) and any(
-        "letters that no training row has, read as unknown: ☃" in note for note in source.notes()
-    )
+    unknown = "letters that no training row has, read as unknown: ☃"
+    assert source.task.form == Tokens(5) and any(unknown in note for note in source.notes())
     assert ord("☃") in all_rows(source)["valid"].x[0]
     x, lengths = encode(source.task, np.array(["AJ"]))
     assert to_symbols(x, lengths, source.task.alphabet).tolist() == [[1, 0]] and lengths.tolist() == [2]

@@ -18,7 +18,16 @@ from reservoir.option_fields import as_group
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, OwnTask, Table
 from reservoir_pipelines.files import cache_root
-from reservoir_pipelines.output import is_share, notify, percent, print_json, score_text, size_text, time_text
+from reservoir_pipelines.output import (
+    count_text,
+    is_share,
+    notify,
+    percent,
+    print_json,
+    score_text,
+    size_text,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
@@ -176,7 +185,8 @@ def fit(
         metric = several.fits[0].best.metric
         spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
         mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
-        return Answer(several, [(HEADINGS, rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])])
+        headings, *_ = fit_tables(several.fits[0])[0]  # they count the groups of the test rows, if there are any
+        return Answer(several, [(headings, rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])])
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, fit_tables(done))
 
@@ -184,10 +194,13 @@ def fit(
 def fit_tables(done: Fit) -> list[Table]:
     """Return the tables of a fit."""
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
-    tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
+    over = f" over {count_text(groups, 'group')}" if (groups := done.evaluation.groups) else ""
+    headings = (*HEADINGS[:-1], HEADINGS[-1] + over)
+    tables: list[Table] = [(headings, rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
-        tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, on the same test rows)")]))
+        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{over})"
+        tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
         tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
@@ -201,9 +214,11 @@ def fit_tables(done: Fit) -> list[Table]:
             points.append((f"{point.rows:,}", valid, test, f"{low} to {high}"))
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
-    names = [f"{one.title} ({score_text(one.valid_score, one.metric)})" for one in done.left_out]
+    if done.left_out:
+        lost = [(one.title, score_text(one.valid_score, one.metric)) for one in done.left_out]
+        title = "left out by the race; scores of fits to fewer rows, which must not be compared with those above"
+        tables.append((("columns", "#valid in the race"), lost, title))
     last = [
-        *[("left out" if not number else "", name) for number, name in enumerate(names)],
         ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
         ("readout", done.saved),
@@ -225,7 +240,7 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
     """Return the scores on test, and the classes with the lowest recall."""
     lines = evaluation_lines(found, first)
     if not found.classes:
-        lines = [("rows", f"{len(found.merits):,}"), *lines]
+        lines = [("rows", f"{found.rows:,}"), *lines]
     tables: list[Table] = [(("on test", ""), lines)]
     worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS] if found.classes else []
     if worst:
@@ -290,6 +305,10 @@ def predict(
     for prediction in evaluator:
         print_json(prediction.to_dict())
     evaluation = evaluator.result()
+    if evaluator.empty_sets:
+        sets, least = f"{evaluator.empty_sets:,} of {evaluator.rows:,} sets", 1 - (predictions.radius or 0)
+        why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
+        notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
     for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
         notify(f"{name}: {value}")
     found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
@@ -309,12 +328,12 @@ def explain(
         cells = [number, f"{row.label:.4g}" if isinstance(row.label, float) else row.label, f"{row.score:+.2f}"]
         for values in (row.added, row.occluded):
             at = max(range(len(values)), key=values.__getitem__, default=0)
-            cells.append(f"{at} ({values[at]:+.2g})" if any(values) else "-")
+            cells.append(f"{values[at]:+.2g} at position {at}" if any(values) else "-")
         lines.append(cells)
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
-    headings = ("row", "label", "score", "largest contribution", "largest drop if hidden")
-    return Answer(done, [(headings, lines, f"plot {done.plot}")])
+    headings = ("row", "label", "score", "largest contribution", "largest drop per position if hidden")
+    return Answer(done, [(headings, lines, f"plot {done.plot}; all scores in {done.unit}")])
 
 
 def export(
@@ -523,9 +542,8 @@ def reproduce(
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
     if all == bool(tables):
-        raise InputError(
-            f"reproduce: give names of tables or recipe files, or only --all; tables: {', '.join(recipe_names())}"
-        )
+        problem = "reproduce: give names of tables or recipe files, or only --all"
+        raise InputError(f"{problem}; tables: {', '.join(recipe_names())}")
 
     if dry_run:
         return _plan(tables or [], given)

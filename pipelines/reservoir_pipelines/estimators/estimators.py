@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.model_selection import BaseCrossValidator
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from reservoir import options as opt
 from reservoir.features import check_lengths, column_shapes
@@ -164,9 +164,8 @@ class _ReservoirEstimator(BaseEstimator):
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
         if rows.channels != self.n_channels_in_:
-            raise ValueError(
-                f"X has {rows.channels} channels, but {type(self).__name__} was fitted on {self.n_channels_in_}"
-            )
+            fitted = f"{type(self).__name__} was fitted on {self.n_channels_in_}"
+            raise ValueError(f"X has {rows.channels} channels, but {fitted}")
         return rows.scaled(self._scaling)
 
     def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
@@ -235,10 +234,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
         weights = sample_weights(sample_weight, checked)
         coded, targets = self._coded(labels, weights)
         rows = self._learn(checked, lengths, weights)
-        features, folds = (
-            self._features(rows),
-            self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0),
-        )
+        features = self._features(rows)
+        folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
         alphas = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
         raw, fits = features(RAW).shape[1], []
         for name in dict.fromkeys([*self._plan.candidates, RAW]):
@@ -268,6 +265,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
     ) -> np.ndarray:
         """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
+        check_consistent_length(x, group)
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         if self.cv is not None and (group is None or not isinstance(self.cv, int)):
             return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]

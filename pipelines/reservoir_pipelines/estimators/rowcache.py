@@ -99,10 +99,8 @@ def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]
     for row, item in enumerate(items):
         fits = item.size and item.ndim in (1, 2) and item.shape[1:] == items[0].shape[1:]
         if not fits or item.dtype.kind not in "biuf":
-            raise ValueError(
-                f"X[{row}] has the shape {item.shape} and type {item.dtype}; give (values,) or (values, channels) of "
-                "numbers, all with the same channels"
-            )
+            problem = f"X[{row}] has the shape {item.shape} and type {item.dtype}"
+            raise ValueError(f"{problem}; give (values,) or (values, channels) of numbers, all with the same channels")
     lengths = np.array([len(item) for item in items], np.int32)
     most = max(int(lengths.max()), shortest)
     out = np.zeros((len(items), most, *items[0].shape[1:]), np.result_type(*items))

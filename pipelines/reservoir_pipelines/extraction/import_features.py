@@ -103,10 +103,8 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
         if split not in prepared.rows or len(shape) != 2 or not shape[1]:
             raise InputError(f"{file}: array {key!r} has the shape {shape}; {form}")
         if shape[0] != (rows := prepared.rows[split]):
-            raise InputError(
-                f"{file}: array {key!r} has {shape[0]:,} rows, but {split} of task {name!r} has {rows:,}; give one "
-                "row for each row of the task, in the same order"
-            )
+            problem = f"{file}: array {key!r} has {shape[0]:,} rows, but {split} of task {name!r} has {rows:,}"
+            raise InputError(f"{problem}; give one row for each row of the task, in the same order")
         found.setdefault(column, {})[split] = array
     for column, splits in found.items():
         if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:

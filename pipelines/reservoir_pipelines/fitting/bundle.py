@@ -97,15 +97,13 @@ class Bundle:
         rows = 0 if self.held_out is None else len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if self.held_out is None or not rows:
-            raise InputError(
-                f"readout {where}: it has no validation scores for --coverage (train or an older version wrote it, "
-                "it lacks probabilities, or its rows have several labels); fit a ridge readout of one label per row"
-            )
+            why = "train or an older version wrote it, it lacks probabilities, or its rows have several labels"
+            problem = f"readout {where}: it has no validation scores for --coverage ({why})"
+            raise InputError(f"{problem}; fit a ridge readout of one label per row")
         if rank > rows:
             least = math.ceil(round(coverage / (1 - coverage), 9))
-            raise InputError(
-                f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}; lower the coverage"
-            )
+            problem = f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}"
+            raise InputError(f"{problem}; lower the coverage")
         return float(self.held_out[rank - 1])
 
     def write(self, folder: Path) -> Path:
@@ -159,10 +157,8 @@ class Bundle:
         try:
             card, files = _read_files(folder)
             if linear and "readout" not in card:
-                raise InputError(
-                    f"readout {folder}: only linear readouts can be exported or explained; fit with --readout ridge, "
-                    "logistic, or a linear estimator of scikit-learn"
-                )
+                remedy = "fit with --readout ridge, logistic, or a linear estimator of scikit-learn"
+                raise InputError(f"readout {folder}: only linear readouts can be exported or explained; {remedy}")
             arrays = load(files[WEIGHTS])
             return cls(
                 task=Task.from_dict(card["task"]),
@@ -178,9 +174,8 @@ class Bundle:
             )
         except FileNotFoundError as error:
             name = Path(error.filename or WEIGHTS).name
-            raise InputError(
-                f"{path}: neither a readout nor a run ({name} is missing); give a folder that fit or train wrote"
-            ) from error
+            problem = f"{path}: neither a readout nor a run ({name} is missing)"
+            raise InputError(f"{problem}; give a folder that fit or train wrote") from error
         except InputError:
             raise
         except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -208,10 +203,8 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
 
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
-        raise InputError(
-            f"readout {folder} is {name!r}, which is not linear, and loading it can run code; pass --trust "
-            "(in Python trust=True) only if you trust its author"
-        )
+        problem = f"readout {folder} is {name!r}, which is not linear, and loading it can run code"
+        raise InputError(f"{problem}; pass --trust (in Python trust=True) only if you trust its author")
     try:
         types = skops.io.get_untrusted_types(data=data)
         named = ", ".join(types) or "only types that skops trusts"
@@ -244,10 +237,8 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:
-            raise InputError(
-                f"readout {folder} has format {card['format']}, but this version reads 2 and 3; fit it again, or "
-                "install the version that made it"
-            )
+            problem = f"readout {folder} has format {card['format']}, but this version reads 2 and 3"
+            raise InputError(f"{problem}; fit it again, or install the version that made it")
         try:
             files = {name: (folder / Path(name).name).read_bytes() for name in card["files"]}
         except FileNotFoundError:

@@ -108,7 +108,7 @@ def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
 def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:
     result = chosen.result
     if result.metric == "R²" and result.test_score is not None:
-        score, rows = f"R² {result.test_score:.3f}", f"{len(chosen.evaluation.merits):,} test rows"
+        score, rows = f"R² {result.test_score:.3f}", f"{chosen.evaluation.rows:,} test rows"
         if result.test_score < 0:
             notify(f"CAUTION: {score} on {rows} is worse than predicting the mean; add rows or discard the readout")
         elif result.valid_score - result.test_score > FAR_BELOW:
@@ -117,7 +117,5 @@ def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: 
         title, alpha = chosen.result.title, chosen.result.alpha
         notify(f"{title}: the best penalty {alpha:g} is at an end of the grid; pass --alphas LO:HI:N to try others")
     if not folds and readouts > 1 and valid < max(FEW_ROWS, FEW_PER_CLASS * classes):
-        notify(
-            f"CAUTION: {valid} validation rows are too few to choose among {readouts:,} readouts; choose by "
-            "cross-validation (--select cv5), or give more validation rows"
-        )
+        problem = f"{valid} validation rows are too few to choose among {readouts:,} readouts"
+        notify(f"CAUTION: {problem}; choose by cross-validation (--select cv5), or give more validation rows")

@@ -321,9 +321,8 @@ class EstimatorFitter:
         known = _checked(path, estimator, classes).get_params()
         for name in values:
             if name not in known:
-                raise InputError(
-                    f"--readout {path}: no parameter {name!r}; the parameters are {', '.join(sorted(known))}"
-                )
+                problem = f"--readout {path}: no parameter {name!r}"
+                raise InputError(f"{problem}; the parameters are {', '.join(sorted(known))}")
         grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
         return cls(path=path, estimator=estimator, grid=grid, classes=classes, balanced=balanced)
 
@@ -334,11 +333,10 @@ class EstimatorFitter:
         for block in source.blocks("train"):
             size += block[0].nbytes
             if size > MOST_BYTES:
-                raise InputError(
-                    f"--readout {self.path}: the features of the training rows need more than "
-                    f"{MOST_BYTES / 1e9:.0f} GB of memory; use ridge or logistic, which read them in blocks, or fewer "
-                    "rows"
+                problem = (
+                    f"--readout {self.path}: the features of training rows need more than {MOST_BYTES / 1e9:.0f} GB"
                 )
+                raise InputError(f"{problem}; use ridge or logistic, which read them in blocks, or fewer rows")
             blocks.append(block)
         x, y = (np.concatenate(part) for part in zip(*blocks, strict=True))
         results: list[Result] = []
@@ -397,10 +395,8 @@ def _import(path: str) -> Callable[..., Any]:
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"--readout {path}: no such readout ({error}); use ridge, logistic, weighted or an import path such as "
-            "sklearn.linear_model.LogisticRegression"
-        ) from error
+        remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
+        raise InputError(f"--readout {path}: no such readout ({error}); {remedy}") from error
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
     # A recipe may name scikit-learn's estimators, but nothing else that its modules happen to hold.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
@@ -416,18 +412,16 @@ def _checked(path: str, estimator: Callable[..., Any], classes: int) -> Any:
     try:
         found = estimator()
     except TypeError as error:
-        raise InputError(
-            f"--readout {path}: cannot be created with its defaults ({error}); name another class"
-        ) from error
+        problem = f"--readout {path}: cannot be created with its defaults ({error})"
+        raise InputError(f"{problem}; name another class") from error
     if not (is_classifier if classes else is_regressor)(found):
         kind, labels, other = (
             ("classifier", f"task has {classes} classes", "LogisticRegression")
             if classes
             else ("regressor", "task's targets are real values", "Ridge")
         )
-        raise InputError(
-            f"--readout {path}: it is not a {kind}, and the {labels}; choose one, such as sklearn.linear_model.{other}"
-        )
+        problem = f"--readout {path}: it is not a {kind}, and the {labels}"
+        raise InputError(f"{problem}; choose one, such as sklearn.linear_model.{other}")
     return found
 
 
@@ -492,7 +486,8 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
             readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
-    found = evaluate(readout, source.blocks("test"), names, source.counts("test")).with_baseline(task.floor, kept)
+    found = evaluate(readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups)
+    found = found.with_baseline(task.floor, kept)
     metric = best.result.metric
     interval = None if metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)

@@ -22,7 +22,8 @@ def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default:
     folder, title = done.results.parent, f"{pool.task.name}, {pool.title}"
     made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
     commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
-    summary = {**done.to_dict(), "title": done.best.title, "commands": commands}
+    label = pool.task.parameters.get("label")
+    summary = {**done.to_dict(), "label": label, "title": done.best.title, "commands": commands}
     with locked(folder):  # so that all files in the folder belong to one fit
         write_csv(done.results, _table_lines(done))
         Bundle.of(pool, done.readout, done.best, held_out).write(folder)

@@ -41,7 +41,7 @@ class Result(Record):
     test_score : float, optional
         Score on the test split; only for a chosen readout.
     test_interval : tuple of (float, float), optional
-        95% interval of the test accuracy, or of R², over rows.
+        95% interval of the test accuracy, or of R², over rows, or over groups if the rows have groups.
     """
 
     columns: tuple[str, ...]
@@ -127,7 +127,7 @@ class Fit:
         The best readout of each column that was fitted only to some of the rows, best first.
     p_value : float, optional
         The p-value of the hypothesis that the best readout and the raw input are equally good on the test rows:
-        McNemar's mid-p, or a paired bootstrap for regression.
+        McNemar's mid-p, or a paired bootstrap for regression and for rows with groups (which then draws groups).
     table : tuple of Result
         Every readout that was tried.
     curve : tuple of CurvePoint
@@ -174,17 +174,12 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
         plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
-        curve = [point._asdict() for point in self.curve]
-        baselines = [{"name": one.name, **one.to_dict()} for one in self.baselines]
-        best = self.best
         found = {
-            "metric": best.metric,
-            "valid_score": best.valid_score,
-            "test_score": best.test_score,
+            **{name: getattr(self.best, name) for name in ("metric", "valid_score", "test_score")},
             "layers": self.layers,
-            "baselines": baselines,
+            "baselines": [{"name": one.name, **one.to_dict()} for one in self.baselines],
             "left_out": [one.name for one in self.left_out],
-            "curve": curve,
+            "curve": [point._asdict() for point in self.curve],
             "tried": len(self.table),
             "readout": self.saved,
         }

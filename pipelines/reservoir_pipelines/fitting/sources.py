@@ -192,9 +192,8 @@ class JoinedSource(Source):
         for part in self.parts[1:]:
             if part.tokens() != first.tokens():
                 names = "+".join(self.columns)
-                raise InputError(
-                    f"{names}: one column has a sample per token, another one per row; join columns of one kind"
-                )
+                problem = f"{names}: one column has a sample per token, another one per row"
+                raise InputError(f"{problem}; join columns of one kind")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -520,9 +519,8 @@ def draw_folds(
     units = rows if groups is None else len(np.unique(groups))
     if not 2 <= folds <= units:
         what = "rows" if groups is None else "groups"
-        raise InputError(
-            f"cross-validation cannot use {folds} folds for {units} {what}; use 2 or more, and no more than {what}"
-        )
+        problem = f"cross-validation cannot use {folds} folds for {units} {what}"
+        raise InputError(f"{problem}; use 2 or more, and no more than {what}")
     draw = np.random.default_rng((0, repeat))
     if groups is not None:
         return _assign_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)

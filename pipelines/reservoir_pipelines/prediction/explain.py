@@ -36,9 +36,10 @@ class Explained(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """The explanations of some sequences, and the path of their picture."""
+    """The explanations of some sequences, the unit of all their scores and shares, and the path of their picture."""
 
     rows: tuple[Explained, ...]
+    unit: str  # logits for classes, the unit of the label for a regression
     plot: Path
 
 
@@ -46,31 +47,28 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     """Draw what each position of some sequences adds to the score of their predicted class."""
     bundle = open_readout(readout, linear=True)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
-        raise InputError(
-            f"readout {readout}: it gives each sequence several labels; explain needs a readout of one label"
-        )
+        problem = f"readout {readout}: it gives each sequence several labels"
+        raise InputError(f"{problem}; explain needs a readout of one label")
     x, given = read_new(file, bundle.task)[:2]
     x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first], str(file))
     if lengths.max() > bundle.task.max_tokens:
         row, most = int(np.argmax(lengths)), bundle.task.max_tokens
-        raise InputError(
-            f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} that the "
-            "readout was fitted on; shorten the row, or use predict"
-        )
+        problem = f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit"
+        raise InputError(f"{problem}; shorten the row, or use predict")
     if bundle.task.pictures:
         x = as_patches(x)
     if bundle.task.alphabet:
         x = to_symbols(x, lengths, bundle.task.alphabet)
     model = build(bundle, readout)
     if model.reader:
-        raise InputError(
-            f"readout {readout}: its input goes through the model's own {model.reader.kind}, which explain does not "
-            "support; fit a readout of features made with --input gaussian or kernels"
-        )
+        problem = f"its input goes through the model's own {model.reader.kind}, which explain does not support"
+        remedy = "fit a readout of features made with --input gaussian or kernels"
+        raise InputError(f"readout {readout}: {problem}; {remedy}")
     rows = explain_rows(model, bundle.task, x, lengths)
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
-    _draw(plot, bundle.task, x, lengths, rows)
-    return Explanation(rows=tuple(rows), plot=plot)
+    unit = "logits" if bundle.task.classes else "the unit of the label"
+    _draw(plot, bundle.task, x, lengths, rows, unit)
+    return Explanation(rows=tuple(rows), unit=unit, plot=plot)
 
 
 @torch.no_grad()
@@ -94,7 +92,7 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
 
 
 @picture
-def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained]) -> None:
+def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
     letters = bool(task.alphabet) and int(lengths.max()) <= MOST_LETTERS
     heights = [0.35 if letters else 1.0, 1.6]
     figure = figure_of(9, 1.1 * sum(heights) * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
@@ -109,7 +107,9 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
                 above.text(place, 0.0, task.alphabet[int(symbol)], ha="center", fontsize=8, color=INK)
         else:
             above.spines[["top", "right"]].set_visible(False)
-            above.plot(values, linewidth=1, drawstyle="steps-mid" if isinstance(task.form, Tokens) else "default")
+            symbols = isinstance(task.form, Tokens)
+            above.plot(values, linewidth=1, drawstyle="steps-mid" if symbols else "default")
+            above.set_ylabel("symbol" if symbols else "input")
         what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
         above.set_title(f"row {number}: {what}, score {row.score:+.2f}", fontsize=10, color=INK)
         signs = np.where(np.array(row.added) >= 0, COLOURS[0], COLOURS[1])
@@ -117,7 +117,9 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
         below.bar(positions, row.added, width=1.0, color=signs)
         below.bar(0, 0, color=COLOURS[0], label="raises the score" if first else None)
         below.bar(0, 0, color=COLOURS[1], label="lowers the score" if first else None)
-        below.step(positions, row.occluded, "k", where="mid", lw=1.2, label="drop if hidden" if first else None)
+        below.step(
+            positions, row.occluded, "k", where="mid", lw=1.2, label="drop if hidden, per position" if first else None
+        )
         below.sharex(above)
-        style(below, "position" if row is rows[-1] else "", "score")
+        style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
     save(figure, path)

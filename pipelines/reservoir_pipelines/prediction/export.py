@@ -64,9 +64,8 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise InputError(
-            "--to onnx needs two packages; run pip install 'reservoir-features[onnx]', or choose --to torch"
-        )
+        problem = "--to onnx needs two packages"
+        raise InputError(f"{problem}; run pip install 'reservoir-features[onnx]', or choose --to torch")
     bundle = open_readout(readout, linear=True)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     if torch.__version__.startswith("2.6."):
@@ -100,10 +99,8 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             continue
         model = load_part(bundle.task, part, "cpu", where, compute)
         if isinstance(model.reader, SoundReader):
-            raise InputError(
-                f"readout {where}: its sounds go through the model's own convolutions one by one, which export "
-                "and explain do not support; fit a readout of features made without --input native"
-            )
+            problem = f"readout {where}: export and explain do not support sounds read by the model's own convolutions"
+            raise InputError(f"{problem}; fit a readout of features made without --input native")
         if model.compute != part.compute:
             notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by rounding")
         branches.append(Branch(model, part.columns))

@@ -28,10 +28,8 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     if not is_run(folder):
         bundle = Bundle.load(path, trust=trust, linear=linear)
         if imported := [part.columns[0] for part in bundle.parts if part.digest and not part.reservoir]:
-            raise InputError(
-                f"readout {path}: it reads {imported[0]}, features that another program computed, which cannot be "
-                "computed for new rows; fit the columns of an extraction instead"
-            )
+            why = "features that another program computed, which cannot be computed for new rows"
+            raise InputError(f"readout {path}: it reads {imported[0]}, {why}; fit the columns of an extraction instead")
         return bundle
     config = RunFolder(folder).model_config
     spec = config["settings"]["spec"]
@@ -71,8 +69,6 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
     model = load_model(task, part.reservoir, device, compute or part.compute)
     check_digest(model, part.digest, f"readout {where}")
     if dict(model.input_digests) != part.input_digests:
-        raise InputError(
-            f"readout {where}: the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed; "
-            "restore them, or fit again"
-        )
+        changed = f"the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed"
+        raise InputError(f"readout {where}: {changed}; restore them, or fit again")
     return model

@@ -22,13 +22,14 @@ class PredictionEvaluator(Iterator[Prediction]):
     """An iterator that compares predictions with the labels in their file; unknown labels count as wrong."""
 
     def __init__(self, predictions: Iterable[Prediction]) -> None:
-        self.rows, self._predictions = 0, iter(predictions)
+        self.rows, self.empty_sets, self._predictions = 0, 0, iter(predictions)
         self._last: Prediction | None = None
         self._truths, self._labels, self._chances = list[Any](), list[Any](), list[float]()
 
     def __next__(self) -> Prediction:
         prediction = next(self._predictions)
         self.rows += 1
+        self.empty_sets += prediction.set == []
         if prediction.truth is not None and prediction.label is not None:
             self._last = prediction
             self._truths += _flat(prediction.truth)

@@ -49,7 +49,8 @@ class Prediction:
     each : bool, default False
         Whether every token, or word, has a label; lists then have the length of the sequence.
     set : list of str or int, optional
-        With ``coverage``, a set of classes that contains the true class with that probability.
+        With ``coverage``, a set of classes that contains the true class with that probability. It is empty if no class
+        has the probability that the true class of most validation rows has.
     interval : list of float, optional
         With ``coverage``, the ends of an interval that contains the true value with that probability.
     """
@@ -91,16 +92,12 @@ def predict(
         raise InputError("--abstain: the readout gives numbers, not classes; remove the flag")
     radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
     if radius is not None:
-        notify(
-            f"coverage {cover.coverage:g} is approximate: it is measured on validation rows, which were also used "
-            "to choose the readout, and perhaps to fit it"
-        )
+        where = "on validation rows, which were also used to choose the readout, and perhaps to fit it"
+        notify(f"coverage {cover.coverage:g} is approximate: it is measured {where}")
     raw, given, ids, y = read_new(file, task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths
-        raise InputError(
-            f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths; add the number "
-            "of real tokens of each row"
-        )
+        problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
+        raise InputError(f"{problem}; add the number of real tokens of each row")
     x, lengths = encode(task, raw, given, str(file))
     counts = lengths if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
@@ -109,7 +106,8 @@ def predict(
     size = len(x) * task.readout_tokens * task.outputs
     if y is not None and (len(y) != len(x) or (counts is None and y.size != size)):
         labels = f"{task.readout_tokens} x {task.outputs} labels for each of {len(x)} rows"
-        raise InputError(f"{file}: y has the shape {y.shape}, but the readout gives {labels}; correct or remove y")
+        given = f"the labels have the shape {y.shape}"
+        raise InputError(f"{file}: {given}, but the readout gives {labels}; correct or remove them")
     _warn(bundle, file, x, lengths, labelled=y is not None)
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):
@@ -161,20 +159,17 @@ class Predictions(Iterator[Prediction]):
         if wrong.any():
             each = np.full(len(x), len(features) // len(x)) if counts is None else counts
             row = start + int(np.searchsorted(each.cumsum(), np.argmax(wrong), "right"))
-            raise InputError(
-                f"{self.file}: the model overflows in row {row}, whose values are too large; correct or remove it"
-            )
+            problem = f"{self.file}: the model overflows in row {row}, whose values are too large"
+            raise InputError(f"{problem}; correct or remove it")
         classes = tuple(map(task.label, range(task.classes)))
         for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
             among = interval = None
-            empty = False
             if self.radius is not None and classes:
                 among = [name for name, chance in zip(classes, probabilities, strict=True) if 1 - chance <= self.radius]
-                empty = self.abstain and len(among) != 1
             elif self.radius is not None:
                 interval = [label - self.radius, label + self.radius]
             yield Prediction(
-                label=None if empty else label,
+                label=None if self.abstain and among is not None and len(among) != 1 else label,
                 probabilities=probabilities,
                 classes=classes,
                 truth=self.truths[start + row],

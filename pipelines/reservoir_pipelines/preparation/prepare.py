@@ -57,10 +57,8 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
             return download_url_to_file(f"{address}/{path.name}", str(path), sha256, progress=sys.stderr.isatty())
         except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: checksum mismatch
             failures.append(f"{address}: {error}")
-    raise InputError(
-        f"{path.name} could not be downloaded ({'; '.join(failures)}); try again, or download it yourself and give "
-        "--data DIR"
-    )
+    problem = f"{path.name} could not be downloaded ({'; '.join(failures)})"
+    raise InputError(f"{problem}; try again, or download it yourself and give --data DIR")
 
 
 VERSION = 4  # version of the file format; part of the folder's name, so that other versions are not read

@@ -158,9 +158,8 @@ class Prepared:
                 stored = path / file["name"]
                 sound = stored.is_file() and stored.stat().st_size == file["bytes"]
                 if not sound or (verify and file_crc32(stored) != file["crc32"]):
-                    raise InputError(
-                        f"{stored}: missing, or its checksum does not match; remove {path} and prepare again"
-                    )
+                    problem = f"{stored}: missing, or its checksum does not match"
+                    raise InputError(f"{problem}; remove {path} and prepare again")
                 files.append((stored, file["rows"]))
             splits[name] = PreparedSplit(name, tuple(files))
         return cls(

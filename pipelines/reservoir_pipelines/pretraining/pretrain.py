@@ -155,10 +155,8 @@ def pretrain(
         if result and has_model(out, source):
             return Pretraining(**{**result, "folder": str(out)})
         if state.step and not options.resume and not result:  # a finished run whose model is missing writes it again
-            raise InputError(
-                f"{out}: this run is at step {state.step:,} of {recipe.steps:,}; pass --resume to continue "
-                "it, or remove the folder to start again"
-            )
+            problem = f"{out}: this run is at step {state.step:,} of {recipe.steps:,}"
+            raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start again")
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
         shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
         try:

@@ -70,9 +70,8 @@ def _part(path: Path, number: int) -> dict[str, Any]:
         if (path / "config.json").is_file() and (path / "run.json").is_file():
             return run_part(path, number)
     except (KeyError, TypeError) as error:  # undamaged files whose fields have older names
-        raise InputError(
-            f"{path}: another version of reservoir wrote this folder ({error}); repeat the command that wrote it"
-        ) from error
+        problem = f"{path}: another version of reservoir wrote this folder ({error})"
+        raise InputError(f"{problem}; repeat the command that wrote it") from error
     raise InputError(f"{path}: not a folder with results of reproduce, fit or train; name such a folder")
 
 

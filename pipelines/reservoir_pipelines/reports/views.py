@@ -37,6 +37,7 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
         **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
         "test_rows": evaluation.get("rows"),
+        **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
         "layers": found.get("layers", {}),
         "curve": found["curve"],
         "baselines": {baseline["name"]: baseline["test_score"] for baseline in found["baselines"]},
@@ -105,7 +106,8 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
     shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
-    return {"id": f"p{number}", "name": f"Fit: {entry.parent.name}, {entry.name}", "facts": facts, **shown}
+    label = f", label {found['label']}" if found.get("label") else ""
+    return {"id": f"p{number}", "name": f"Fit: {entry.parent.name}{label}, {entry.name}", "facts": facts, **shown}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -134,7 +136,8 @@ def facts_of(stage: str, values: Values) -> Facts:
 def _fit_facts(values: Values, metric: str) -> Facts:
     facts: Facts = []
     if interval := values.get("test_interval"):
-        facts.append(("95% interval", " to ".join(score_text(end, metric) for end in interval)))
+        over = f" over {values['test_groups']} groups" if values.get("test_groups") else ""
+        facts.append((f"95% interval{over}", " to ".join(score_text(end, metric) for end in interval)))
     facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
     if layers := values.get("layers"):
         listed = ", ".join(f"{name} {score_text(score, metric)}" for name, score in layers.items())

@@ -231,9 +231,8 @@ class _Builder:
         """
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
-            raise InputError(
-                f"{self.where}: row {row['name']!r} has {len(published)} published numbers; give one for each column"
-            )
+            problem = f"{self.where}: row {row['name']!r} has {len(published)} published numbers"
+            raise InputError(f"{problem}; give one for each column")
         for number, column in zip(published, columns, strict=True):
             name = column["name"]
             measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")

@@ -97,9 +97,8 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
     tensors = read_tensors(checkpoint, TRAINED)
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
-        raise InputError(
-            f"{checkpoint / TRAINED}: its tensors differ from the parameters that this run trains; train again"
-        )
+        problem = f"{checkpoint / TRAINED}: its tensors differ from the parameters that this run trains"
+        raise InputError(f"{problem}; train again")
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(tensors[name])
@@ -181,10 +180,8 @@ class RunFolder:
             why = type(error).__name__
             raise InputError(f"{self.path}: not the folder of a run of reservoir train ({why}); name one") from error
         if config["format"] != FORMAT:
-            raise InputError(
-                f"{self.path}: the run has format {config['format']}, but this program reads format {FORMAT}; "
-                "install the version of reservoir-features that made it, or train again"
-            )
+            problem = f"{self.path}: the run has format {config['format']}, but this program reads format {FORMAT}"
+            raise InputError(f"{problem}; install the version of reservoir-features that made it, or train again")
         return config
 
     @property
@@ -196,9 +193,8 @@ class RunFolder:
     def best(self) -> Path:
         """The checkpoint with the best validation score."""
         if not (state := self.state).step:
-            raise InputError(
-                f"{self.path}: the run has no checkpoint yet; continue it with reservoir train ... --resume"
-            )
+            problem = f"{self.path}: the run has no checkpoint yet"
+            raise InputError(f"{problem}; continue it with reservoir train ... --resume")
         return self.path / CHECKPOINTS / f"step-{state.best_step:08d}"
 
     @property
@@ -299,9 +295,8 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(
-                    f"{self.path}: another process is training this run; wait for it, or stop it"
-                ) from None
+                problem = f"{self.path}: another process is training this run"
+                raise InputError(f"{problem}; wait for it, or stop it") from None
             yield
 
 
@@ -348,9 +343,8 @@ def load_trainable(
 ) -> tuple[LoadedModel, tuple[str, ...]]:
     """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32."""
     if task.each:
-        raise InputError(
-            f"task {task.name!r}: every token has a label, which train does not support; use extract and fit"
-        )
+        problem = f"task {task.name!r}: every token has a label, which train does not support"
+        raise InputError(f"{problem}; use extract and fit")
     dtype = choose_compute(compute, choose_device(device))
     model = load_model(task, settings, device, "float32", output_init)
     backbone = model.fpt.backbone
@@ -378,10 +372,8 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 def check_digest(model: LoadedModel, digest: str, where: str) -> None:
     """Raise `InputError` unless the frozen weights have the digest that a fit or training recorded."""
     if model.digest != digest:
-        raise InputError(
-            f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training; "
-            "restore them, or fit or train again"
-        )
+        problem = f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training"
+        raise InputError(f"{problem}; restore them, or fit or train again")
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

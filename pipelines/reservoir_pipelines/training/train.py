@@ -209,10 +209,8 @@ def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *,
         if diverged_before and options.on_divergence == "report" and not options.resume:
             return result
     if state.step and not options.resume:
-        raise InputError(
-            f"{run.path}: this run is at step {state.step:,} of {last:,}; pass --resume to continue it, or remove the "
-            "folder to start over"
-        )
+        problem = f"{run.path}: this run is at step {state.step:,} of {last:,}"
+        raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start over")
     return None
 
 
@@ -303,10 +301,11 @@ def _result(
         y, predicted = rows.test.y, found.predicted
         if targets:
             y, predicted = (targets.restore(array.reshape(y.shape)).reshape(len(y), -1) for array in (y, predicted))
-            evaluation = evaluate_values(y, predicted)
+            evaluation = evaluate_values(y, predicted, groups=rows.test.groups)
         else:
             names = [str(task.label(number)) for number in range(task.classes)]
-            evaluation = evaluate_classes(y.reshape(len(y), -1), predicted.astype(int), names, found.margins)
+            y, guess, groups = y.reshape(len(y), -1), predicted.astype(int), rows.test.groups
+            evaluation = evaluate_classes(y, guess, names, found.margins, groups=groups)
             evaluation = evaluation.with_baseline(task.floor, kept)
     floor = max(baseline(rows.valid.y, task.classes), task.floor or 0.0)
     scores = [(line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None]

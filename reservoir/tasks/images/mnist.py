@@ -106,9 +106,8 @@ class Mnist(Source):
         image_path, label_path = self._pair(piece.part)
         images, labels = read_idx(image_path, (28, 28)), read_idx(label_path)
         if len(images) != len(labels):
-            raise InputError(
-                f"{image_path} has {len(images)} images and {label_path} {len(labels)} labels; use a matching pair"
-            )
+            problem = f"{image_path} has {len(images)} images and {label_path} {len(labels)} labels"
+            raise InputError(f"{problem}; use a matching pair")
         if labels.size and labels.max() > 9:
             row = int(np.argmax(labels > 9))
             raise InputError(f"{label_path}, row {row}: label {labels[row]} is not in 0..9; fetch the file again")

@@ -23,6 +23,7 @@ class Arrays:
     """Named arrays with one row per sequence, and notes on how they were read."""
 
     piece_rows = 2**62  # rows that `sequences` reads at a time, in subclasses whose x is not in memory
+    label = "y"  # name of the labels in messages
     letters = False  # whether x holds the code points of texts
     unused_options: tuple[str, ...] = ("rate",)  # options that do not apply to such data
 

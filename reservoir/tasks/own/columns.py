@@ -38,6 +38,7 @@ FILES = {
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
 
+OR_FILL = ", or pass --missing interpolate or mask"  # remedy for missing values while data is extracted
 MOST_SHOWN = 8
 PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
 
@@ -341,8 +342,13 @@ def as_sequence(cell: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "uifb" and array.ndim in {1, 2} and array.size else None
 
 
-def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Return columns of single numbers as floats (rows, columns), 0 after ``lengths``; with ``fill``, NaN if empty."""
+def values_of(
+    table: Table, names: Sequence[str], *, fill: bool, new: bool, lengths: np.ndarray | None = None
+) -> np.ndarray:
+    """Return columns of single numbers as floats (rows, columns), 0 after ``lengths``; with ``fill``, NaN if empty.
+
+    Messages about ``new`` rows, which a saved readout reads, name no flags of `extract`.
+    """
     import pandas as pd
 
     columns = []
@@ -361,10 +367,11 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
             row = int(np.argmax(wrong))
             others = [name] if is_sequences(column) else [other for other in names if is_text(table.frame[other])]
             text = max(others, key=lambda other: table.frame[other].astype(str).str.len().sum(), default=name)
-            # Recordings and new rows, which are read without --skip-bad-rows, take no --text either.
+            # Recordings, which are read without --skip-bad-rows, take no --text either.
             or_else = "" if table.bad.skip is None else f", or pass --text {quote(text)} if the texts are the data"
+            remedy = "write numbers there" if new else f"leave the column out with --drop {quote(name)}{or_else}"
             problem = f"{table.path}, {table.bad.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}"
-            raise InputError(f"{problem}; leave the column out with --drop {quote(name)}{or_else}")
+            raise InputError(f"{problem}; {remedy}")
         for row in np.flatnonzero(wrong):
             table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}", "fix the cell")
         columns.append(numbers.to_numpy(np.float64))
@@ -375,8 +382,7 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
     for row in np.flatnonzero(wrong.any(axis=1)):
         place = int(np.argmax(wrong[row]))
         if np.isnan(x[row, place]):
-            reason = f"an empty cell in column {names[place]!r}"
-            table.bad.add(row, reason, "fill it, or pass --missing interpolate or mask")
+            table.bad.add(row, f"an empty cell in column {names[place]!r}", "fill it" + ("" if new else OR_FILL))
         else:
             table.bad.add(row, f"column {names[place]!r} is {x[row, place]}", "fix the cell")
     return x

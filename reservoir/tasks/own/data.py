@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
-from reservoir.tasks.own.columns import named_kind
+from reservoir.tasks.own.columns import OR_FILL, named_kind
 from reservoir.tasks.own.files import SUFFIXES, open_arrays, source_files
 from reservoir.tasks.own.folders import media_files
 from reservoir.tasks.own.hub import is_hub
@@ -206,8 +206,8 @@ class OwnData(Source):
 
     @cached_property
     def _labels(self) -> Labels:
-        y, asked = np.asarray(self._column("y")), self.asked
-        return encode_labels(self.origin, y, self._units, regression=asked.regression, classes=asked.classes)
+        y = np.asarray(self._column("y"))
+        return encode_labels(self.origin, y, self.asked, self._units, self._columns.label)
 
     @cached_property
     def _split(self) -> np.ndarray:
@@ -251,7 +251,7 @@ class OwnData(Source):
         return self._columns.read(name, 0, self._shape[0]) if name in self._columns.shapes else None
 
     def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
-        return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo)
+        return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
 
 
 # ---- new sequences

@@ -192,5 +192,5 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     others = {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
     others.setdefault("ids", np.array([str(file.relative_to(path.parent)) for file in files]))
     found = media_arrays(files, others, arrays.notes, bad, asked, known)
-    found.chosen = arrays.chosen | found.chosen
+    found.chosen, found.label = arrays.chosen | found.chosen, arrays.label
     return found

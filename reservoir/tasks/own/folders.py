@@ -150,7 +150,7 @@ def media_arrays(
         found = Sounds(files, arrays, bad, asked.rate, waveform=asked.waveform)
     else:
         found = _recordings(files, arrays, bad, asked, list((known or {}).get("columns", ())))
-    found.notes = [*notes, *bad.notes(), *found.notes]
+    found.notes, found.label = [*notes, *bad.notes(), *found.notes], asked.label or "the label"
     return found
 
 
@@ -158,6 +158,7 @@ def _recordings(
     files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, asked: OwnDataOptions, names: list[str]
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
+    new = bool(names)  # a readout was fitted to columns of these names
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
@@ -172,7 +173,7 @@ def _recordings(
             raise InputError(f"{file}: no column {missing[0]!r} among {list(frame)}, unlike the first file; add it")
         if not columns or not len(frame):
             raise InputError(f"{file}: no values; give a column per channel and a row per step")
-        values = values_of(table, columns, fill=asked.missing != "refuse")
+        values = values_of(table, columns, fill=asked.missing != "refuse", new=new)
         table.bad.kept()
         names = columns
         return values

@@ -33,8 +33,8 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     for role, name in {"text": text, "label": label, "id": asked.id or "", "group": asked.group or ""}.items():
         everywhere = all(name in part.features for part in parts.values())
         if name and not everywhere and (labelled or role == "text"):
-            near = nearest(name, columns)
-            raise InputError(f"{origin}: not every split has the column {name!r}; pass --{role} NAME{near}")
+            remedy = f"pass --{role} NAME{nearest(name, columns)}" if labelled else "add it"
+            raise InputError(f"{origin}: not every split has the column {name!r}; {remedy}")
         if name and everywhere:
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
     if len(parts) > 1 and labelled:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.tables import EMPTY
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
@@ -100,28 +101,29 @@ class Labels:
 
 
 def encode_labels(
-    where: str, y: np.ndarray, units: np.ndarray | None = None, *, regression: bool = False, classes: bool = False
+    where: str, y: np.ndarray, asked: OwnDataOptions, units: np.ndarray | None = None, label: str = "y"
 ) -> Labels:
     """Return labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with classes numbered in sorted order.
 
-    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless
-    ``regression`` or ``classes`` is true. ``units`` (rows,) is the number of labels of each row, if it has several.
+    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless ``asked``
+    does. ``units`` (rows,) is the number of labels of each row, if it has several. Messages call them ``label``.
     """
     if y.dtype.kind not in "biufUS":
-        raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
+        problem = f"{where}: {label} holds {y.dtype} values"
+        raise InputError(f"{problem}; give integers or strings for classes, floats for targets")
     if not 1 <= y.ndim <= 3 or not y.size:
-        raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
+        raise InputError(f"{where}: {label} has the shape {y.shape}; give (rows,) or (rows, outputs)")
     if units is not None:
         present = np.arange(y.shape[1]) < units[:, None]
-        labels = encode_labels(where, y[present], regression=regression, classes=classes)
+        labels = encode_labels(where, y[present], asked, None, label)
         full = np.full((*present.shape, labels.y.shape[2]), MISSING if labels.classes else np.nan, labels.y.dtype)
         full[present] = labels.y[:, 0]
         return replace(labels, y=full)
-    y, note = _read_as(where, y, regression, classes)
+    y, note = _read_as(where, y, asked, label)
     notes = (note,) if note else ()
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
-        return Labels(_single(where, shaped), 0, (), notes)
+        return Labels(_single(where, shaped, label), 0, (), notes)
     found, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
@@ -131,60 +133,61 @@ def encode_labels(
         problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
         raise InputError(f"{problem}; name the column of the labels with --label")
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
-    return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts))
+    return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts, label))
 
 
-def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
+def _odd_classes(names: Sequence[Any], counts: np.ndarray, label: str) -> tuple[str, ...]:
     """Return notes on classes that look like missing labels, have one row, or differ only in capitals."""
     odd = [name for name in names if str(name).strip().lower() in EMPTY]
-    notes = [f"y has a class {name!r}; remove these rows if it stands for a missing label" for name in odd]
+    notes = [f"{label} has a class {name!r}; remove these rows if it stands for a missing label" for name in odd]
     if lone := [str(name) for name, count in zip(names, counts, strict=True) if count == 1]:
         problem = "classes of a single row, which cannot be both learnt and tested"
         notes.append(f"{problem} ({len(lone)}): {', '.join(lone[:5])}")
     first = {str(name).lower(): name for name in reversed(names)}
     for one, name in ((first[str(name).lower()], name) for name in names):
         if one != name:
-            notes.append(f"y has the classes {one!r} and {name!r}; spell them the same if they are one class")
+            notes.append(f"{label} has the classes {one!r} and {name!r}; spell them the same if they are one class")
     return tuple(notes)
 
 
-def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, str]:
+def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
     """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
-    if regression and y.dtype.kind in "US":
-        raise InputError(f"{where}: y holds texts such as {str(y.flat[0])!r}; leave out --regression")
-    if regression:
+    if asked.regression and y.dtype.kind in "US":
+        raise InputError(f"{where}: {label} holds texts such as {str(y.flat[0])!r}; leave out --regression")
+    if asked.regression:
         return y.astype(np.float64), ""
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
-    if classes and not whole:
-        raise InputError(f"{where}: y holds numbers that are not whole; leave out --classes")
-    if classes or y.dtype.kind not in "iuf" or not whole:
-        return y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ""
+    if asked.classes and not whole:
+        raise InputError(f"{where}: {label} holds numbers that are not whole; leave out --classes")
+    if asked.classes or y.dtype.kind not in "iuf" or not whole:
+        return y.astype(np.int64) if y.dtype.kind == "f" and asked.classes else y, ""
     if y.dtype.kind == "f":
-        return y, "y holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
+        return y, f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
     reading = read_labels(y)
     if not reading.names:
-        return y.astype(np.float64), f"y read as targets of a regression ({reading.why}); pass --classes for classes"
+        note = f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
+        return y.astype(np.float64), note
     numbers = np.unique(y)
     plain = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
-    return y, "" if plain else f"y read as classes ({reading.why}); pass --regression for targets"
+    return y, "" if plain else f"{label} read as classes ({reading.why}); pass --regression for targets"
 
 
-def _single(where: str, y: np.ndarray) -> np.ndarray:
+def _single(where: str, y: np.ndarray, label: str) -> np.ndarray:
     """Return targets, (rows, readout_tokens, outputs), as float32; refuse infinite ones and large rounding errors."""
     if not np.isfinite(y).all():
         row = int(np.argwhere(~np.isfinite(y))[0, 0])
-        raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
+        raise InputError(f"{where}: {label} is not finite in row {row}; remove the row or give its target")
     with np.errstate(over="ignore"):
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
         row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
-        raise InputError(f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; rescale y")
+        raise InputError(f"{where}: {label} is {y[row, token, output]} in row {row}, too large for float32; rescale it")
     for output in range(y.shape[2]):
         values = y[:, :, output].astype(np.float64)
         rounding = np.abs(values - stored[:, :, output]).max()
         if np.ptp(values) and rounding > MOST_ROUNDING * values.std():
             spread = f"(standard deviation {values.std():.3g}, rounding {rounding:.3g})"
-            problem = f"{where}: y varies too little for float32 around its mean in output {output} {spread}"
+            problem = f"{where}: {label} varies too little for float32 around its mean in output {output} {spread}"
             raise InputError(f"{problem}; subtract an offset from it, such as {values.mean():.6g}")
     return stored
 

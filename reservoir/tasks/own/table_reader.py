@@ -12,6 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays, padded
 from reservoir.tasks.own.columns import (
+    OR_FILL,
     SEQUENCES,
     TIMES,
     as_numbers,
@@ -53,7 +54,7 @@ class TableReader:
 
     def arrays_of_table(self) -> Arrays:
         """Return the arrays of a table in any of the three forms."""
-        table, name = self.table, self.roles.id
+        table, name, labels = self.table, self.roles.id, listed(self.roles.labels)
         ids = [str(cell) for cell in table.frame.pop(name)] if name else []
         repeats = len(set(ids)) < len(ids)
         if self.known.get("long") and self.asked.id and not name:  # all lines would be read as one sequence
@@ -69,7 +70,7 @@ class TableReader:
             if self.texts is not None:
                 self.texts = [text for text, good in zip(self.texts, kept, strict=True) if good]
         arrays = Arrays(self.arrays) if self.texts is None else Texts(str(table.path), self.texts, self.arrays)
-        arrays.notes, arrays.chosen = [*self.notes, *table.bad.notes()], self.chosen
+        arrays.notes, arrays.chosen, arrays.label = [*self.notes, *table.bad.notes()], self.chosen, labels
         return arrays
 
     def _labels_and_groups(self) -> None:
@@ -174,8 +175,8 @@ class TableReader:
             else:
                 found[row] = array
                 if not self.fill and array.dtype.kind == "f" and np.isnan(array).any():
-                    reason = f"a missing value in column {whole!r}"
-                    bad.add(row, reason, "fill it, or pass --missing interpolate or mask")
+                    reason, remedy = f"a missing value in column {whole!r}", "fill it" + OR_FILL * self.labelled
+                    bad.add(row, reason, remedy)
         kept = np.flatnonzero(bad.kept())
         x, lengths = padded(str(self.table.path), [found[row] for row in kept.tolist()])
         for name, array in {"x": x, "lengths": lengths}.items():
@@ -196,7 +197,7 @@ class TableReader:
             self.chosen["early"] = True
         if self.labelled and not all(name[-1:].isdigit() for name in names):
             self.notes.append(f"{len(names)} values per row: {listed(names)}")
-        self.arrays["x"] = values_of(self.table, names, fill=self.fill, lengths=lengths)
+        self.arrays["x"] = values_of(self.table, names, fill=self.fill, new=not self.labelled, lengths=lengths)
         self.arrays["lengths"] = lengths
 
     def _choose_values(self) -> None:
@@ -233,7 +234,7 @@ class TableReader:
         self.chosen["long"] = True
         self._choose_values()
         names = list(table.frame)
-        tokens = values_of(table, names, fill=self.fill)
+        tokens = values_of(table, names, fill=self.fill, new=not self.labelled)
         member, series = pd.factorize(np.array(ids))
         for row in np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated()).tolist():
             table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
@@ -244,7 +245,8 @@ class TableReader:
                 row, what = int(np.argmax(unlike)), "label" if array == "y" else array
                 start = f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this"
                 flags = f"--group {quote(name)} or --drop {quote(name)} if each row is a whole sequence"
-                raise InputError(f"{start} {name!r}; pass {flags}, or use an .npz file to label steps")
+                remedy = f"pass {flags}, or use an .npz file to label steps"
+                raise InputError(f"{start} {name!r}; {remedy if self.labelled else 'make them equal'}")
         # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
@@ -264,9 +266,8 @@ class TableReader:
         if found is None:
             first = next(iter(filled(column)), "")
             start = f"{self.table.path}, column {name!r}: times like {str(first)[:40]!r} cannot be sorted; write dates"
-            raise InputError(
-                f"{start} as 2024-12-31, or numbers, or pass --drop {quote(name)} if the rows are in order"
-            )
+            or_drop = f", or pass --drop {quote(name)} if the rows are in order" if self.labelled else ""
+            raise InputError(f"{start} as 2024-12-31, or numbers{or_drop}")
         return found
 
 

@@ -13,11 +13,14 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 MOST_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of the range of its channel
 
 
-def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
+def as_values(
+    where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0, or_fill: str = ""
+) -> np.ndarray:
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
     ``missing`` is the treatment of NaN: ``refuse`` raises an error, and ``interpolate`` interpolates linearly in time.
     ``mask`` keeps NaN, which scaling turns into 0, and adds for each channel one that is 1 where a value is missing.
+    ``or_fill`` ends the remedies for a missing value.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
@@ -34,7 +37,7 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
-        fill = ", or pass --missing interpolate or mask" if np.isnan(value) else ""
+        fill = or_fill if np.isnan(value) else ""
         problem = f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}"
         raise InputError(f"{problem}; repair or remove the row, or end it before this token with lengths{fill}")
     if missing != "mask":
