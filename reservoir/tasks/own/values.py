@@ -6,6 +6,7 @@ from itertools import chain
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.tasks.own.tables import OR_FILL
 from reservoir.tasks.own.texts import codes_of
 from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
@@ -34,7 +35,7 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
-        fill = ", or pass --missing interpolate or mask" if np.isnan(value) else ""
+        fill = OR_FILL if np.isnan(value) else ""
         problem = f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}"
         raise InputError(f"{problem}; repair or remove the row, or end it before this token with lengths{fill}")
     if missing != "mask":
