@@ -43,7 +43,7 @@ class OwnDataOptions(Options, panel="Data"):
 
     label: str | None = option(None, "Column of the labels. For FASTA: regular expression for the label in the header.")
     labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records, joined by name.")
-    id: str | None = option(None, "Column of row names; in long form, of sequence names.")
+    id: str | None = option(None, "Column of row names; in long form, of sequence names (or several: a,b).")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")

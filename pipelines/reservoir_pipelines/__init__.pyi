@@ -157,7 +157,7 @@ def attention(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -395,7 +395,7 @@ def extract(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -587,7 +587,7 @@ def import_features(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -742,7 +742,7 @@ def plan(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -895,7 +895,7 @@ def prepare(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1136,7 +1136,7 @@ def reproduce(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1301,7 +1301,7 @@ def train(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1462,7 +1462,7 @@ def tune(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
-        Column of row names; in long form, of sequence names.
+        Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional

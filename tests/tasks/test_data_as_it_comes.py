@@ -44,7 +44,8 @@ def test_all_bad_rows_are_counted_and_five_named_with_their_lines(tmp_path):
     message = str(refused.value)
     assert "8 rows cannot be read: line 5: 'ERR' is not a number in column 'v0'; line 7: 4 cells under 3" in message
     assert "line 9: an empty cell in column 'v0'; line 11: no label in column 'label'; line 13: column 'v0'" in message
-    assert "; and 3 more; fix these rows, or pass --skip-bad-rows" in message and "\n" not in message
+    or_fill = "or pass --missing interpolate or mask for empty cells"
+    assert f"; and 3 more; fix these rows, {or_fill}, or pass --skip-bad-rows" in message and "\n" not in message
 
 
 def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
@@ -116,9 +117,9 @@ def recordings(folder, suffix=".csv", rows=20):
         x = RNG.normal(size=(n % 5 + 3, 2)).round(3) + 5 * (n % 2)
         lines = ["time,u,v", *(f"{t},{a},{b}" for t, (a, b) in enumerate(x))]
         between = "\t" if suffix == ".tsv" else ","
-        (folder / f"run{n:02d}{suffix}").write_text("\n".join(lines).replace(",", between))
-        values[f"run{n:02d}"] = x
-    labels = [f"m{n // 4},run{n:02d},{KIND[n % 2]}" for n in range(rows)]
+        (folder / f"{n:03d}{suffix}").write_text("\n".join(lines).replace(",", between))
+        values[f"{n:03d}"] = x
+    labels = [f"m{n // 4},{n:03d},{KIND[n % 2]}" for n in range(rows)]
     (folder / "labels.csv").write_text("\n".join(["machine,run,class", *labels]))
     return values
 
@@ -126,7 +127,10 @@ def recordings(folder, suffix=".csv", rows=20):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
 def test_a_folder_of_recordings_with_a_table_of_labels(tmp_path, suffix):
     values = recordings(tmp_path / "runs", suffix)
+    path = tmp_path / "runs" / "labels.csv"
+    path.write_text(path.read_text().replace(",00", ",.\\00") + "\nm9,099,")  # as on Windows; 099 has no file
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", group="machine")
+    assert "without a file or record are left out (1): 099" in source.notes()[0]
     assert source.task.form == Vectors(2) and source.task.labels == ("a", "b") and len(source.files()) == 21
     assert source.task.parameters["columns"] == ["u", "v"] and source.task.parameters["labels"] == "labels.csv"
     rows, labels = stored(source)
@@ -141,46 +145,45 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
     values = recordings(tmp_path / "runs")
     task = task_named(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task
     (tmp_path / "new").mkdir()
-    (tmp_path / "runs" / "run03.csv").rename(tmp_path / "new" / "late.csv")
+    (tmp_path / "runs" / "003.csv").rename(tmp_path / "new" / "late.csv")
     for path, name in ((tmp_path / "new", "late.csv"), (tmp_path / "new" / "late.csv", "late.csv")):
         x, lengths, ids, y = read_new(path, task)
         assert ids == [name] and y is None and lengths is not None and lengths.tolist() == [6]
-        assert np.array_equal(x[0], values["run03"])
-
-
-def test_names_of_recordings_keep_their_leading_zeros(tmp_path):
-    (tmp_path / "runs").mkdir()
-    for n in range(20):
-        table(tmp_path / "runs" / f"{n:03d}.csv", RNG.normal(size=(6, 2)), "u,v")
-    table(tmp_path / "labels.csv", [[f"{n:03d}", n % 2] for n in range(20)], "run,class")
-    assert task_named(str(tmp_path / "runs"), labels=str(tmp_path / "labels.csv")).task.classes == 2
+        assert np.array_equal(x[0], values["003"])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("run07", "run99"), r"labels.csv: no row for 'run07.csv' in column 'run'"),
-        (lambda text: text.replace("run07", "run08"), "no row for 'run07.csv'"),
-        (lambda text: f"{text}\nm1,run07,b\nm1,run07,a", "line 23: 'run07' has another label in line 9; keep one of"),
+        (lambda text: text.replace("007", "099"), r"labels.csv: no row for '007.csv' in column 'run'"),
+        (lambda text: text.replace("007", "008"), "no row for '007.csv'"),
+        (lambda text: f"{text}\nm1,007,b\nm1,007,a", "line 23: '007.csv' has another label in line 9; keep one of"),
         (lambda text: text.replace("class", "severity").replace("machine", "place"), "no column of labels among"),
-        (lambda text: text.replace("m1,run07,b", "m1,run07,"), "line 9: no label in column 'class'"),
+        (lambda text: text.replace("m1,007,b", "m1,007,"), "line 9: no label in column 'class'"),
+        (lambda text: text, "line 9: '007' in column 'run' may mean '007.csv' or '007.tsv'; write a row with"),
+        (lambda text: f"{text}\nm1,007.csv,b", "line 9: '007' in column 'run' may mean '007.csv' or '007.tsv'"),
     ],
 )
 def test_a_table_of_labels_that_does_not_fit_is_one_line(tmp_path, change, message):
     recordings(tmp_path / "runs")
     path = tmp_path / "runs" / "labels.csv"
     path.write_text(change(path.read_text()))
+    if "007.tsv" in message:
+        (tmp_path / "runs" / "007.tsv").write_text("time\tu\tv\n0\t1\t2\n")
     with pytest.raises(InputError, match=message):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
 
 
 def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     recordings(tmp_path / "runs")
-    table(tmp_path / "runs" / "run04.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
-    with pytest.raises(InputError, match=r"run04\.csv: line 2: 'ERR' .* column 'u'; fix the cell, or pass"):
+    path = tmp_path / "runs" / "labels.csv"
+    table(tmp_path / "runs" / "004.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
+    with pytest.raises(InputError, match=r"004\.csv: line 2: 'ERR' .* column 'u'; fix the cell, or pass"):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
+    path.write_text(path.read_text().replace("005,b", "005,"))
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
-    assert len(stored(source)[0]) == 19
+    assert len(stored(source)[0]) == 18
+    assert any("file 005.csv: labels.csv, line 7: no label in column 'class'" in note for note in source.notes())
 
 
 def fasta(path, header):
@@ -212,6 +215,7 @@ def test_a_column_of_existing_paths_is_read_as_files(tmp_path):
     for n in range(20):
         table(tmp_path / "runs" / f"{n}.csv", RNG.normal(size=(6, 2)), "u,v")
     rows = [[f"runs/{n}.csv", f"note {n}", KIND[n % 2]] for n in range(20)]
+    rows[3][0] = "runs\\3.csv"  # as on Windows
     path = table(tmp_path / "t.csv", rows, "recording,comment,label")
     source = task_named(path)
     assert source.task.form == Vectors(2) and source.task.max_tokens == 6 and len(source.files()) == 21

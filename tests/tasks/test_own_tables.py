@@ -55,10 +55,11 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])
 def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     sequences = [RNG.normal(size=(int(n), 2)).round(3) for n in RNG.integers(2, 6, 20)]
-    steps = [(i, t, values) for i, sequence in enumerate(sequences) for t, values in enumerate(sequence)]
+    steps = [(i, t / 4, values) for i, sequence in enumerate(sequences) for t, values in enumerate(sequence)]
     rows = [(f"s{i}", t, *values, "ab"[i % 2]) for i, t, values in steps]
     shuffled = [rows[place] for place in RNG.permutation(len(rows))]
     text = wide(dict(zip(("case", "t", "u", "v", "label"), zip(*shuffled, strict=True), strict=True)))
+    text = text if asked else text.replace(",", "\t").replace(".", ",")
     source = source_of(tmp_path / "long.csv", text, **asked)
     assert source.task.form == Vectors(2) and source.task.classes == 2
     assert source.task.parameters["id"] == "case" and source.task.parameters["time"] == "t"
@@ -266,6 +267,15 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first)
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
 
+def test_an_id_may_have_several_columns(tmp_path):
+    path = write(tmp_path / "t.csv", {"machine": SERIES // 4, "cycle": SERIES % 4, **LONG})
+    task, rows, notes = stored(path, id="machine,cycle", group="machine")
+    assert len(rows) == ROWS and task.parameters["columns"] == ["u"] and "10 groups" in notes
+    assert read_new(path, task)[2][:5] == ["0,0", "0,1", "0,2", "0,3", "1,0"]
+    with pytest.raises(InputError, match="no column 'cycles' "):
+        stored(path, id="machine,cycles")
+
+
 def test_an_id_that_repeats_is_asked_for(tmp_path):
     path = write(tmp_path / "t.csv", {"patient_id": np.arange(ROWS) // 4, **WIDE, "label": LABEL})
     with pytest.raises(InputError, match="pass --id patient_id if all rows of an id are one sequence, --group"):
@@ -378,11 +388,12 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
 def test_other_separators_and_decimal_commas(tmp_path, name, between):
     columns = {**WIDE, "y": RNG.normal(size=ROWS).round(3)}
-    if between == ";":
+    if between != ",":
         columns = {name: [str(value).replace(".", ",") for value in cells] for name, cells in columns.items()}
     task, rows, _ = stored(write(tmp_path / name, columns, between))
-    assert task.classes == 0
-    assert rows == in_any_order(VALUES)
+    assert task.classes == 0 and rows == in_any_order(VALUES)
+    with pytest.raises(InputError, match="'1,234' is not a number in column 'u'"):  # it may be a thousand
+        stored(write(tmp_path / "t.tsv", {"u": ["1,234"] * ROWS, "label": LABEL}, "\t"))
 
 
 @pytest.mark.parametrize(
@@ -393,6 +404,7 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
         ({"id": ["a", "a", "b"], "t": [1, 1, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 3: 'a' has two rows at t 1"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "earlier rows ... --group id"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "line 3: an empty cell"),
+        ({"id": ["a", "a", ""], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: an empty cell in column"),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a' ... --missing interpolate"),
         ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),

@@ -11,12 +11,9 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 
 NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
-MOST_EXPANSION = 200
-"""Largest expansion of stored bytes that is accepted; random bits stored as float64 expand 60 times."""
-
+MOST_EXPANSION = 200  # largest factor of stored bytes that is accepted; random bits stored as float64 expand 60 times
 FREE_BYTES = 2**27  # arrays up to this size may be compressed by any factor: rows of zeros are harmless
-MOST_HEADER = 10_000
-"""Largest header of an array in bytes; plain arrays need about a hundred, and NumPy parses long headers slowly."""
+MOST_HEADER = 10_000  # bytes; headers of plain arrays need about a hundred, and NumPy parses long headers slowly
 
 
 class Arrays:

@@ -13,7 +13,7 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.labels import FEW_CLASSES, read_labels
-from reservoir.tasks.own.tables import EMPTY, SUFFIXES, Table, read_table
+from reservoir.tasks.own.tables import EMPTY, MOST_TEXT, OR_FILL, SUFFIXES, Table, read_table
 
 USUAL_LABELS = (
     "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
@@ -27,9 +27,7 @@ NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
 FEWEST_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
-MOST_TEXT = 0.5
-"""Largest share of filled cells that are not numbers in a column of values; with more, it is a column of text."""
-MOST_ODD = 0.05  # the same share in a column of targets, without --regression
+MOST_ODD = 0.05  # largest share of labels that are not numbers in a column of targets, without --regression
 
 FILES = {
     "pictures": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
@@ -38,7 +36,6 @@ FILES = {
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
 
-OR_FILL = ", or pass --missing interpolate or mask"  # remedy for missing values while data is extracted
 MOST_SHOWN = 8
 PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
 
@@ -58,7 +55,7 @@ class Roles:
 
 def text_columns(asked: OwnDataOptions) -> list[str]:
     """Return the names of columns whose cells are read as text, even if they look like numbers."""
-    named = (asked.label, asked.id, asked.group, asked.text)
+    named = (asked.label, asked.id, *separated(asked.id), asked.group, asked.text)
     return [*filter(None, named), *USUAL_LABELS, *SEQUENCES, *IDS, "groups", "split", *(f"y{n}" for n in range(10))]
 
 
@@ -73,7 +70,9 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         return name if name in table.frame else ""
 
     roles = Roles()
-    for name in filter(None, map(str.strip, str(asked.drop or "").split(","))):
+    if asked.id:
+        _join_ids(table, asked)
+    for name in separated(asked.drop):
         if name in table.frame:
             table.frame.pop(name)
         elif known is None:
@@ -101,6 +100,20 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         _choose_only_other_column(table, roles, asked.time)
     roles.time = named("time")
     return roles
+
+
+def separated(names: object) -> list[str]:
+    """Return the names of columns that an option gives, separated by commas."""
+    return [name for name in map(str.strip, str(names or "").split(",")) if name]
+
+
+def _join_ids(table: Table, asked: OwnDataOptions) -> None:
+    """Replace the columns of an id of several, such as ``machine,cycle``, by one, which has the name of the flag."""
+    frame, names = table.frame, separated(asked.id)
+    if asked.id not in frame and all(name in frame for name in names):
+        texts = [frame[name].astype(str).where(frame[name].notna()) for name in names]
+        frame[asked.id] = texts[0].str.cat(texts[1:], sep=",")
+        table.frame = frame.drop(columns=[*({*names} - {asked.label, asked.group, "groups"})])
 
 
 def _unique_id(table: Table, names: list[str]) -> str:
@@ -199,6 +212,7 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
 def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
     """Refuse a table without a column that the flag ``role`` names, or that a readout needs, as the ``known`` ones."""
     names = list(table.frame)
+    name = next((part for part in separated(name) if part not in names), name)  # of an id of several columns
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"
     close = nearest(name, [other for other in names if other not in known])
@@ -228,13 +242,18 @@ def files_kind(names: Iterable[str]) -> str:
     return next((kind for kind, ends in FILES.items() if lower and all(name.endswith(ends) for name in lower)), "")
 
 
+def with_slashes(name: str) -> Path:
+    """Return the path of a cell; tables from Windows have backslashes."""
+    return Path(name.strip().replace("\\", "/"))
+
+
 def names_files(table: Table, name: str) -> str:
     """Return the kind of files that a column names, by the suffixes of its first cells; "" if no such file exists."""
     cells = list(filled(table.frame[name])[:PEEKED])
     if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
         return ""
     kind = files_kind(cell.strip() for cell in cells)
-    return kind if kind and any((table.path.parent / cell.strip()).is_file() for cell in cells) else ""
+    return kind if kind and any((table.path.parent / with_slashes(cell)).is_file() for cell in cells) else ""
 
 
 def named_kind(path: Path) -> str:

@@ -12,12 +12,13 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
-from reservoir.tasks.own.columns import OR_FILL, named_kind
+from reservoir.tasks.own.columns import named_kind
 from reservoir.tasks.own.files import SUFFIXES, open_arrays, source_files
 from reservoir.tasks.own.folders import media_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.labels import MOST_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
 from reservoir.tasks.own.pictures import SIDE, Pictures, objects
+from reservoir.tasks.own.tables import OR_FILL
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
 from reservoir.tasks.source import Piece, Source, clean_symbols

@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
 from reservoir.tasks.own.arrays import Arrays, read_npz
-from reservoir.tasks.own.columns import FILES, PEEKED, files_kind, named_kind, text_columns
+from reservoir.tasks.own.columns import FILES, PEEKED, files_kind, named_kind, text_columns, with_slashes
 from reservoir.tasks.own.folders import check_inside, folder_arrays, labels_from_table, media_arrays, media_files
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import hub_arrays, is_hub
@@ -43,11 +43,12 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     if not headers:
         raise InputError(f"{path}: no sequences; a FASTA file has a line with > before each")
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
+    bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows if labelled else None)
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
-    arrays, notes, where = {}, [], list(zip([f"{path}, {place}" for place in places], headers, strict=True))
+    notes, where = [], list(zip([f"{path}, {place}" for place in places], headers, strict=True))
     if labelled and asked.labels:
-        arrays, notes = labels_from_table(asked, ids)
-        columns["label"] = list(arrays.pop("y"))
+        arrays, notes = labels_from_table(asked, ids, bad)
+        columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
     elif labelled:
         if asked.label:
             columns["label"] = _found_in_headers(where, asked.label, "label")
@@ -63,8 +64,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
             raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
         if asked.group:
             columns["groups"] = _found_in_headers(where, asked.group, "group")
-    roles = {"id": "id", "text": "sequence"}
-    found = columns_as_arrays(str(path), columns, places, arrays, asked, labelled=labelled, **roles)
+    found = columns_as_arrays(columns, bad, asked, labelled=labelled, id="id", text="sequence")
     found.notes += notes
     return found
 
@@ -109,9 +109,12 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     if files:
         classes = [task.label(number) for number in range(task.classes)] if task else None
         skip = asked.skip_bad_rows if task is None else None
-        arrays, notes = folder_arrays(path, files, classes, asked)
-        bad = tables.BadRows(origin, [f"file {name}" for name in arrays["ids"]], skip=skip)
-        return media_arrays(files, arrays, notes, bad, asked, known)
+        names = [file.name if file == path else file.relative_to(path).as_posix() for file in files]
+        bad = tables.BadRows(origin, [f"file {name}" for name in names], skip=skip)
+        arrays, notes = folder_arrays(path, names, classes, asked, bad)
+        found = media_arrays(files, arrays, bad, asked, (known or {}).get("columns", []))
+        found.notes[:0] = notes
+        return found
     check_file(path)
     if suffix in ARRAYS:
         return with_letters(str(path), ARRAYS[suffix](path))
@@ -173,16 +176,14 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
 
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:
     """Return the arrays of a table, or of the files that it names together with its other columns."""
-    skip = asked.skip_bad_rows if known is None else None
-    table = tables.read_table(path, text_columns(asked), skip=skip)
+    table = tables.read_table(path, text_columns(asked), skip=asked.skip_bad_rows if known is None else None)
     arrays = TableReader(table, asked, known).arrays_of_table()
     peeked = arrays.texts[:PEEKED] if isinstance(arrays, Texts) else []
-    if not files_kind(peeked) or not any((path.parent / name).is_file() for name in peeked):
+    if not files_kind(peeked) or not any((path.parent / with_slashes(name)).is_file() for name in peeked):
         return arrays
     assert isinstance(arrays, Texts)
-    places = [table.bad.places[row] for row in np.flatnonzero(table.bad.kept()).tolist()]
-    bad = tables.BadRows(str(path), places, skip=skip)
-    files = [path.parent / name for name in arrays.texts]
+    bad = table.take(np.flatnonzero(table.bad.kept()).tolist()).bad
+    files = [path.parent / with_slashes(name) for name in arrays.texts]
     for row, file in enumerate(files):  # nothing outside the folder is read
         if file.is_file():
             check_inside(file, path.parent)
@@ -191,6 +192,7 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     bad.kept()
     others = {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
     others.setdefault("ids", np.array([str(file.relative_to(path.parent)) for file in files]))
-    found = media_arrays(files, others, arrays.notes, bad, asked, known)
+    found = media_arrays(files, others, bad, asked, (known or {}).get("columns", []))
+    found.notes[:0] = arrays.notes
     found.chosen, found.label = arrays.chosen | found.chosen, arrays.label
     return found

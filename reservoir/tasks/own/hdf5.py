@@ -78,9 +78,8 @@ def _check_apart(path: Path) -> None:
         "HDF5_PLUGIN_PRELOAD": "::",  # a file may name a filter that the library would load as code
     }
     code = f"import sys; from {__name__} import check; check(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(path)], env=environment, capture_output=True, check=False, text=True
-    )
+    command = [sys.executable, "-P", "-c", code, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
     if done.returncode == 1 and done.stdout:
         raise InputError(done.stdout.strip())
     if done.returncode:

@@ -9,6 +9,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.table_reader import columns_as_arrays
+from reservoir.tasks.own.tables import BadRows
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
@@ -39,9 +40,10 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
-    places = [f"row {row}" for row in range(len(cells[text]))]
+    skip = asked.skip_bad_rows if labelled else None
+    bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=skip)
     roles = {"text": text, "label": label or None, "id": asked.id, "group": asked.group}
-    found = columns_as_arrays(origin, cells, places, {}, asked, labelled=labelled, **roles)
+    found = columns_as_arrays(cells, bad, asked, labelled=labelled, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
     found.notes = [*notes, *found.notes]
     return found

@@ -12,7 +12,6 @@ from reservoir.tasks.own.tables import lines_of
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")
 
-
 Series = tuple[list[np.ndarray], list[str] | list[float] | None]
 """Sequences (tokens, channels) of one file, and their labels: texts for classes, floats, or None."""
 
@@ -81,10 +80,9 @@ def _read_ts(path: Path) -> Series:
         header[key] = value
     else:
         raise InputError(f"{path}: no @data line; check that it is a .ts file")
-    stamps, target, classes = (
-        header.get(key) in {"yes", "true"} for key in ("timestamps", "targetlabel", "classlabel")
-    )
-    if stamps:
+    given = {key for key, value in header.items() if value in {"yes", "true"}}
+    target, classes = "targetlabel" in given, "classlabel" in given
+    if "timestamps" in given:
         raise InputError(f"{path}: its values have time stamps, which are not read; write it with @timeStamps false")
     for where, line in lines:
         parts = line.split(":")

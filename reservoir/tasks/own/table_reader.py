@@ -10,28 +10,9 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.own import columns
 from reservoir.tasks.own.arrays import Arrays, padded
-from reservoir.tasks.own.columns import (
-    OR_FILL,
-    SEQUENCES,
-    TIMES,
-    as_numbers,
-    as_sequence,
-    choose_roles,
-    dates_of,
-    filled,
-    is_digits,
-    is_number,
-    is_sequences,
-    is_text,
-    labels_of,
-    listed,
-    refuse_column,
-    time_of_rows,
-    typed,
-    values_of,
-)
-from reservoir.tasks.own.tables import BadRows, Table
+from reservoir.tasks.own.tables import OR_FILL, BadRows, Table
 from reservoir.tasks.own.texts import Texts
 
 MOST_NAMES = 256
@@ -47,21 +28,24 @@ class TableReader:
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):
         self.table, self.asked, self.labelled, self.known = table, asked, known is None, known or {}
         self.fill = asked.missing != "refuse"
-        self.roles = choose_roles(table, asked, known)
+        self.roles = columns.choose_roles(table, asked, known)
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
         self.arrays: dict[str, np.ndarray] = {}
         self.texts: list[str] | None = None
 
     def arrays_of_table(self) -> Arrays:
         """Return the arrays of a table in any of the three forms."""
-        table, name, labels = self.table, self.roles.id, listed(self.roles.labels)
-        ids = [str(cell) for cell in table.frame.pop(name)] if name else []
+        table, name, labels = self.table, self.roles.id, columns.listed(self.roles.labels)
+        cells: Any = table.frame.pop(name) if name else []
+        ids = [str(cell) for cell in cells]
         repeats = len(set(ids)) < len(ids)
         if self.known.get("long") and self.asked.id and not name:  # all lines would be read as one sequence
-            refuse_column(table, self.asked.id, known=self.known.get("columns", ()))
+            columns.refuse_column(table, self.asked.id, known=self.known.get("columns", ()))
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
+            for row in np.flatnonzero(cells.isna()) if name else ():
+                table.bad.add(row, f"an empty cell in column {name!r}", "fill it")
             self._long(ids or ["0"] * len(table.frame))
         else:
             self._wide(ids)
@@ -75,7 +59,7 @@ class TableReader:
 
     def _labels_and_groups(self) -> None:
         names = [name for name in self.roles.labels if name in self.table.frame]
-        y = [labels_of(self.table, name, self.asked, required=self.labelled) for name in names]
+        y = [columns.labels_of(self.table, name, self.asked, required=self.labelled) for name in names]
         for name in names:
             self.table.frame.pop(name)
         if y:
@@ -88,7 +72,7 @@ class TableReader:
 
     def _wide(self, ids: list[str]) -> None:
         table, whole, time = self.table, self.roles.sequence, self.roles.time
-        if not time and self.labelled and (time := time_of_rows(table, has_ids=bool(ids))):
+        if not time and self.labelled and (time := columns.time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
         if len(set(ids)) < len(ids):
             if self.asked.id or not self.labelled:
@@ -119,9 +103,9 @@ class TableReader:
         if label not in self.table.frame or not (self.labelled or known):
             return False
         labels, sequences = self.table.frame[label], self.table.frame[whole]
-        if self.labelled and is_number(labels) and max(len(str(cell)) for cell in labels) <= LONGEST_NUMBER:
+        if self.labelled and columns.is_number(labels) and max(len(str(cell)) for cell in labels) <= LONGEST_NUMBER:
             return False
-        if not (self.asked.text or is_text(sequences)):
+        if not (self.asked.text or columns.is_text(sequences)):
             sequences = sequences.map(lambda cell: cell.split() if isinstance(cell, str) else cell)
         stripped = [cell.strip() if isinstance(cell, str) else cell for cell in sequences]
         sizes = [len(cell) if hasattr(cell, "__len__") else 0 for cell in stripped]
@@ -141,7 +125,7 @@ class TableReader:
             counts = np.array([len(part) for part in parts], np.int64)
             for row in np.flatnonzero(counts == 0):
                 bad.add(row, f"no labels in column {label!r}")
-            flat = typed(f"{bad.where}, column {label!r}", [one for part in parts for one in part])
+            flat = columns.typed(f"{bad.where}, column {label!r}", [one for part in parts for one in part])
             self.arrays["y"] = np.zeros((len(counts), counts.max()), flat.dtype)
             self.arrays["y"][np.arange(counts.max()) < counts[:, None]] = flat
             self.chosen["each"] = "token"
@@ -153,11 +137,11 @@ class TableReader:
         """Read a column of texts, or of lists or texts of numbers."""
         bad, cells = self.table.bad, self.table.frame.pop(whole)
         if others := list(self.table.frame):
-            self.notes.append(f"only {whole!r} is read, not the columns {listed(others)}")
-        numbers = self.known.get("numbers", False) or (self.labelled and is_sequences(cells))
-        if numbers and whole not in SEQUENCES:
+            self.notes.append(f"only {whole!r} is read, not the columns {columns.listed(others)}")
+        numbers = self.known.get("numbers", False) or (self.labelled and columns.is_sequences(cells))
+        if numbers and whole not in columns.SEQUENCES:
             self.chosen |= {"text": whole, "numbers": True}
-        if not numbers and (self.asked.text or is_text(cells) or is_digits(cells)):
+        if not numbers and (self.asked.text or columns.is_text(cells) or columns.is_digits(cells)):
             self.chosen["text"] = whole
             self.texts = [str(cell).strip() for cell in cells.astype(object).where(cells.notna(), "")]
             for row in (row for row, text in enumerate(self.texts) if not text or "\0" in text):
@@ -165,7 +149,7 @@ class TableReader:
             return
         found: dict[int, np.ndarray] = {}
         for row, cell in enumerate(cells):
-            array = as_numbers(cell) if isinstance(cell, str) else as_sequence(cell)
+            array = columns.as_numbers(cell) if isinstance(cell, str) else columns.as_sequence(cell)
             tokens = next(iter(found.values())).shape[1:] if found else None
             if array is None or not array.size:
                 start = f"{cell[:40]!r} is " if isinstance(cell, str) and cell else ""
@@ -196,8 +180,9 @@ class TableReader:
             self.notes.append(f"{short:,} rows have no value in the last columns, and end at their last value")
             self.chosen["early"] = True
         if self.labelled and not all(name[-1:].isdigit() for name in names):
-            self.notes.append(f"{len(names)} values per row: {listed(names)}")
-        self.arrays["x"] = values_of(self.table, names, fill=self.fill, new=not self.labelled, lengths=lengths)
+            self.notes.append(f"{len(names)} values per row: {columns.listed(names)}")
+        new = not self.labelled
+        self.arrays["x"] = columns.values_of(self.table, names, fill=self.fill, new=new, lengths=lengths)
         self.arrays["lengths"] = lengths
 
     def _choose_values(self) -> None:
@@ -207,7 +192,7 @@ class TableReader:
             end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
             for name in known[: max(end, 1)]:
                 if name not in table.frame:
-                    refuse_column(table, name, known=known)
+                    columns.refuse_column(table, name, known=known)
             table.frame = table.frame[[name for name in known if name in table.frame]]
         names = list(table.frame)
         if not names:
@@ -227,14 +212,14 @@ class TableReader:
 
         table, name = self.table, self.roles.id or "id"
         self._labels_and_groups()
-        time = self.roles.time or next((name for name in table.frame if name.lower() in TIMES), "")
+        time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         if time:
             self.chosen |= {} if self.asked.time else {"time": time}
         times = self._ordered(time) if time else np.arange(len(ids))
         self.chosen["long"] = True
         self._choose_values()
         names = list(table.frame)
-        tokens = values_of(table, names, fill=self.fill, new=not self.labelled)
+        tokens = columns.values_of(table, names, fill=self.fill, new=not self.labelled)
         member, series = pd.factorize(np.array(ids))
         for row in np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated()).tolist():
             table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
@@ -257,39 +242,30 @@ class TableReader:
         self.arrays["ids"] = series[good]
         by = f"by {time!r}" if time else "as in the file"
         made = f"{len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}"
-        self.notes.append(f"long form: {made}, with the values {listed(names)}")
+        self.notes.append(f"long form: {made}, with the values {columns.listed(names)}")
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""
         column = self.table.frame.pop(name)
-        found = column.to_numpy() if column.dtype.kind in "iuf" else dates_of(column)
+        found = column.to_numpy() if column.dtype.kind in "iuf" else columns.dates_of(column)
         if found is None:
-            first = next(iter(filled(column)), "")
-            start = f"{self.table.path}, column {name!r}: times like {str(first)[:40]!r} cannot be sorted; write dates"
+            first = str(next(iter(columns.filled(column)), ""))[:40]
+            problem = f"{self.table.path}, column {name!r}: times like {first!r} cannot be sorted"
             or_drop = f", or pass --drop {quote(name)} if the rows are in order" if self.labelled else ""
-            raise InputError(f"{start} as 2024-12-31, or numbers{or_drop}")
+            raise InputError(f"{problem}; write dates as 2024-12-31, or numbers{or_drop}")
         return found
 
 
 def columns_as_arrays(
-    where: str,
-    columns: Mapping[str, Sequence[Any]],
-    places: Sequence[str],
-    arrays: Mapping[str, np.ndarray],
-    asked: OwnDataOptions,
-    *,
-    labelled: bool,
-    **roles: str | None,
+    cells: Mapping[str, Sequence[Any]], bad: BadRows, asked: OwnDataOptions, *, labelled: bool, **roles: str | None
 ) -> Arrays:
-    """Return columns of texts, labels, ids and groups as arrays, read by `TableReader` with the flags ``roles``."""
+    """Return columns of texts, labels, ids, groups and splits as arrays, read with the flags ``roles``."""
     import pandas as pd
 
-    frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})
-    table = Table(Path(where), frame, BadRows(where, places, skip=asked.skip_bad_rows if labelled else None))
+    frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
     named: Any = {"regression": asked.regression, "classes": asked.classes, **roles}
-    reader = TableReader(table, OwnDataOptions(**named), None if labelled else {})
-    reader.arrays |= arrays
-    found = reader.arrays_of_table()
+    table = Table(Path(bad.where), frame, bad)
+    found = TableReader(table, OwnDataOptions(**named), None if labelled else {}).arrays_of_table()
     found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
     return found
 

@@ -2,9 +2,8 @@
 
 import csv
 import json
-import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,6 +17,9 @@ from reservoir.tasks.own.arrays import check_expansion
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
 MOST_NAMED = 5
+OR_FILL = ", or pass --missing interpolate or mask"  # remedy of empty cells, after another
+MOST_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
+DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
 
@@ -30,16 +32,16 @@ class BadRows:
 
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
         self.where, self.places, self.skip = where, places, skip
-        self._reasons: dict[int, tuple[str, str]] = {}
+        self.reasons: dict[int, tuple[str, str]] = {}
 
     def add(self, row: int | np.integer, reason: str, remedy: str = "fix the row") -> None:
         """Note why a row cannot be read, and what to do about it."""
-        self._reasons.setdefault(int(row), (reason, remedy))
+        self.reasons.setdefault(int(row), (reason, remedy))
 
     def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
         """Return the result of ``read`` for the file of each row that is not bad; rows that it refuses become bad."""
         found = []
-        for row, path in ((row, path) for row, path in enumerate(files) if row not in self._reasons):
+        for row, path in ((row, path) for row, path in enumerate(files) if row not in self.reasons):
             try:
                 found.append(read(path))
             except InputError as error:
@@ -49,27 +51,29 @@ class BadRows:
 
     def kept(self) -> np.ndarray:
         """Return which rows can be read, (rows,) of bool; refuse bad rows if they are not skipped or all are bad."""
-        bad, rows = len(self._reasons), len(self.places)
+        bad, rows = len(self.reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_skip = "" if self.skip is None or bad == rows > 1 else ", or pass --skip-bad-rows"
             if bad > 1:
                 count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-                raise InputError(f"{self.where}: {count} be read: {self._named()}; fix these rows{or_skip}")
-            ((row, (reason, remedy)),) = self._reasons.items()
+                empty = any(remedy.endswith(OR_FILL) for _, remedy in self.reasons.values())
+                or_fill = f"{OR_FILL} for empty cells" if empty else ""
+                raise InputError(f"{self.where}: {count} be read: {self._named()}; fix these rows{or_fill}{or_skip}")
+            ((row, (reason, remedy)),) = self.reasons.items()
             raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}{or_skip}")
         kept = np.ones(rows, bool)
-        kept[list(self._reasons)] = False
+        kept[list(self.reasons)] = False
         return kept
 
     def notes(self) -> list[str]:
         """Return a line that says how many rows were skipped, if any were."""
-        skipped = f"skipped {len(self._reasons):,} of {len(self.places):,} rows"
-        return [f"{skipped}: {self._named()}"] if self._reasons else []
+        skipped = f"skipped {len(self.reasons):,} of {len(self.places):,} rows"
+        return [f"{skipped}: {self._named()}"] if self.reasons else []
 
     def _named(self) -> str:
-        first = sorted(self._reasons)[:MOST_NAMED]
-        named = "; ".join(f"{self.places[row]}: {self._reasons[row][0]}" for row in first)
-        return named + (f"; and {len(self._reasons) - MOST_NAMED:,} more" if len(self._reasons) > MOST_NAMED else "")
+        first = sorted(self.reasons)[:MOST_NAMED]
+        named = "; ".join(f"{self.places[row]}: {self.reasons[row][0]}" for row in first)
+        return named + (f"; and {len(self.reasons) - MOST_NAMED:,} more" if len(self.reasons) > MOST_NAMED else "")
 
 
 @dataclass
@@ -80,10 +84,14 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
 
+    def take(self, rows: Sequence[int]) -> "Table":
+        """Return some rows in the given order, each with its place and, if it is bad, the reason."""
+        bad = BadRows(self.bad.where, [self.bad.places[row] for row in rows], skip=self.bad.skip)
+        bad.reasons = {place: self.bad.reasons[row] for place, row in enumerate(rows) if row in self.bad.reasons}
+        return Table(self.path, self.frame.iloc[rows].reset_index(drop=True), bad)
 
-def read_table(
-    path: Path, text: Sequence[str] | None = (), rows: int | None = None, *, skip: bool | None = None
-) -> Table:
+
+def read_table(path: Path, text: Sequence[str] | None = (), rows: int | None = None, skip: bool | None = None) -> Table:
     """Return a table, or its first ``rows``, with inferred types; columns in ``text`` (None: all) stay text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -126,23 +134,16 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = next((line for line in file if line.strip()), "")
-        following = "".join(islice(file, 3))
         between = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
-        decimal = "," if between == ";" and re.search(r"\d,\d", following) else "."
         file.seek(0)
         reader = csv.reader(file, delimiter=between)
-        names: list[str] = []
-        before, begin, records = 0, 1, []
-        for cells in reader:
-            if names:
-                empty = not cells or (len(cells) == 1 < len(names) and not cells[0].strip())
-                records.append((begin, len(cells), not empty))
-            else:
-                before += 1
-                if len(cells) > 1 or "".join(cells).strip():
-                    names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(cells)]
-            if rows is not None and len(records) == rows:
-                break
+        filled = ((number, cells) for number, cells in enumerate(reader, 1) if len(cells) > 1 or "".join(cells).strip())
+        before, cells = next(filled, (0, []))
+        names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(cells)]
+        begin, records = reader.line_num + 1, []
+        for cells in islice(reader, rows):
+            empty = not cells or (len(cells) == 1 < len(names) and not cells[0].strip())
+            records.append((begin, len(cells), not empty))
             begin = reader.line_num + 1
     check_names(path, [name for name in names if not name.startswith("Unnamed: ")])
     if not any(full for _, _, full in records):
@@ -160,7 +161,6 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
                 names=range(len(names)),
                 usecols=range(len(names)),
                 skiprows=before,
-                decimal=decimal,
                 dtype=as_text,
                 keep_default_na=False,  # "NA" may be a class, or two amino acids
                 na_values=[""],
@@ -175,14 +175,31 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
     except (ValueError, OverflowError, csv.Error) as error:
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
-    for place in as_text if between == ";" else ():
-        if frame[place].dropna().str.fullmatch(r"\s*[-+]?\d*(,\d+)?([eE][-+]?\d+)?\s*").all():
-            frame[place] = frame[place].str.replace(",", ".")
+    if between != ",":
+        _read_decimal_commas(frame, as_text, sure=between == ";")
     frame.columns = names
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
     return frame[full].reset_index(drop=True), lines[full], faults
+
+
+def _read_decimal_commas(frame: Any, texts: Collection[int], *, sure: bool) -> None:
+    """Replace decimal commas by points in columns of which most cells are numbers; columns in ``texts`` stay text.
+
+    Unless ``sure``, some cell must show that commas do not separate thousands, as 0,5 does and 1,234 does not.
+    """
+    found = {}
+    for place in (place for place in frame if frame[place].dtype.kind == "O"):
+        cells = frame[place].dropna().astype(str).str.strip()
+        numbers, commas = cells.str.fullmatch(DECIMAL_COMMA), cells.str.contains(",")
+        other = cells.str.contains(r"^[-+]?\d*\.\d|,.*,").any()  # 1.234 may be a thousand, and 1,2,3 is a list
+        if commas.any() and not other and numbers.mean() >= 1 - MOST_TEXT:
+            found[place] = cells[numbers].str.replace(",", ".")
+            sure = sure or not cells[numbers & commas].str.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}").all()
+    for place, cells in found.items() if sure else ():
+        whole = place not in texts and len(cells) == frame[place].notna().sum()
+        frame[place] = cells.astype(float).reindex(frame.index) if whole else cells.combine_first(frame[place])
 
 
 def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int, str]]:
@@ -219,8 +236,7 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
     import pandas as pd
 
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
-        # Do not use file.metadata: reading its columns crashes the process for some damaged files (1 of 600 mutated
-        # ones).
+        # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly damaged files.
         file = parquet.ParquetFile(path)
         schema = file.schema_arrow
         check_names(path, schema.names)
