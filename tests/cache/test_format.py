@@ -1,4 +1,4 @@
-"""FORMAT.md against the code and its files, the key of a specification, and the package as a whole."""
+"""FORMAT.md agrees with the code and its files; keys of specifications; the exports of the package."""
 
 import io
 import json

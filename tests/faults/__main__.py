@@ -56,7 +56,7 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
         yield from fuzz.fuzz(fuzz.readers(folder), size["inputs"], 11)
     if not {"kills", "together", "machine"} & {*parts}:
         return
-    plan.BLOCK_ROWS["cpu"] = 16  # many blocks are many moments
+    plan.BLOCK_ROWS["cpu"] = 16  # many blocks give many moments at which a fault can occur
     every = (EXTRACT, *(stage for stage in (*CACHE, *PIPELINES) if stage.name.split(":")[0] in DISTURBED))
     stages = [kills.Disturbed(stage, folder / f"stage{number}") for number, stage in enumerate(every)]
     for seed, stage in enumerate(stages):
