@@ -377,7 +377,7 @@ class Replayer:
         return self._outcomes[key]
 
     def make(self, state: State, *, copy: bool = False) -> Path:
-        """Make the folder of a state, always at the same path; without ``copy``, files are links: do not change them."""
+        """Make the folder of a state, always at the same path; unless ``copy``, its files are read-only links."""
         folder = self._work / "state"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

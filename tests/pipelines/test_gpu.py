@@ -1,4 +1,4 @@
-"""Extraction on a GPU: `make gpu` runs this where there is one, and prints speeds and memory."""
+"""Extraction on a GPU: `make gpu` runs these tests if there is one, and prints speeds and memory."""
 
 import sys
 import time
@@ -50,7 +50,7 @@ def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
     index = ours.rows["train"][: 2 * ours.layout.offset_rows]
     part = ours.prepared.split("train").take(index)
     loaded = load(ours.model, ours.prepared.scaling, part.x, part.lengths, ours.layout.batch_rows)
-    launch(ours.model, loaded, ours.columns)()  # as all the rest, warm
+    launch(ours.model, loaded, ours.columns)()  # warm up
     started = time.perf_counter()
     for batch in [*loaded.batches] * 4:
         ours.model.fpt.features(batch.x.to("cuda"), batch.lengths.to("cuda"), list(ours.columns))

@@ -1,4 +1,4 @@
-"""Features that another program computed become an entry that is checked, fitted, joined and reported."""
+"""Features of another program become an entry that can be verified, fitted, concatenated and reported."""
 
 import json
 

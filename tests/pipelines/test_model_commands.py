@@ -1,4 +1,4 @@
-"""backbone and attention: what they print, draw and save, and the maps of a run over its own task and windows."""
+"""The commands `backbone` and `attention`: their output, pictures and files, and the attention maps of a run."""
 
 import json
 
@@ -112,7 +112,7 @@ def by_hand(model, rows):
 
 
 def assert_maps(done, expected):
-    """Compare what was saved with the maps of each row: the first alone, and the mean where both tokens are real."""
+    """Compare the saved maps with those of each row: the first alone, and the mean over rows with both tokens."""
     longest = max(maps.shape[-1] for maps in expected)
     padded = np.full((len(expected), 2, longest, longest), np.nan)
     for row, maps in enumerate(expected):
@@ -169,7 +169,7 @@ def test_the_runs_own_scaling_is_used(cache, tmp_path, standardise):
     offset, scale = np.float32(scaling["offset"]), np.float32(scaling["scale"])
     assert (offset.min() > 2) == standardise
     model = load_run(done.path, "cpu", "float32")
-    for seed, unit in ((0, 1.0), (1, 5.0)):  # the data of the training, then other data in another unit
+    for seed, unit in ((0, 1.0), (1, 5.0)):  # the training data, then other data in another unit
         write_own(tmp_path / "own.npz", seed, unit)
         rows = first_rows(prepare(own, standardise=standardise).split("test"), 5)
         maps = attention(own, run=done.path, average=5, device="cpu")

@@ -1,4 +1,4 @@
-"""Texts, sounds and pictures through a pretrained model's own reader, from file to prediction."""
+"""Texts, sounds and pictures pass through a pretrained model's own reader, from file to prediction."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     drawn = extract(str(file), backbone=str(folder), input="gaussian", layers="embed", pool="mean")
     assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
     fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
-    # New texts may have letters that no row had, and more than any row had.
+    # New texts may have unknown letters, and may be longer than all earlier ones.
     new = write_texts(tmp_path / "new.jsonl", 8, labelled=False, more=" 漢 and" * 9)
     answers = list(predict(tmp_path / "readout", new))
     assert len(answers) == 8 and {answer.label for answer in answers} <= {"feline", "canine"}
@@ -128,7 +128,7 @@ def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
     upright[:3] = 255
     turned = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    exif[0x0112] = 6  # viewers rotate it by 90 degrees clockwise
     turned.save(tmp_path / "photo.png", exif=exif)
     assert (np.asarray(decoded(tmp_path / "photo.png")) == upright).all()
     Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], np.uint8)).save(tmp_path / "clear.png")

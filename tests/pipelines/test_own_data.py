@@ -1,4 +1,4 @@
-"""Own data: known by its content, with flags for columns, missing values and groups."""
+"""Users' own data: identified by its content; flags for columns, missing values and groups."""
 
 import json
 
@@ -18,7 +18,7 @@ SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init":
 
 
 def table(path, rows=90, seed=0, **more):
-    """Write rows of four values and a class that they show, and return the path."""
+    """Write rows of four values and a class that depends on them, and return the path."""
     draw = np.random.default_rng(seed)
     ward = np.arange(rows) % 2
     values = draw.normal(size=(rows, 4)) + 3 * ward[:, None]
@@ -73,7 +73,7 @@ def test_a_flag_that_does_not_fit_is_refused_in_one_line(cache, tmp_path, capsys
 
 
 def holes(path, rows=80, dtype=float):
-    """Write series of two channels with holes; return the path, the whole series and where they are missing."""
+    """Write series of two channels with missing values; return the path, the complete series and the mask."""
     draw = np.random.default_rng(3)
     y = np.arange(rows) % 2
     whole = np.cumsum(draw.normal(size=(rows, 12, 2)), axis=1) + 500 + 4 * y[:, None, None]
@@ -108,7 +108,7 @@ def test_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp
     train = prepared.split("train").read(0, prepared.rows["train"])
     values = prepared.scaling(train.x)[:, :, :2]
     known = train.x[:, :, 2:] == 0
-    for channel in range(2):  # mean and deviation are those of what is there
+    for channel in range(2):  # of the values that are not missing
         there = values[:, :, channel][known[:, :, channel]].astype(float)
         assert abs(there.mean()) < 1e-4 and abs(there.std() - 1) < 1e-4
     digests = {prepare(path, missing=missing).digest for missing in ("interpolate", "mask")}
@@ -197,7 +197,7 @@ def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
         find_entry(cache, str(path))
     after = extract(str(path), **ONE_BLOCK).entry
     assert find_entry(cache, str(path)).path == after != before
-    write_random(path, 1)  # as it was: another time of change, the same content
+    write_random(path, 1)  # the old content with a new modification time
     assert find_entry(cache, str(path)).path == before
 
 
@@ -217,7 +217,7 @@ def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
 
 
 def write_letters(path, rows, seed, *, labelled=True):
-    """Write a table of DNA, or a FASTA file of proteins, of which one letter is commoner in one class."""
+    """Write a table of DNA, or a FASTA file of proteins, with one letter that is more common in one class."""
     draw = np.random.default_rng(seed)
     lines = [] if path.suffix == ".fasta" else ["sequence,label" if labelled else "sequence"]
     for row in range(rows):
@@ -232,7 +232,7 @@ def write_letters(path, rows, seed, *, labelled=True):
 
 @pytest.mark.parametrize("suffix", [".csv", ".fasta"])
 def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys, suffix):
-    """Tables of pictures and texts: `test_pictures`, `test_native`."""
+    """`test_pictures` and `test_native` test tables of pictures and texts."""
     file, new = (
         write_letters(tmp_path / f"old{suffix}", 80, 0),
         write_letters(tmp_path / f"new{suffix}", 6, 1, labelled=False),

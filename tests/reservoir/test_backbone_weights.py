@@ -1,4 +1,4 @@
-"""Sources and digests of weights, and mistakes that are refused in one line."""
+"""Sources and digests of weights; mistakes are refused in one line."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
 from tests.reservoir.models import save
 
-# Parameters of the published models without pooling layer and head, as their papers and model cards count them.
+# Parameters of the published models without pooling layer and head, from their papers and model cards.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -102,7 +102,7 @@ def test_random_weights_have_the_deviation_of_transformers(name):
 
 
 def test_random_flat_gpt2_does_not_scale_projections():
-    """Transformers 4.1.1 drew every matrix at 0.02; later ones scale `c_proj` down by the root of twice the blocks."""
+    """Transformers 4.1.1 drew matrices with deviation 0.02; later ones divide `c_proj` by sqrt(2 x blocks)."""
     name = "gpt2:n_layer=2,n_embd=128,n_head=2"
     flat, scaled = load_backbone(name, "random-flat"), load_backbone(name, "random")
     for parameter, drawn in flat.model.named_parameters():
@@ -243,7 +243,7 @@ def test_a_wrong_weight_is_named(kind, change_tensors, words, tmp_path):
 
 
 def test_loading_in_threads_leaves_transformers_unchanged(tiny_gpt2):
-    """Transformers replaces its own functions while it loads; threads must not leave them so."""
+    """Transformers replaces its own functions while it loads a model; loading in threads must restore them."""
     from concurrent.futures import ThreadPoolExecutor
 
     from transformers import T5Config, T5EncoderModel
