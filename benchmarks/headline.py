@@ -1,4 +1,4 @@
-"""Draw the first picture of the README: an untrained GPT-2 small on all training rows, next to published results.
+"""Draw the first plot of the README: an untrained GPT-2 small on all training rows, next to published results.
 
     python benchmarks/headline.py        # writes docs/pictures/headline.png
 

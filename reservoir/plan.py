@@ -19,7 +19,7 @@ from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
 from reservoir.reservoir import (
     DEFAULT_BACKBONE,
-    MOST_SYMBOLS,
+    MAX_SYMBOLS,
     Reservoir,
     choose_compute,
     choose_device,
@@ -78,7 +78,7 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "vectors": ("last,mean", "mean"),
 }
 FEWER = "all columns would take more than 200 MB and four times the input"
-MOST_BYTES, MOST_RATIO = 2e8, 4  # of a default extraction: bytes, or times its input, whichever is larger
+MAX_BYTES, MAX_RATIO = 2e8, 4  # of a default extraction: bytes, or times its input, whichever is larger
 
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
@@ -90,7 +90,7 @@ BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # with this many rows of train and valid, 3 folds are enough to tell readouts apart
-ENOUGH_VALID = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
+MIN_VALID_ROWS = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
 REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
 
 MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
@@ -236,7 +236,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         store=decide("store", *store),
         block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
-        folds=decide("select", folds, f"{rows.get('valid', 0):,} validation rows; {ENOUGH_VALID:,} or more are enough"),
+        folds=decide("select", folds, f"{rows.get('valid', 0):,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
         candidates=decide("columns", candidates, suited if known else "each alone, and all of a layer concatenated"),
         more=more,
@@ -262,13 +262,13 @@ def kind_of(task: Task) -> Kind:
         return "named task"
     whole = task.readout_tokens == 1
     if isinstance(task.form, Tokens):
-        short = task.form.vocabulary <= MOST_SYMBOLS and task.max_tokens >= SYMBOL_KERNEL
+        short = task.form.vocabulary <= MAX_SYMBOLS and task.max_tokens >= SYMBOL_KERNEL
         return "symbols" if whole and short else "tokens"
     return "series" if whole and not task.pictures and task.max_tokens >= SERIES_KERNEL else "vectors"
 
 
 def is_native(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether a model was pretrained on the task's kind of data: words, pictures, sounds, or letters."""
+    """Return whether a model was pretrained on the task's kind of data: words, images, sounds, or letters."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
     if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
         return False
@@ -290,7 +290,7 @@ def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 def default_folds(train: int, valid: int) -> tuple[int, int]:
     """Return the number of folds that choose a readout, 0 for the validation split, and the number of their repeats."""
-    if valid >= ENOUGH_VALID:
+    if valid >= MIN_VALID_ROWS:
         return 0, 1
     # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
     return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), repeats_of(train)
@@ -440,7 +440,7 @@ def resolve_model(
 def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     """Return the default windows for a task with ``rows`` rows in all; empty if each value or symbol is a token."""
     kind = kind_of(task)
-    if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
+    if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS):
         # Each token is the middle of the window that its label belongs to.
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
@@ -475,9 +475,9 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
         return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values each channel takes, and where"
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
-    from reservoir.pooling import WIDEST_TOKENS
+    from reservoir.pooling import MAX_TOKEN_FEATURES
 
-    aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= WIDEST_TOKENS
+    aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
     return poolings, f"these show which {kind} occur, and where; with all tokens if they fit"
@@ -507,7 +507,7 @@ def _first_that_fits(
     from reservoir.features import column_shapes
 
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
-    largest, more = max(MOST_BYTES, MOST_RATIO * 4 * values), ""
+    largest, more = max(MAX_BYTES, MAX_RATIO * 4 * values), ""
     for layers, poolings in choices:
         columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
         size = rows * sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())

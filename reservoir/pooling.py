@@ -22,7 +22,7 @@ POOLINGS = (
 )
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
-WIDEST_TOKENS = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
+MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
 RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because the time of a sweep grows with the cube of the width
 
 
@@ -58,10 +58,10 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
         return 1, width * 4 * number**2
     if pooling != "tokens":
         return 1, width * max(1, number)
-    if max_tokens * width > WIDEST_TOKENS:
+    if max_tokens * width > MAX_TOKEN_FEATURES:
         raise InputError(
             f"pooling tokens: {max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features, "
-            f"more than {WIDEST_TOKENS:,}; use segmentsK or quantilesK, or a larger patch and stride"
+            f"more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK, or a larger patch and stride"
         )
     return 1, max_tokens * width
 

@@ -14,7 +14,7 @@ from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-PIECES = 32  # stretches of a sequence that are hidden one by one
+PIECES = 32  # parts of a sequence that are hidden one by one
 DRAWS = 4  # random replacements of hidden symbols
 
 

@@ -50,7 +50,7 @@ def _write_pixel(_figure, file, **_):
 
 @pytest.fixture(scope="session", autouse=True)
 def _paint():
-    """Skip the rendering of pictures, which takes longer than most fits of these tests; yield the real function."""
+    """Skip the rendering of plots, which takes longer than most fits of these tests; yield the real function."""
     from matplotlib.figure import Figure
 
     paint = Figure.savefig
@@ -61,7 +61,7 @@ def _paint():
 
 @pytest.fixture
 def painted(_paint, monkeypatch):
-    """Render the pictures of this test; for each kind of picture, at least one test uses this fixture."""
+    """Render the plots of this test; for each kind of plot, at least one test uses this fixture."""
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(Figure, "savefig", _paint)

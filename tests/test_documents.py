@@ -2,7 +2,7 @@
 
 Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Words in capitals stand for files that
 the tests provide. Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for
-their flags alone. Every script of the gallery runs, at a small size, and ends with a picture.
+their flags alone. Every script of the gallery runs, at a small size, and ends with a plot.
 """
 
 import re

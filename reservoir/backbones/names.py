@@ -23,7 +23,7 @@ CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
     "esn": recurrent.ESNConfig,
 }
 
-MOST_BLOCKS = 1000
+MAX_BLOCKS = 1000
 """Largest number of blocks, more than any model has; counting the parameters takes milliseconds per block."""
 
 # Families without published weights.
@@ -129,8 +129,8 @@ def _check_config(name: str, family: Family, config: Any) -> None:
     for what, size in sizes.items():
         if type(size) is not int or size < 1:
             raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give a whole number from 1")
-    if shape.depth > MOST_BLOCKS:
-        raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MOST_BLOCKS}")
+    if shape.depth > MAX_BLOCKS:
+        raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}")
     if config.model_type not in CONFIGS_BUILT_HERE and "/" in attention_name(config):
         # transformers would download compiled code from the hub and run it.
         start = f"backbone {name!r}: its config.json asks for code, {attention_name(config)!r}"

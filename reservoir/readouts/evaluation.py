@@ -11,10 +11,10 @@ from scipy.special import bdtr
 from reservoir.readouts.linear import LinearReadout, Readout
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
-MOST_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
-MOST_VALUES = 2000  # pairs of a true and a predicted value that are plotted
+MAX_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
+MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
 BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if there are more rows than this
-MOST_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
+MAX_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,7 +53,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; with more than 100 classes, the confusion matrix is left out."""
-        confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
+        confusion = self.confusion.tolist() if 0 < len(self.classes) <= MAX_PRINTED else None
         interval = list(self.interval) if self.interval else None
         known = {"samples": self.samples, "rows": self.rows, **self.scores, "interval": interval, "recall": self.recall}
         bins = [list(one) for one in self.reliability]
@@ -92,7 +92,7 @@ def evaluate_classes(
     if counts is not None:
         merits = _by_row(merits, counts)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
-    apart = 1 < y.shape[1] <= MOST_LABELS  # pooling labels with different class shares would reward a constant guess
+    apart = 1 < y.shape[1] <= MAX_LABELS  # pooling labels with different class shares would reward a constant guess
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
     each = [_class_scores(y[:, n], predicted[:, n], None if ranks is None else ranks[:, n]) for n in labels]
     names = dict.fromkeys(name for one in each for name in one)
@@ -142,7 +142,7 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
     r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
     scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
     found = {name: float(value) for name, value in scores.items()}
-    if 1 < y.shape[1] <= MOST_LABELS:
+    if 1 < y.shape[1] <= MAX_LABELS:
         for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
             found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
             found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
@@ -157,7 +157,7 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
         confusion=np.zeros((0, 0), int),
         merits=merits,
         rows=len(merits),
-        values=np.stack([y.ravel()[:MOST_VALUES], predicted.ravel()[:MOST_VALUES]]).astype(np.float64),
+        values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]).astype(np.float64),
     )
 
 

@@ -39,7 +39,7 @@ Evaluation = tuple[float, np.ndarray]  # value and gradient at a point
 EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-8  # relative error of values that are summed from products in float32
 ARMIJO = 1e-4
-LONGEST_SEARCH = 20
+MAX_SEARCH_STEPS = 20
 LBFGS_STEPS = 10  # number of steps from which the inverse Hessian is built
 
 
@@ -223,7 +223,7 @@ def lbfgs(
         if np.linalg.norm(direction) <= tolerance * np.linalg.norm(x) or -slope <= negligible:
             return x, True
         step = 1.0
-        for _ in range(LONGEST_SEARCH):
+        for _ in range(MAX_SEARCH_STEPS):
             if used == evaluations:
                 return x, False
             trial = x + step * direction

@@ -36,8 +36,8 @@ from reservoir.readouts.ridge import (
     training_moments,
 )
 
-MOST_ALPHAS = 1000  # the models of all penalties are in memory at once
-WIDEST = 1e-6, 1e10
+MAX_ALPHAS = 1000  # the models of all penalties are in memory at once
+ALPHA_LIMITS = 1e-6, 1e10
 SCORING_ALPHAS = np.logspace(-2, 6, 13)
 
 
@@ -209,9 +209,9 @@ def parse_alphas(text: str) -> np.ndarray:
         lo, hi, n = float(low), float(high), int(number)
     except ValueError:
         lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and 1 <= n <= MOST_ALPHAS):
+    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS):
         raise InputError(
-            f"penalties {text!r}: give LO:HI:N with 0 < LO <= HI and N from 1 to {MOST_ALPHAS:,}, such as 1e-2:1e6:25"
+            f"penalties {text!r}: give LO:HI:N with 0 < LO <= HI and N from 1 to {MAX_ALPHAS:,}, such as 1e-2:1e6:25"
         )
     if n == 1 and lo != hi:
         raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
@@ -223,7 +223,7 @@ def extended_alphas(alphas: np.ndarray, best: int) -> np.ndarray | None:
     low, high = float(np.min(alphas)), float(np.max(alphas))
     # New penalties continue the ratio of the grid, or a third of a decade if that is larger.
     ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
-    ends = low / WIDEST[0], WIDEST[1] / high
+    ends = low / ALPHA_LIMITS[0], ALPHA_LIMITS[1] / high
     below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
     less = low / ratio ** np.arange(below, 0, -1) if alphas[best] == low else []
     more = high * ratio ** np.arange(1, above + 1) if alphas[best] == high else []

@@ -84,12 +84,12 @@ def encode(
 
 
 def shows_pictures(task: Task) -> bool:
-    """Return whether the sequences of a task are pictures."""
+    """Return whether the sequences of a task are images."""
     return task.pictures > 0 or task.name in IMAGES
 
 
 def pictures(task: Task, x: np.ndarray) -> Iterator["Image"]:
-    """Yield stored rows of a task of pictures (see `shows_pictures`) as RGB images."""
+    """Yield stored rows of a task of images (see `shows_pictures`) as RGB images."""
     if task.pictures:
         yield from map(decoded, x)
         return

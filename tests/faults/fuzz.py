@@ -167,7 +167,7 @@ def _tables(folder: Path) -> list[Reader]:
 
 
 def _folders(folder: Path) -> list[Reader]:
-    """Write a series as the archives publish them, and folders of sounds and of pictures by class."""
+    """Write a series as the archives publish them, and folders of sounds and of images by class."""
     from PIL import Image
     from scipy.io import wavfile
 

@@ -407,7 +407,7 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
 def test_pipes_and_empty_folders_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(tmp_path / "mine.npz")
-    with pytest.raises(InputError, match="a folder without pictures"):
+    with pytest.raises(InputError, match="a folder without images"):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()

@@ -1,4 +1,4 @@
-"""Faulty disks, hostile names and pictures that fail give one line with a remedy, and no result is lost."""
+"""Faulty disks, hostile names and plots that fail give one line with a remedy, and no result is lost."""
 
 import errno
 import io
@@ -233,7 +233,7 @@ def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, cap
     assert found.saved.is_file() and found.best.test_score > 0.8
     warned = [line for line in capsys.readouterr().err.splitlines() if "could not be drawn" in line]
     names = ("sweep.png", "confusion.png")
-    assert [f"{tmp_path / 'fit' / name}: the picture could not be drawn (no ink at all)" for name in names] == [
+    assert [f"{tmp_path / 'fit' / name}: the plot could not be drawn (no ink at all)" for name in names] == [
         line.partition(";")[0] for line in warned
     ]
 

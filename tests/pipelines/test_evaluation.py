@@ -1,4 +1,4 @@
-"""Evaluations and baselines: metrics equal scikit-learn's on the same labels, in tables, JSON and pictures."""
+"""Evaluations and baselines: metrics equal scikit-learn's on the same labels, in tables, JSON and plots."""
 
 import json
 import re

@@ -147,10 +147,10 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
     split = np.repeat(["train", "valid", "test"], 90)
     np.savez(task, x=draw.normal(size=(270, 30, 2)), y=np.arange(270) % 2, lengths=lengths, split=split)
     monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-    monkeypatch.setattr(run, "LEAST_BLOCKS", 2)
+    monkeypatch.setattr(run, "MIN_BLOCKS", 2)
     made = []
     for tokens in (1, 10**9):
-        monkeypatch.setattr(run, "MOST_TOKENS", tokens)
+        monkeypatch.setattr(run, "MAX_TOKENS", tokens)
         settings = {"backbone": str(tiny_gpt2), "layers": "embed,final", "compute": "float32", "patch": 1}
         made.append(extract(task, cache=tmp_path / str(tokens), **settings))
     small, large = made

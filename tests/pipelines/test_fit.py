@@ -565,7 +565,7 @@ def test_a_race_leaves_no_moments_of_some_rows_behind(tmp_path, monkeypatch, tin
     settings = {"backbone": str(tiny_gpt2), "limit": 1200, "layers": "all", "pool": "mean"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
     monkeypatch.setattr("reservoir_pipelines.fitting.sources.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.sources.FEWEST", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.sources.MIN_RACE_ROWS", 100)
     done = fit(extract("digits", cache=tmp_path / "raced", **settings))
     scores = {(result.name, result.alpha): result.valid_score for result in without.table}
     assert done.left_out and all(scores[result.name, result.alpha] == result.valid_score for result in done.table)
@@ -575,7 +575,7 @@ def test_race_leaves_the_best_third_and_names_the_others(tmp_path, monkeypatch):
     extracted = extract("digits", limit=300, layers="block01,block02", pool="mean,max,last", cache=tmp_path)
     without = fit(extracted)
     monkeypatch.setattr("reservoir_pipelines.fitting.sources.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.sources.FEWEST", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.sources.MIN_RACE_ROWS", 100)
     done, again = fit(extracted), fit(extracted)
     tried = {result.name for result in without.table}
     finalists = {result.name for result in done.table}

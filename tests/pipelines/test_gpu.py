@@ -72,7 +72,7 @@ def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
 def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "PAYS_OFF", 0)
     monkeypatch.setitem(defaults.BLOCK_ROWS, "cuda", 128)
-    monkeypatch.setattr(run, "MOST_TOKENS", 1)
+    monkeypatch.setattr(run, "MAX_TOKENS", 1)
     call = {"device": "cuda", **SMALL}
     alone = extract("digits", cache=tmp_path / "one", **call)
     expected = {str(file.relative_to(alone.entry)): file.read_bytes() for file in alone.entry.rglob("*.h5")}

@@ -1,4 +1,4 @@
-"""Texts, sounds and pictures pass through a pretrained model's own reader, from file to prediction."""
+"""Texts, sounds and images pass through a pretrained model's own reader, from file to prediction."""
 
 import csv
 import json
@@ -107,9 +107,13 @@ def folder(root: Path, rows: int = 12, prefix: str = "") -> Path:
 
 def test_a_folder_by_class_is_enough(cache: Path, tmp_path: Path, call):
     root = folder(tmp_path / "pictures")
-    (root / "red" / "notes.txt").write_text("no picture")
+    (root / "red" / "notes.txt").write_text("no image")
     code, out, error = call("extract", root, "--json")
-    assert code == 0 and "get 32x32 pixels in 64 patches" in error and "1 files that are not pictures" in error
+    assert (
+        code == 0
+        and "get 32x32 pixels in 64 patches" in error
+        and "files left out because they are not images: 1" in error
+    )
     assert json.loads(out)["rows"] == {"train": 14, "valid": 6, "test": 4}
     code, out, _ = call("fit", root, "--out", tmp_path / "readout", "--json")
     assert code == 0 and json.loads(out)["best"]["test_score"] == 1
@@ -208,11 +212,11 @@ def link(path: Path) -> None:
 
 HOSTILE = {
     "bomb.ppm": (bomb, "pixels"),
-    "cut.jpg": (truncated, "not a readable picture"),
-    "text.png": (lambda path: path.write_text("hello"), "not a readable picture"),
+    "cut.jpg": (truncated, "not a readable image"),
+    "text.png": (lambda path: path.write_text("hello"), "not a readable image"),
     "ps.png": (
         lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
-        "not a readable picture",
+        "not a readable image",
     ),
     "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
     "link.png": (link, "is outside"),

@@ -51,7 +51,7 @@ def test_the_draw_is_named_in_the_entrys_card(cache, call):
         code == 0 and "as the random GPT-2 of Lu et al. 2021" in card and "other processors round differently" in card
     )
     code, card, _ = call("cache", "show", ours.entry)
-    assert "random: normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks)" in card
+    assert "random: normal with standard deviation initializer_range, for c_proj divided by sqrt(2 x blocks)" in card
     code, card, _ = call("backbone", TINY, "--init", "random", "--protocol", "paper")
     assert code == 0 and "random-flat: every matrix normal" in card
     # With an explicit init, on data that do not depend on the protocol, the features are the same as without it.

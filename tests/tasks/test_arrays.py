@@ -135,7 +135,7 @@ NAMES = {
     "few DNA": RNG.integers(0, 4, (10, 5)),
     "bits": RNG.integers(0, 2, (300, 100)),
     "states with long stays": np.repeat(RNG.integers(0, 6, (300, 10)), 10, axis=1),
-    "text": np.frombuffer((__doc__ * 40).encode(), np.uint8)[:3000].reshape(-1, 100),
+    "text": np.frombuffer((__doc__ * 60).encode(), np.uint8)[:3000].reshape(-1, 100),
     "words": zipf(50_000, 300, 100),
     "few words": zipf(20_000, 40, 30),
 }

@@ -60,7 +60,7 @@ GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers; memory grows with its square."""
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
-MOST_BYTES = 2 * 10**9  # largest size of the float32 features that an estimator gets at once
+MAX_BYTES = 2 * 10**9  # largest size of the float32 features that an estimator gets at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,10 +333,10 @@ class EstimatorFitter:
         blocks, size = [], 0
         for block in source.blocks("train"):
             size += block[0].nbytes
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 raise InputError(
                     f"--readout {self.path}: the features of the training rows need more than "
-                    f"{MOST_BYTES / 1e9:.0f} GB of memory; use ridge or logistic, which read them in blocks, or fewer "
+                    f"{MAX_BYTES / 1e9:.0f} GB of memory; use ridge or logistic, which read them in blocks, or fewer "
                     "rows"
                 )
             blocks.append(block)

@@ -137,7 +137,7 @@ class Fit:
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved : Path
-        Files with the table of every readout, its picture, and the chosen readout for `predict`.
+        Files with the table of every readout, its plot, and the chosen readout for `predict`.
     seconds : float
         Wall time.
     """

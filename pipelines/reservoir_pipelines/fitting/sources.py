@@ -37,7 +37,7 @@ KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
 PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
 RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
-SHARE, FEWEST, MOST = 1 / 10, 600, 5000  # share of the training rows in the race, and its limits in rows
+RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
 RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
 RAW_BYTES = 2**27  # largest raw input of a split that is kept in memory
 MEMORY_BYTES = 2**28  # size of features that cross-validation keeps in memory
@@ -410,7 +410,7 @@ def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows
     train, valid = pool.store["train"], pool.store["valid"]
     if train.rows < RACED_ROWS:
         return None
-    size = min(max(round(SHARE * train.rows), FEWEST), MOST)
+    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
     held_out = round(size * valid.rows / train.rows) if folds else min(valid.rows, RACE_VALID_ROWS)
     draw = np.random.default_rng(0)
     sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}

@@ -23,7 +23,7 @@ from reservoir.plan import (
     default_windows,
     kind_of,
 )
-from reservoir.pooling import WIDEST_TOKENS
+from reservoir.pooling import MAX_TOKEN_FEATURES
 from reservoir.random import generator
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import DEFAULT_BACKBONE, full_name, load_model
@@ -60,7 +60,7 @@ def draw_candidate(
         return {"init": "random"} if share < 0.35 else {}
 
     # Aligned sequences need their positions, so poolings that keep every token are included if they are not too wide.
-    aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * width <= WIDEST_TOKENS else []
+    aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * width <= MAX_TOKEN_FEATURES else []
     if kind == "series":
         stride = default_windows(task, rows, tokens)["stride"]
         found = {"stride": stride, "pad": "same", "normalise": one(*SCALES)}
@@ -115,8 +115,8 @@ CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
 CONSTANT = 0.5  # share of the cost of trials assumed not to grow with the work: loading, files
 UNKNOWN = 3.0  # factor on the predicted cost of a backbone that was not tried yet
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
-START_UP = 4.0  # seconds of the final fit on an idle machine that do not depend on its size: libraries, pictures, files
-MOST_DELAY = 2.5  # the largest factor on `START_UP` for a machine that also runs other programs
+START_UP = 4.0  # seconds of the final fit on an idle machine that do not depend on its size: libraries, plots, files
+MAX_DELAY = 2.5  # the largest factor on `START_UP` for a machine that also runs other programs
 FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
 JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
@@ -324,7 +324,7 @@ class Search:
         trials = list(self.trials.values())
         delay = (self.clock() - self.started) / max(time.process_time() - self._used, 1e-3)
         # Time for a slow start is reserved only after the first candidates, because a search needs several candidates.
-        start_up = START_UP * (min(max(delay, 1.0), MOST_DELAY) if len(trials) >= AT_LEAST else 1.0)
+        start_up = START_UP * (min(max(delay, 1.0), MAX_DELAY) if len(trials) >= AT_LEAST else 1.0)
         if not trials:
             return start_up
         rows = self.data.rows(limit, tuple(self.data.prepared.rows))

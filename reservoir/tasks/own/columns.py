@@ -26,19 +26,19 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
-FEWEST_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
-MOST_TEXT = 0.5
+MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
+MAX_TEXT = 0.5
 """Largest share of filled cells that are not numbers in a column of values; with more, it is a column of text."""
-MOST_ODD = 0.05  # the same share in a column of targets, without --regression
+MAX_ODD = 0.05  # the same share in a column of targets, without --regression
 
 FILES = {
-    "pictures": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+    "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     "sounds": (".wav", ".flac", ".ogg", ".mp3"),
     "recordings": (".csv", ".tsv", ".parquet"),
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
 
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
 
 
@@ -106,7 +106,7 @@ def _unique_id(table: Table, names: list[str]) -> str:
     """Return a column that is named like an id and whose cells are unique; refuse one whose cells are not."""
     for name in filter(NAMED_ID.fullmatch, names):
         texts = table.frame[name].astype(str)
-        if len(texts) < FEWEST_COUNTED or texts.str.contains(".", regex=False).any():
+        if len(texts) < MIN_COUNTED or texts.str.contains(".", regex=False).any():
             continue  # a measured value, such as a mid_id of 0.25
         if texts.is_unique:
             return name
@@ -209,13 +209,13 @@ def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
     frame = table.frame
     missing = " (is the header line missing?)" if any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame) else ""
     flags = [f"--label {quote(name)}" for name in names if not (is_text(frame[name]) and frame[name].is_unique)]
-    or_flags = " or ".join(flags[:MOST_SHOWN]) or "--label NAME"
+    or_flags = " or ".join(flags[:MAX_SHOWN]) or "--label NAME"
     raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass {or_flags}")
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first few names as text, for a message."""
-    return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
 # ---- columns of paths
@@ -292,13 +292,13 @@ def is_digits(column: Any) -> bool:
 def counts_rows(column: Any) -> bool:
     """Return whether cells are row numbers, from 0 or 1."""
     texts, rows = column.astype(str).tolist(), len(column)
-    return rows >= FEWEST_COUNTED and any(texts == [str(row + first) for row in range(rows)] for first in (0, 1))
+    return rows >= MIN_COUNTED and any(texts == [str(row + first) for row in range(rows)] for first in (0, 1))
 
 
 def are_times(column: Any) -> bool:
     """Return whether cells are dates, or strictly increasing numbers."""
     if column.dtype.kind in "iuf":
-        return len(column) >= FEWEST_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
+        return len(column) >= MIN_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
     return dates_of(column) is not None
 
 
@@ -357,7 +357,7 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
         switches = texts.mask(empty, "nan").mask(lower == "true", "1").mask(lower == "false", "0")
         numbers: Any = pd.to_numeric(switches, errors="coerce")
         wrong = (numbers.isna() & ~empty).to_numpy()
-        if wrong.sum() > MOST_TEXT * (~empty).sum():
+        if wrong.sum() > MAX_TEXT * (~empty).sum():
             row = int(np.argmax(wrong))
             others = [name] if is_sequences(column) else [other for other in names if is_text(table.frame[other])]
             text = max(others, key=lambda other: table.frame[other].astype(str).str.len().sum(), default=name)
@@ -407,7 +407,7 @@ def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
     odd, words = ~np.isfinite(numbers), np.isnan(numbers) & (texts.str.lower() != "nan")
     found, whole = np.unique(numbers[~odd]), bool((numbers[~odd] % 1 == 0).all())
     names = asked.classes or len(found) <= FEW_CLASSES or (whole and read_labels(numbers[~odd]).names)
-    return odd & (words.mean() <= (MOST_TEXT if asked.regression else 0 if names else MOST_ODD))
+    return odd & (words.mean() <= (MAX_TEXT if asked.regression else 0 if names else MAX_ODD))
 
 
 def typed(where: str, cells: Sequence[Any]) -> np.ndarray:

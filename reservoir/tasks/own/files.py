@@ -143,7 +143,7 @@ def labels_path(data: Path, named: str) -> Path:
 def check_file(path: Path) -> None:
     """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
-        raise InputError(f"{path}: a folder without pictures, sounds or recordings; give the path of your data")
+        raise InputError(f"{path}: a folder without images, sounds or recordings; give the path of your data")
     if not path.is_file():
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 

@@ -1,4 +1,4 @@
-"""Files that are one sequence each, and their labels: pictures, sounds, and recordings (tables with a row per step)."""
+"""Files that are one sequence each, and their labels: images, sounds, and recordings (tables with a row per step)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ from reservoir.tasks.own.tables import BadRows, Table, read_table
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
     """Return the files below a folder that are one sequence each, sorted, without ``labels``; or ``path`` itself."""
     if not path.is_dir():  # a single recording is read as a table
-        return [path] if path.is_file() and files_kind([path.name]) in {"pictures", "sounds"} else []
+        return [path] if path.is_file() and files_kind([path.name]) in {"images", "sounds"} else []
     files = [file for file in _visible(path) if files_kind([file.name])]
     files = [file for file in files if not (labels and labels.exists() and file.samefile(labels))]
     kinds = {files_kind([file.name]) for file in files}
@@ -79,7 +79,7 @@ def folder_arrays(
     if divided:
         arrays["split"] = np.array([splits[part[0]] for part in parts])
     left = len(_visible(root)) - len(files)
-    return arrays, [f"{left:,} files that are not {files_kind([files[0].name])} are left out"] if left else []
+    return arrays, [f"files left out because they are not {files_kind([files[0].name])}: {left:,}"] if left else []
 
 
 def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -144,7 +144,7 @@ def media_arrays(
 ) -> Arrays:
     """Return files of one kind as sequences, together with their other ``arrays`` and the notes on these."""
     kind = files_kind([files[0].name])
-    if kind == "pictures":
+    if kind == "images":
         found = Pictures(files, arrays, bad)
     elif kind == "sounds":
         found = Sounds(files, arrays, bad, asked.rate, waveform=asked.waveform)

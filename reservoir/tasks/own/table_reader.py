@@ -33,11 +33,11 @@ from reservoir.tasks.own.columns import (
 from reservoir.tasks.own.tables import BadRows, Table
 from reservoir.tasks.own.texts import Texts
 
-MOST_NAMES = 256
+MAX_NAMES = 256
 """Up to this number, columns of values are identified by name in new data; beyond it, they are steps of a series, and
 are identified by position."""
 
-LONGEST_NUMBER = 24  # most digits of a number that is one label; each digit of a longer number is a label
+MAX_DIGITS = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
 
 class TableReader:
@@ -118,7 +118,7 @@ class TableReader:
         if label not in self.table.frame or not (self.labelled or known):
             return False
         labels, sequences = self.table.frame[label], self.table.frame[whole]
-        if self.labelled and is_number(labels) and max(len(str(cell)) for cell in labels) <= LONGEST_NUMBER:
+        if self.labelled and is_number(labels) and max(len(str(cell)) for cell in labels) <= MAX_DIGITS:
             return False
         if not (self.asked.text or is_text(sequences)):
             sequences = sequences.map(lambda cell: cell.split() if isinstance(cell, str) else cell)
@@ -217,7 +217,7 @@ class TableReader:
         if before[1:] == order[1:] and before != order:
             problem = f"{table.path}: the columns are not in the order that the readout was fitted on"
             raise InputError(f"{problem}; reorder them")
-        self.chosen |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
+        self.chosen |= {"columns": names} if len(names) <= MAX_NAMES else {"order": order}
 
     # ---- several lines per sequence
 

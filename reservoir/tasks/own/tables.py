@@ -17,7 +17,7 @@ from reservoir.tasks.own.arrays import check_expansion
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
-MOST_NAMED = 5
+MAX_NAMED = 5
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
 
@@ -67,9 +67,9 @@ class BadRows:
         return [f"{skipped}: {self._named()}"] if self._reasons else []
 
     def _named(self) -> str:
-        first = sorted(self._reasons)[:MOST_NAMED]
+        first = sorted(self._reasons)[:MAX_NAMED]
         named = "; ".join(f"{self.places[row]}: {self._reasons[row][0]}" for row in first)
-        return named + (f"; and {len(self._reasons) - MOST_NAMED:,} more" if len(self._reasons) > MOST_NAMED else "")
+        return named + (f"; and {len(self._reasons) - MAX_NAMED:,} more" if len(self._reasons) > MAX_NAMED else "")
 
 
 @dataclass
