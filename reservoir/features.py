@@ -49,7 +49,7 @@ class Loaded:
     """Rows in batches, prepared for the model."""
 
     batches: Sequence[Batch]
-    lengths: np.ndarray  # in tokens, of each row or piece
+    lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
 
     @property

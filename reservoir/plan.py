@@ -50,7 +50,7 @@ MAX_WINDOWS = 1024  # windows of a row: the number of positions of GPT-2 and min
 MAX_TOKENS = 2**21  # windows of all rows together: about a minute per block of mini on two cores
 
 VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values of a channel, not where they are
-SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same for windows of symbols
+SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
 SEGMENTS = "segments8"  # describes where in the sequence values are
 
 # Poolings for more rows, from most to fewest columns: the first that fits is the default. With ``tokens``, and with the
@@ -78,7 +78,7 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "vectors": ("last,mean", "mean"),
 }
 FEWER = "all columns would take more than 200 MB and four times the input"
-MAX_BYTES, MAX_RATIO = 2e8, 4  # of a default extraction: bytes, or times its input, whichever is larger
+MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of a default extraction: bytes, or times its input, whichever is larger
 
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
@@ -103,7 +103,7 @@ MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has
 class Plan:
     """Every option of an extraction, and of the fit that follows, with its value and the reason for it."""
 
-    task: Task  # with sequences as stored
+    task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
     windows: Windows
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache

@@ -30,7 +30,7 @@ class Evaluation:
 
     samples: int  # labels that were compared
     scores: dict[str, float]
-    interval: tuple[float, float] | None  # of the accuracy, see `accuracy_interval`, or of R², by a bootstrap; 95%
+    interval: tuple[float, float] | None  # 95%: of the accuracy (`accuracy_interval`), or of R² (bootstrap)
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets

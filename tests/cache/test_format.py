@@ -199,7 +199,7 @@ def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
 
 def test_a_published_file_is_complete_or_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "readout.bin"
-    assert publish.publish(path, b"first") == (5, "9271ee57")  # by gzip
+    assert publish.publish(path, b"first") == (5, "9271ee57")  # as computed by gzip
     assert reservoir_cache.file_crc32(path) == "9271ee57"
 
     def full_disk(*_):

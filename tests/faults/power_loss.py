@@ -174,7 +174,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._guard = threading.RLock()
-        self._numbers = {folder.stat().st_ino: 0}  # of inodes
+        self._numbers = {folder.stat().st_ino: 0}  # the node of each inode
         self._tree: dict[tuple[int, str], int] = {}
         self._contents: dict[int, bytes] = {}
         self.trace = Trace(0, {0: True})

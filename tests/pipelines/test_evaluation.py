@@ -366,7 +366,7 @@ def test_labels_of_every_token_are_compared_with_windows_of_the_input(tmp_path):
     np.savez(tmp_path / "d.npz", x=x, y=np.roll(x, 1, axis=1))  # the label is the previous symbol
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **EMBEDDED)
     done = fit(features, columns="raw", select="valid", out=tmp_path / "fit")
-    assert done.best.test_score < 0.5  # of one symbol
+    assert done.best.test_score < 0.5  # the current symbol does not give the label
     assert [one.name for one in done.baselines] == ["raw, windows of 9"]
     assert done.baselines[0].test_score > 0.9
     level = DRAW.normal(size=(80, 20, 1)).cumsum(axis=1)

@@ -78,7 +78,7 @@ def test_a_broken_connection_is_opened_again(cluster, expected, tiny_gpt2, tmp_p
     def lose_the_connection(futures, **settings):
         for number, future in enumerate(as_completed(futures, **settings)):
             yield future
-            if number == 9 and not lost:  # of 39 blocks
+            if number == 9 and not lost:  # after 9 of 39 blocks
                 lost.append(number)
                 raise CommClosedError
 

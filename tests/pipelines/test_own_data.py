@@ -157,7 +157,7 @@ def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
     path = table(tmp_path / "t.csv", subject=subjects.tolist())
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
-    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
+    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # as in `tune`
     groups = groups_of(features.store)
     assert judge.folds.max() == count - 1
     assert all(len(np.unique(folds[groups == one])) == 1 for folds in judge.folds for one in np.unique(groups))

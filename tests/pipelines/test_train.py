@@ -214,7 +214,7 @@ def test_the_baseline_is_the_best_constant_output():
     y = np.random.default_rng(0).integers(0, 3, (50, 1, 2))
     constants = [(y == [a, b]).mean() for a in range(3) for b in range(3)]
     assert baseline(y, 3) == pytest.approx(max(constants))
-    assert baseline(y.astype(float), 0) == 0.0  # of R²
+    assert baseline(y.astype(float), 0) == 0.0  # for R²
 
 
 def test_training_from_the_cache_takes_the_same_steps(cache):

@@ -139,7 +139,7 @@ CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__datacl
 SHOWN_TRIALS = 12  # number of the best trials that are printed
 SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
-MAX_RECALLS = 10  # rows of the table of recall
+MAX_RECALLS = 10  # rows of the recall table
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
 
 

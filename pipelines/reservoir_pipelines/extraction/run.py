@@ -111,7 +111,7 @@ class Run:
     root: Path
     prepared: Prepared
     shapes: Mapping[str, tuple[int, int]]  # (tokens, width) of each column
-    layout: Layout  # of a new entry; an existing entry keeps its own
+    layout: Layout  # for a new entry; an existing entry keeps its own
     model: LoadedModel
     rows: dict[str, np.ndarray]
     spec: Spec

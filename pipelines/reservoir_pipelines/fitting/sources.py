@@ -422,7 +422,7 @@ def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows
 
 
 def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray | None:
-    """Return the group of each row of train, then of valid, or of ``some`` of them; None if the rows have no groups."""
+    """Return the groups of the rows of train, then of valid, or of ``some`` rows; None if the rows have no groups."""
     groups = {split: store[split].groups for split in KNOWN}
     if any(of is None for of in groups.values()):
         return None
@@ -446,7 +446,7 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray,
 
 
 def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
-    """Return the moments of a cached column, of all training samples or of each fold of train and valid.
+    """Return the moments of a cached column: of all training samples, or of each fold of train and valid.
 
     The moments are computed from ``blocks`` once, and stored in the entry. The result is None if none are stored.
     """

@@ -17,7 +17,7 @@ VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColumnKernel:
-    """Kernel matrices (n, n) of the samples of train and valid: of columns and of the raw input, with their widths."""
+    """Kernel matrices (n, n) of columns and of the raw input, for the samples of train and valid, with their widths."""
 
     columns: np.ndarray | float = 0.0
     raw: np.ndarray | float = 0.0
@@ -49,7 +49,7 @@ class ColumnKernel:
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of columns that are concatenated
+Kernels = dict[tuple[str, ...], ColumnKernel]  # the keys are names of concatenated columns
 
 
 @dataclass(frozen=True, kw_only=True)

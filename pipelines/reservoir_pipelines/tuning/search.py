@@ -157,7 +157,7 @@ class SearchData:
     task: str
     options: ExtractOptions
     prepared: Prepared
-    folder: Path  # of the trials; its name identifies rows, seed, backbone, weights and precision
+    folder: Path  # holds the trials; its name identifies rows, seed, backbone, weights and precision
     width: int  # hidden width of the default backbone
     default: dict[str, Any]  # the candidate that `extract` would compute
 

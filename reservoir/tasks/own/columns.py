@@ -29,7 +29,7 @@ THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
 MAX_TEXT = 0.5
 """Largest share of filled cells that are not numbers in a column of values; with more, it is a column of text."""
-MAX_ODD = 0.05  # the same share in a column of targets, without --regression
+MAX_ODD = 0.05  # largest share of such cells in a column of targets, without --regression
 
 FILES = {
     "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),

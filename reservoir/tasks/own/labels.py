@@ -26,7 +26,7 @@ MIN_STEPS = 100  # with fewer changes between neighbours, the size of the change
 SMOOTH = 0.65
 """Values have a mean step between different neighbours below this share of the mean step between random tokens."""
 
-SMOOTH_MANY = 0.8  # the same share for more than 256 different numbers
+SMOOTH_MANY = 0.8  # replaces SMOOTH for more than 256 different numbers
 BYTE = 256
 HEAD = 0.1  # the most frequent 1% of many symbols make up more than this share of the tokens
 FEW_CLASSES = 20
