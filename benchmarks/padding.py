@@ -3,11 +3,12 @@
     python benchmarks/padding.py [--data DIR] [--rows 256] [--backbone mini]
 
 For ListOps, and for homology if DIR has its files, the table shows the share of padding among the tokens of all
-batches. It also shows how many times as many tokens, and multiplications in ``mini``, two other ways take: rows in
-their original order, each batch padded to its longest row, and all rows padded to the maximum. The number in brackets
-is the ratio for batches without any padding, the upper bound. With ``--rows``, this number of rows goes through an
-untrained backbone on the CPU in each of the three ways, with all layers pooled as in extract, in processor time. A
-fourth way takes 16 rows at a time in their original order, as the authors of the paper evaluate.
+batches. For two other ways of batching it also shows the number of tokens, and of multiplications in ``mini``, as a
+multiple of ours: rows in their original order with each batch padded to its longest row, and all rows padded to the
+maximum. The number in brackets is the ratio for batches without any padding, the upper bound. With ``--rows``, this
+number of rows goes through an untrained backbone on the CPU in each of the three ways, with all layers pooled as in
+extract, in processor time. A fourth way takes 16 rows at a time in their original order, as the authors of the paper
+evaluate.
 """
 
 from __future__ import annotations

@@ -359,7 +359,7 @@ def readout_candidates(
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
-    """Return the columns that are tried alone, the wide columns of all tokens only if there are no others."""
+    """Return the columns to try alone; wide columns of all tokens are included only if there are no others."""
     columns = [column for column in available if column != RAW]
     return [column for column in columns if not column.endswith("/all")] or columns
 
@@ -503,7 +503,7 @@ def _fewer_columns(
 def _first_that_fits(
     task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first layers and poolings within the size limit, else the last, and a note if the first exceed it."""
+    """Return the first choice of layers and poolings within the size limit, and a note if it is not the very first."""
     from reservoir.features import column_shapes
 
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)

@@ -232,7 +232,7 @@ def _parse(pooling: str) -> tuple[str, int]:
 
 
 class RawInput(nn.Module):
-    """The baseline's features: a task's sequences, flattened, or for wide inputs and words means of 8 segments."""
+    """The baseline's features: the flattened sequences of a task, or means of 8 segments for wide inputs and words."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

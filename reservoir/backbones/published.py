@@ -84,7 +84,7 @@ def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight whose scale keeps that of activations near one although attention is not scaled."""
+    """Draw a weight; its scale keeps activations near one although attention is not scaled."""
     if "layer_norm" in name:
         return None
     inner = {".q.": config.d_model * config.d_kv, ".o.": config.num_heads * config.d_kv, ".wo.": config.d_ff}

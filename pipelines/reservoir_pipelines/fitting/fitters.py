@@ -203,7 +203,7 @@ class RidgeFitter(PenaltyFitter):
         return solve(gather(source.stream("train"), targets), alphas, source.emphasis)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Fit a readout that was chosen on valid to train and valid, and return it with its temperature unchanged."""
+        """Return a readout that was chosen on valid, fitted again to train and valid, with the same temperature."""
         alphas, emphasis = np.array([alpha]), source.emphasis
         if moments := stored_moments(source, self.targets(source), source.stream("train")):
             both = moments[0] + training_moments(source.blocks("valid"), chosen.targets)

@@ -196,7 +196,7 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
 
 
 def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
-    """Refuse a table without a column that the flag ``role`` names, or that a readout needs, as the ``known`` ones."""
+    """Refuse a table without a column that the flag ``role`` names, or that a readout needs (``known``)."""
     names = list(table.frame)
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"

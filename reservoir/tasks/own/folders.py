@@ -27,7 +27,7 @@ from reservoir.tasks.own.tables import BadRows, Table, read_table
 
 
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
-    """Return the files below a folder that are one sequence each, sorted, without ``labels``; or ``path`` itself."""
+    """Return the sorted files below a folder that are one sequence each, except ``labels``; or ``path`` itself."""
     if not path.is_dir():  # a single recording is read as a table
         return [path] if path.is_file() and files_kind([path.name]) in {"images", "sounds"} else []
     files = [file for file in _visible(path) if files_kind([file.name])]

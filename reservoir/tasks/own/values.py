@@ -17,7 +17,8 @@ def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, firs
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
     ``missing`` is the treatment of NaN: ``refuse`` raises an error, and ``interpolate`` interpolates linearly in time.
-    ``mask`` keeps NaN, which scaling turns into 0, and adds for each channel one that is 1 where a value is missing.
+    ``mask`` keeps NaN, which scaling turns into 0, and adds a second channel for each channel, with 1 at missing
+    values.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
