@@ -503,7 +503,7 @@ def _fewer_columns(
 def _first_that_fits(
     task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first choice of layers and poolings within the size limit, and a note if it is not the very first."""
+    """Return the first choice within the size limit, else the last, and a note if the first exceeds the limit."""
     from reservoir.features import column_shapes
 
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)

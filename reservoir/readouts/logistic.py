@@ -184,9 +184,9 @@ def minimise_together(
 ) -> list[tuple[np.ndarray, bool]]:
     """Minimise several smooth convex functions, each from its start, evaluating all unsolved ones together.
 
-    ``evaluate`` maps points by problem number to values and gradients by problem number, with relative error
-    `ROUNDING`. Returns the best point (d,) of each problem, and whether `lbfgs` solved it within this number of
-    ``evaluations``.
+    ``evaluate`` takes a dictionary of points and returns one of values with gradients, both by problem number; their
+    relative error is `ROUNDING`. Returns the best point (d,) of each problem, and whether `lbfgs` solved it within this
+    number of ``evaluations``.
     """
     solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}

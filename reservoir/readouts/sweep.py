@@ -181,7 +181,7 @@ def forward_selection(
     and every step raises the accuracy. Of equally accurate columns the first one is added.
     """
     if not columns or limit < 1:
-        raise InputError(f"columns: at most {limit} of {len(columns)} columns; both numbers must be 1 or more")
+        raise InputError(f"columns: {len(columns)} columns, of which at most {limit} are chosen; give at least 1 and 1")
     # The moments of any columns are a part of the moments of all columns, so that one pass over train is enough.
     training = gather(train, targets)
     steps: list[tuple[tuple[str, ...], Sweep]] = []

@@ -74,7 +74,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 def encode(
     task: Task, x: np.ndarray, lengths: np.ndarray | None = None, where: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored ones and lengths; errors name ``where``."""
+    """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored sequences; errors name ``where``."""
     if task.name not in TASKS:
         return encode_own(task, x, lengths, where or f"task {task.name!r}")
     stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)

@@ -205,7 +205,7 @@ def refuse_column(table: Table, name: str, role: str = "", known: Collection[str
 
 
 def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
-    """Refuse a table without a column of labels; suggest those of ``names`` that are not texts without repetitions."""
+    """Refuse a table without a column of labels; suggest those of ``names`` that are not unique texts."""
     frame = table.frame
     missing = " (is the header line missing?)" if any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame) else ""
     flags = [f"--label {quote(name)}" for name in names if not (is_text(frame[name]) and frame[name].is_unique)]
