@@ -26,7 +26,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch  # noqa: F401, as extract does: where it is imported, it rounds to float16
+import torch  # noqa: F401, imported as in extract, because the store then rounds with torch
 from reservoir_cache import (
     Entry,
     FeatureStore,

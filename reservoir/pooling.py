@@ -150,7 +150,7 @@ class LayerPooling:
 
     def _filled(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding."""
-        # A product with zero would not do, because the padding may be infinite.
+        # Multiplication by zero would not work, because the padding may be infinite.
         return self._hidden if self._padding is None else self._hidden.masked_fill(self._padding, value)
 
     @cached_property

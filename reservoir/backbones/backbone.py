@@ -99,7 +99,7 @@ class Backbone(nn.Module):
         blocks = self.blocks
         used = blocks[: max(self.layers.index(layer) for layer in layers)]
         handles = [self._hook(used, layer, callback) for layer, callback in layers.items()]
-        if len(used) < self.depth:  # blocks above the deepest layer would only take time
+        if len(used) < self.depth:  # skip the blocks above the deepest requested layer
             _replace(self.model, self.family.blocks, used)
         try:
             yield

@@ -242,7 +242,7 @@ def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float
     # Rows are independent, but the outputs of a row are not.
     shares = np.asarray(shares, np.float64)
     rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
-    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # no variance: count rows
+    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # without variance, each row counts once
     centre = p + z * z / (2 * n)
     spread = z * math.sqrt(max(0.0, p * (1 - p) / n + z * z / (4 * n * n)))
     scale = 1 + z * z / n

@@ -63,9 +63,9 @@ class Sweep:
     """Result of a sweep over penalties: the models of a path, and their tally on held-out samples.
 
     ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
-    within one standard error of the best is chosen. ``temperature`` is that of the chosen readout, 1 without held-out
-    scores. After cross-validation, either ``kernel`` is the kernel matrix of the samples, or ``moments`` are those
-    of each fold, from which the path was solved.
+    within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout; it is 1 without
+    held-out scores. After cross-validation, either ``kernel`` is the kernel matrix of the samples, or ``moments`` are
+    those of each fold, from which the path was solved.
     """
 
     path: LinearPath | DeferredPath

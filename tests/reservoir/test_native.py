@@ -63,7 +63,7 @@ def text_by_hand(kind: str, folder: Path, text: str, most: int = 20) -> dict[str
     model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
     (blocks,) = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 3]
     last: list[torch.Tensor] = []
-    # output_hidden_states gives some families' last block after the final norm; a hook gives it bare.
+    # In some families output_hidden_states applies the final norm to the last block; a hook returns it before the norm.
     blocks[-1].register_forward_hook(lambda _m, _i, o: last.append(o[0] if isinstance(o, tuple) else o))
     out = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], output_hidden_states=True)
     n = tokens["input_ids"].shape[1]

@@ -73,7 +73,7 @@ class ColumnFit:
     results: tuple[Result, ...]
     best: int
     solve: Callable[[], Readout] | None
-    layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, if they are summed
+    layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column of a weighted sum
 
     @property
     def result(self) -> Result:
@@ -115,7 +115,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
 
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
-    """Append a fit; only the best fit and that of the raw input, a baseline, keep their models."""
+    """Append a fit; only the best fit and the fit of the raw input, a baseline, keep their models."""
     # Solving takes time, and a model that is not solved yet holds the features or their moments in memory.
     fits.append(new)
     best = max(fits, key=lambda fit: fit.result.merit)

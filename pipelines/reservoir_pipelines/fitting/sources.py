@@ -452,7 +452,7 @@ def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], fold
     """
     if not isinstance(source, ColumnSource) or source.some:
         return None
-    # With fewer samples per feature, the float64 moments would be larger than the float16 features.
+    # With at most four samples per feature, the float64 moments would be larger than the float16 features.
     if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry

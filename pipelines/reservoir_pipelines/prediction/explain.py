@@ -43,7 +43,7 @@ class Explanation(Record):
 
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
-    """Draw what each position of some sequences adds to the score of their predicted class."""
+    """Plot what each position of some sequences adds to the score of their predicted class."""
     bundle = open_readout(readout, linear=True)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
         raise InputError(

@@ -304,7 +304,7 @@ class Search:
         return self.judges[limit]
 
     def kernels(self, trials: list[ReservoirTrial]) -> dict[int, ColumnKernel]:
-        """Return the kernel of the best columns of each trial, by its number, and that of the raw input."""
+        """Return the kernels of the raw input and of each trial's best columns, by trial number."""
         found: dict[int, ColumnKernel] = {}
         with silenced():
             for trial in trials:

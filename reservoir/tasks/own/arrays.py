@@ -30,7 +30,7 @@ class Arrays:
         self._arrays = dict(arrays)
         self.files: list[Path] = []  # files that are read in addition to the named one
         self.notes: list[str] = []
-        self.chosen: dict[str, Any] = {}  # choices made by rule, needed to read new data
+        self.chosen: dict[str, Any] = {}  # choices of the rules, which are needed to read new data
         self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
         self.dtypes = ({"x": x[1]} if x else {}) | {name: array.dtype for name, array in arrays.items()}
 

@@ -103,7 +103,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
 
 
 def _unique_id(table: Table, names: list[str]) -> str:
-    """Return a column that is named like an id and whose cells are unique; refuse one whose cells are not."""
+    """Return a column with the name of an id and unique cells; refuse a column with such a name and repeated cells."""
     for name in filter(NAMED_ID.fullmatch, names):
         texts = table.frame[name].astype(str)
         if len(texts) < MIN_COUNTED or texts.str.contains(".", regex=False).any():

@@ -25,7 +25,7 @@ from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
 
 def own_name(origin: str) -> str:
-    """Return the name of a task of your own: that of the file, without special characters."""
+    """Return the name of your own data as a task: the file's name without special characters."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
 
 

@@ -85,7 +85,7 @@ def folder_arrays(
 def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the labels, groups and splits of files or records from the table that ``--labels`` names, and notes."""
     assert asked.labels
-    table = read_table(Path(asked.labels), None)  # all as text: run 007 is not run 7
+    table = read_table(Path(asked.labels), None)  # as text, because run 007 is not run 7
     table.bad.kept()
     key, row_of = _joined(table, asked.id, names)
     rows, cells = np.array([row_of[name] for name in names]), table.frame[key].astype(str).str.strip().tolist()
