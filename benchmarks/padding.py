@@ -7,8 +7,8 @@ batches. For two other ways of batching it also shows the number of tokens, and 
 multiple of ours: rows in their original order with each batch padded to its longest row, and all rows padded to the
 maximum. The number in brackets is the ratio for batches without any padding, the upper bound. With ``--rows``, this
 number of rows goes through an untrained backbone on the CPU in each of the three ways, with all layers pooled as in
-extract, in processor time. A fourth way takes 16 rows at a time in their original order, as the authors of the paper
-evaluate.
+extract; the times are processor times. A fourth way takes 16 rows at a time in their original order, as in the
+evaluation of the paper's authors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AUTHORS = 16
 """Number of rows in a batch of the authors."""
 
 Batches = list[tuple[np.ndarray, int]]
-"""Row numbers of each batch, and the tokens that they are padded to."""
+"""Row numbers of each batch, and the number of tokens to which these rows are padded."""
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ class OwnDataOptions(Options, panel="Data"):
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
-    text: str | None = option(None, "Column of texts or of sequences of letters.")
+    text: str | None = option(None, "Column of texts, or of letter sequences.")
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
     regression: bool = option(False, "Read whole-number labels as targets of a regression.")
@@ -126,7 +126,7 @@ class ShapeOptions(Options, panel="Model"):
     backbone: str | None = option(
         None, "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.", shown="mini"
     )
-    seed: int = option(0, "Seed of random weights, of the input layer and of the order of rows.", seed_number)
+    seed: int = option(0, "Seed for random weights, the input layer and the order of rows.", seed_number)
 
 
 class ModelOptions(ShapeOptions, panel="Model"):

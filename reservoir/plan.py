@@ -315,7 +315,7 @@ def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | Non
 
 
 def repeats_of(rows: int) -> int:
-    """Return the number of repeats of a cross-validation with this number of training rows."""
+    """Return how often cross-validation is repeated with this number of training rows."""
     return next(number for most, number in REPEATS if rows < most)
 
 
@@ -441,7 +441,7 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     """Return the default windows for a task with ``rows`` rows in all; empty if each value or symbol is a token."""
     kind = kind_of(task)
     if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS):
-        # Each token is the middle of the window that its label belongs to.
+        # Each token with a label is in the middle of its window.
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
             return around | {"input": "orthogonal"}
@@ -537,7 +537,7 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
 def _rows_at_a_time(
     seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
-    """Return the number of rows of a block and of a batch; a row has up to ``pieces`` pieces."""
+    """Return the number of rows per block and per batch; a row has up to ``pieces`` pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch

@@ -123,7 +123,7 @@ def attention(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
@@ -165,7 +165,7 @@ def attention(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -361,7 +361,7 @@ def extract(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
@@ -403,7 +403,7 @@ def extract(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -595,7 +595,7 @@ def import_features(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -708,7 +708,7 @@ def plan(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
@@ -750,7 +750,7 @@ def plan(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -903,7 +903,7 @@ def prepare(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -988,7 +988,7 @@ def pretrain(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     steps : int, optional
@@ -1144,7 +1144,7 @@ def reproduce(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1267,7 +1267,7 @@ def train(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
@@ -1309,7 +1309,7 @@ def train(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1456,7 +1456,7 @@ def tune(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
@@ -1470,7 +1470,7 @@ def tune(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False

@@ -124,7 +124,7 @@ def save(figure: Figure, path: Path) -> None:
 
 @picture
 def plot(path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any) -> None:
-    """Save what ``draw(axes, ...)`` draws, of a size in inches, below a title."""
+    """Save the output of ``draw(axes, ...)`` with a size in inches and a title."""
     figure = figure_of(*size, title)
     draw(figure.subplots(), *arguments)
     save(figure, path)
@@ -161,7 +161,7 @@ def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float 
 
 
 def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str, best: int | None = None) -> None:
-    """Draw (step, value) of training, smoothed over 1% of its points, and of validation, and mark the best step."""
+    """Draw the (step, value) pairs of training, smoothed over 1% of them, and of validation; mark the best step."""
     if len(train):
         width = max(1, len(train) // 100)
         smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
@@ -397,7 +397,7 @@ def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
 
 
 def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]], kind: str) -> None:
-    """Draw the standard deviation of the tensors of a kind, ``weight`` or ``bias``, over the blocks, (depth,) each."""
+    """Draw the standard deviations of one kind of tensor, ``weight`` or ``bias``, over the blocks, (depth,) each."""
     from matplotlib.ticker import MaxNLocator
 
     names = [name for name in deviations if ("bias" in name) == (kind == "bias")]

@@ -1,4 +1,4 @@
-"""An input layer for whitened image windows: the weights of each unit are a window of a random image of discs."""
+"""An input layer for whitened image windows: each unit's weights are a window of a random image of discs."""
 
 import numpy as np
 

@@ -51,7 +51,7 @@ class HeldOut:
 
 
 class Text:
-    """The bytes of a file, gzipped or not, or of all files of a folder in the order of their names; a token is a byte.
+    """The bytes of a file (gzipped or not), or of a folder's files in the order of their names; a token is a byte.
 
     The first 90% are train, the next 5% valid, and the last 5% test.
     """

@@ -181,7 +181,7 @@ class Moments:
 
 
 class Accumulator:
-    """Builder of `Moments` of w features and t targets from blocks of any sizes, using memory of order w^2."""
+    """Builder of `Moments` for w features and t targets, from blocks of any size, in memory of order w^2."""
 
     def __init__(self, width: int, targets: int) -> None:
         # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
@@ -342,7 +342,7 @@ class LinearPath:
 
 
 class Scorer:
-    """Scorer of blocks of features under every penalty of a path, with one matrix product per block."""
+    """Scores blocks of features under every penalty of a path, with one matrix product per block."""
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
         # For real targets the offset is added in float64: float32 next to a mean of 1e5 would lose a spread of 0.3.

@@ -73,7 +73,7 @@ def evaluate(symbols: np.ndarray) -> np.ndarray:
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
     depth = np.cumsum(operator.astype(np.int8) - (symbols == CLOSE), dtype=np.int16)
     value = np.where(symbols < OPERATOR, symbols - DIGIT, 0).astype(np.int8)
-    # The level of a node is the depth of the operator it is an argument of.
+    # The level of a node is the depth of the operator that has it as an argument.
     level = np.where(operator, depth - 1, depth)
     nodes = np.flatnonzero(symbols != CLOSE)
     nodes = nodes[np.argsort(level[nodes], kind="stable")]

@@ -1,4 +1,4 @@
-"""Modular addition: a table of sums that a readout of frozen features cannot generalise from."""
+"""Modular addition: a table of sums from which a readout of frozen features cannot generalise."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -25,7 +25,7 @@ PARTS = {
     "test_superfamily": "test_superfamily_holdout",
     "test_family": "test_family_holdout",
 }
-"""Splits, and the parts of TAPE they come from."""
+"""The part of TAPE for each split."""
 
 FOLDERS = ("", "remote_homology", "homology")
 BUCKET = 100  # number of batches that TAPE's loader sorts by length together

@@ -1,4 +1,4 @@
-"""Baselines without a reservoir: linear models of the raw input, and of simple statistics of it."""
+"""Baselines without a reservoir: linear models of the raw input, and of its simple statistics."""
 
 import math
 from collections.abc import Iterator

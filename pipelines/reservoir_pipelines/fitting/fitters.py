@@ -97,7 +97,7 @@ class ColumnFit:
 
 
 def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFit:
-    """Return the fit of a sweep over the penalties of a ``readout`` of concatenated columns."""
+    """Return the fit of concatenated columns by a kind of ``readout``, from its sweep over penalties."""
     settings = zip(swept.path.alphas, swept.accuracy, swept.loss, swept.path.converged, strict=True)
     results = tuple(
         Result(
@@ -125,7 +125,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
 def fit_penalties(
     readout: str, columns: tuple[str, ...], swept: Callable[[np.ndarray], Sweep], alphas: np.ndarray, *, widens: bool
 ) -> ColumnFit:
-    """Return the fit of a grid of penalties, or, if it ``widens`` and its end scores best, of a wider grid."""
+    """Return the fit of a grid of penalties; with ``widens``, use a wider grid if an end scores best."""
     found = column_fit(readout, columns, swept(alphas))
     wider = extended_alphas(alphas, found.best) if widens and found.at_edge else None
     return found if wider is None else column_fit(readout, columns, swept(wider))
@@ -159,7 +159,7 @@ class RidgeFitter(PenaltyFitter):
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
-        """Return the coding of a source's labels; class weights count all rows that the final readout is fitted to."""
+        """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
         return source.targets(self.classes, self.balanced, KNOWN if self.folds or self.refits else ("train",))
 
     def fit(self, source: Source) -> ColumnFit:
@@ -439,7 +439,7 @@ def _literal(text: str) -> Any:
 
 
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
-    """Return the fitter of the options, for labels of some classes and the folds that `choose_folds` returned."""
+    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
     if options.one_standard_error and not folds:
         raise InputError("--one-standard-error needs cross-validation of ridge readouts; add --select cv5")

@@ -287,7 +287,7 @@ class Pool:
 
     @property
     def title(self) -> str:
-        """Name of the entry, or of the first of several, with the number of the others and a digest of all names."""
+        """Name of the entry; for several, name of the first, number of the others, and digest of all names."""
         names = [store.entry.path.name for store in self.stores]
         if len(names) == 1:
             return names[0]
@@ -422,7 +422,7 @@ def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows
 
 
 def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray | None:
-    """Return the groups of the rows of train, then of valid, or of ``some`` rows; None if the rows have no groups."""
+    """Return the group of each row in train, then valid, or of ``some`` rows; None if the rows have no groups."""
     groups = {split: store[split].groups for split in KNOWN}
     if any(of is None for of in groups.values()):
         return None
@@ -430,7 +430,7 @@ def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray |
 
 
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
-    """Return the folds of every sample of train, then of valid, (n, repeats), in repeated random assignments.
+    """Return the fold of each sample in train, then valid, (n, repeats), for repeated random assignments.
 
     Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
     """
@@ -441,7 +441,7 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
 
 
 def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples of train, then of valid, each block with its part of the ``folds`` of `assign_folds`."""
+    """Yield all samples of train, then of valid, each block with its part of ``folds`` (see `assign_folds`)."""
     return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
 
 

@@ -144,7 +144,7 @@ def pretrain(
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
     window = recipe.context + 1
-    # This raises `InputError` for a corpus that is too short before anything is written.
+    # Before anything is written, this raises `InputError` if the corpus is too short.
     held_out = {split: source.held_out(split, window) for split in HELD_OUT}
     described = source.describe()
     settings = {"corpus": described, "backbone": backbone, "recipe": recipe.to_dict(), "compute": compute}

@@ -33,7 +33,7 @@ class ColumnKernel:
         return cls(columns=kernel_matrix(x), width=x.shape[1])
 
     def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
-        """Return the kernel matrix of the columns of both, concatenated: the sum of the two matrices."""
+        """Return the kernel matrix of the concatenated columns: the sum of the two matrices."""
         return ColumnKernel(
             columns=self.columns + other.columns,
             raw=self.raw + other.raw,

@@ -226,7 +226,7 @@ class SearchData:
 class Costs:
     """Seconds of trials by backbone, as a constant and a part that grows with the work."""
 
-    constant: float  # share of the cost that is assumed not to grow until trials of different sizes are measured
+    constant: float  # assumed constant share of the cost, until trials of different sizes have been measured
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, backbone: str, work: float, seconds: float) -> None:

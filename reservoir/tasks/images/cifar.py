@@ -1,4 +1,4 @@
-"""CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey."""
+"""CIFAR-10: in colour as patches; and in grey, one pixel per token, as in Long Range Arena."""
 
 import math
 import pickletools
@@ -39,7 +39,7 @@ def find_batches(task: str, data: Path | None) -> list[Path]:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (rows, 32, 32, 3) and labels (rows,), as bytes, of a batch of binary records or of a pickle."""
+    """Return images (rows, 32, 32, 3) and labels (rows,), as bytes, from a file of binary records or a pickle."""
     if path.stat().st_size > MAX_BYTES:
         raise InputError(f"{path}: {path.stat().st_size} bytes, not the 31 million of a batch; check the file")
     data = path.read_bytes()

@@ -36,7 +36,7 @@ FILES = {
     "sounds": (".wav", ".flac", ".ogg", ".mp3"),
     "recordings": (".csv", ".tsv", ".parquet"),
 }
-"""Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
+"""Suffixes of files that are one sequence each; a folder is read as the first kind of which it has files."""
 
 MAX_SHOWN = 8
 PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
@@ -222,7 +222,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def files_kind(names: Iterable[str]) -> str:
-    """Return the kind of `FILES` that the suffixes of all names belong to; else ""."""
+    """Return the kind in `FILES` that has the suffixes of all names; else ""."""
     lower = [name.lower() for name in names]
     return next((kind for kind, ends in FILES.items() if lower and all(name.endswith(ends) for name in lower)), "")
 

@@ -133,7 +133,7 @@ def source_files(path: Path, named: str | None = None) -> list[Path]:
 
 
 def labels_path(data: Path, named: str) -> Path:
-    """Return the table of labels: the path that is named, or a file of that name in the folder of the data."""
+    """Return the path of the table of labels: the given path, or a file with this name in the data's folder."""
     for place in (Path(named), data / named, data.parent / named):
         if place.is_file():
             return place

@@ -41,7 +41,7 @@ MAX_DIGITS = 24  # most digits of a number that is one label; each digit of a lo
 
 
 class TableReader:
-    """Reader of a table by the roles of its columns; for new sequences, ``known`` has the parameters of their task."""
+    """Reads a table by the roles of its columns; for new sequences, ``known`` has the parameters of their task."""
 
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):
         self.table, self.asked, self.labelled, self.known = table, asked, known is None, known or {}

@@ -10,7 +10,7 @@ from reservoir.tasks.own.texts import codes_of
 from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of the range of its channel
+MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
 
 def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
