@@ -104,7 +104,7 @@ def measure_ridge(pairs: list[tuple[Column, Column]], targets: Targets, penaltie
 
 
 def measure_floor(pairs: list[tuple[Column, Column]]) -> dict[str, float]:
-    """Return seconds of one read of the training features, and of X'X in float32 at the speed of one large product."""
+    """Return the seconds to read the training features once, and those of X'X in float32 at full speed."""
 
     def read() -> None:
         for train, _ in pairs:

@@ -80,7 +80,7 @@ def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[
 
 
 def page_picture(size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> str:
-    """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails."""
+    """Return the data URI of an SVG image by ``draw(axes, ...)`` with a size in inches; empty if drawing fails."""
     # Inside an image, no text of the SVG can run code or load anything.
     buffer = io.BytesIO()
     try:
