@@ -402,7 +402,7 @@ def _import(path: str) -> Callable[..., Any]:
             "sklearn.linear_model.LogisticRegression"
         ) from error
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
-    # A recipe may name scikit-learn's estimators, but nothing else that its modules happen to hold.
+    # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
     if not estimates or foreign:
         raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name another class")

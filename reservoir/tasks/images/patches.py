@@ -11,10 +11,10 @@ from reservoir.tasks.rows import row_hash
 from reservoir.tasks.source import classes_of, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
-PADDING = 4  # pixels of black around an image that a crop may reach into
+PADDING = 4  # width in pixels of the black border that a crop may include
 MAX_DEGREES = 20.0
 
-MARGIN = 2  # pixels around an image, copies of its border, that overlapping windows may reach into
+MARGIN = 2  # width in pixels of the border, a copy of the outermost pixels, that overlapping windows may include
 LEVELS = 24  # stored levels per unit of whitened values
 BLOCK = 512  # images worked on at once, so that the index arrays stay in the processor's cache
 
