@@ -129,7 +129,7 @@ def in_memory(train: Column, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_sklearn(train: Column, columns: int, penalties: int, fits: int) -> dict[str, float]:
-    """Return seconds of one fit per penalty and of leave-one-out selection, scaled up from one column."""
+    """Return the seconds of one fit per penalty and of leave-one-out selection, scaled up from one column."""
     from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
     x, y = in_memory(train, train.stop)
@@ -142,7 +142,7 @@ def measure_sklearn(train: Column, columns: int, penalties: int, fits: int) -> d
 
 
 def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targets: Targets) -> dict[str, Any]:
-    """Return seconds of a logistic path and of cold fits over all columns, scaled up from one, and accuracies."""
+    """Return accuracies, and seconds of a logistic path and of cold fits for all columns, scaled up from one column."""
     from sklearn.linear_model import LogisticRegression
 
     x, y = in_memory(pair[0], rows)
