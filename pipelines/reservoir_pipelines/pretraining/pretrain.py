@@ -228,7 +228,7 @@ def _pretrain_bit_memory(
 
 
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:
-    """Copy the weights of a backbone into a language model of its shape, except the token embeddings."""
+    """Copy the weights of a backbone into a language model of the same shape, except the token embeddings."""
     inner = model.model.base_model
     missing, unexpected = inner.load_state_dict(backbone.model.state_dict(), strict=False)
     if unexpected or not all(name.startswith(backbone.family.unused) for name in missing):

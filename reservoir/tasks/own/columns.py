@@ -18,7 +18,7 @@ from reservoir.tasks.own.tables import EMPTY, SUFFIXES, Table, read_table
 USUAL_LABELS = (
     "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
 )  # fmt: skip
-"""Usual names of columns of labels, in lower or upper case."""
+"""Usual names of label columns, in lower or upper case."""
 
 SEQUENCES = ("x", "sequence")
 IDS = ("id", "series_id", "case")
@@ -52,7 +52,7 @@ class Roles:
     group: str = ""
     sequence: str = ""
     notes: list[str] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)  # choices made by rule, needed to read new data
+    chosen: dict[str, Any] = field(default_factory=dict)  # choices of the rules, which are needed to read new data
 
 
 def text_columns(asked: OwnDataOptions) -> list[str]:
@@ -273,7 +273,7 @@ def is_number(column: Any) -> bool:
 
 
 def is_sequences(column: Any) -> bool:
-    """Return whether each cell is a sequence: a list or a text of numbers, with several numbers in some cell."""
+    """Return whether each cell is a sequence: a list or a text of numbers, of which at least one has several."""
     cells = filled(column)
     texts = [cell.strip() for cell in cells if isinstance(cell, str)]
     if not texts:
