@@ -49,7 +49,7 @@ class TextReader:
         self.form = Tokens(len(tokenizer))
         special = tokenizer("")["input_ids"]
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
-        self.description = f"the model's own tokenizer, of {len(tokenizer):,} tokens"
+        self.description = f"the model's own tokenizer, with {len(tokenizer):,} tokens"
         # Everything that decides the token IDs of a text.
         rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

@@ -35,7 +35,7 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     assert spec.input["kind"] == "native" and {"tokenizer", "embeddings"} < set(spec.input)
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.columns[-1] == "final/mean"
     message = capfd.readouterr().err
-    assert "read by the model's own tokenizer, of 14 tokens" in message and "symbols" not in message
+    assert "read by the model's own tokenizer, with 14 tokens" in message and "symbols" not in message
     drawn = extract(str(file), backbone=str(folder), input="gaussian", layers="embed", pool="mean")
     assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
     fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
