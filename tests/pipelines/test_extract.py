@@ -164,7 +164,7 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PADDED)
 def test_padding_is_below_five_percent(device, name):
-    """ListOps' own lengths, lengths drawn like those of TAPE's proteins (21 to 860, mean 167), and of strings."""
+    """The lengths are those of ListOps, some drawn like TAPE's proteins (21 to 860, mean 167), and those of strings."""
     tokens, lengths = PADDED[name]
     if lengths is None:
         source = task_named("listops", train_rows=4096, valid_rows=1, test_rows=1)
