@@ -212,7 +212,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     elif compute == "bfloat16":
         computed = "this device multiplies bfloat16 faster"
     # Many shares are 0 in all but a few rows. In float16 the offset of a block adds rounding errors to the zeros, and
-    # if all training rows are zeros, standardisation scales these errors up to deviation 1.
+    # if all training rows are zeros, standardisation scales these errors up to variance 1.
     precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
@@ -480,7 +480,7 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
-    return poolings, f"these show which {kind} occur, and where; with all tokens if they fit"
+    return poolings, f"these show which {kind} occur, and where" + (", token by token" if aligned else "")
 
 
 def _fewer_columns(

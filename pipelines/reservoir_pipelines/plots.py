@@ -346,7 +346,7 @@ def draw_values(axes: Axes, values: np.ndarray) -> None:
 
 
 def confusion_side(classes: Sequence[str]) -> float:
-    """Return the height in inches of a plot of a confusion matrix."""
+    """Return the height of a confusion matrix's plot, in inches."""
     return min(9.0, 3.5 + 0.3 * len(classes))
 
 

@@ -13,7 +13,7 @@ TRAIN, FITTED = 50, 70
 
 
 def series(rows=90, values=40):
-    """Return series and classes; all series have one mean and deviation, so any subset gives the same scale."""
+    """Return series and classes; all series have the same mean and variance, so any subset gives the same scale."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, rows)
     phase = rng.uniform(0, 6, (rows, 1))

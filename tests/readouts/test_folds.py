@@ -222,7 +222,7 @@ def test_weighted_folds_are_weighted_refits(width):
 
 
 def test_channel_that_varies_in_one_fold_is_not_scaled_up_elsewhere():
-    """Rounding errors of a constant differ between float16 blocks; scaled to deviation 1 they would be noise."""
+    """Rounding errors of a constant differ between float16 blocks; scaled to variance 1 they would be noise."""
     for width in (20, 300):
         x, y = data(120, width, 2)
         fold, rng = np.arange(120) % 4, np.random.default_rng(0)

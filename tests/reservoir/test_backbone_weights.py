@@ -102,7 +102,7 @@ def test_random_weights_have_the_deviation_of_transformers(name):
 
 
 def test_random_flat_gpt2_does_not_scale_projections():
-    """Transformers 4.1.1 drew matrices with deviation 0.02; later ones divide `c_proj` by sqrt(2 x blocks)."""
+    """Transformers 4.1.1 drew matrices of standard deviation 0.02; later ones divide `c_proj` by sqrt(2 x blocks)."""
     name = "gpt2:n_layer=2,n_embd=128,n_head=2"
     flat, scaled = load_backbone(name, "random-flat"), load_backbone(name, "random")
     for parameter, drawn in flat.model.named_parameters():

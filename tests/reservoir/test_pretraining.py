@@ -82,7 +82,7 @@ def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
     lengths = range(90, 121, 2)
     for window in Nesting(12).windows(generator(0), 60, 700):
         ends = set(lengths_of_sequences(window, 6))
-        # From the start, steps of allowed lengths lead from end to end of sequences, up to the last of the window.
+        # From the start of the window, steps of allowed lengths reach the ends of sequences, up to its last one.
         reached, frontier = set(), {0}
         while frontier:
             reached |= frontier

@@ -354,8 +354,8 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     # TAPE's vocabulary: padding, mask, class, separator, unknown, then the letters from A (5) to Z (29), without J.
     alphabet = [letter for letter in string.ascii_uppercase if letter != "J"]
     letters_of = [record["primary"] for record in parts["valid"]]
-    # Batches of four rows of similar length: a row is padded to the longest, and a batch with a too long row is
-    # dropped.
+    # Batches of four rows of similar length: rows are padded to the longest; if that is too long, the whole
+    # batch is dropped.
     order = sorted(range(len(letters_of)), key=lambda row: len(letters_of[row]))
     longest = {row: len(letters_of[order[at // 4 * 4 + 3]]) + 2 for at, row in enumerate(order)}
     kept = [row for row in range(len(letters_of)) if longest[row] <= 30]

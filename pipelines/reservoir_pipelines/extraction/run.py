@@ -325,7 +325,7 @@ def compute_missing(
 
 @dataclass(frozen=True)
 class Share:
-    """The arguments of a call of extract that a worker repeats; the worker's cache key must equal ``key``."""
+    """The arguments with which a worker repeats a call of extract; the worker's cache key must equal ``key``."""
 
     options: ExtractOptions
     prepared: Path

@@ -406,7 +406,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
 
 
 def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows | None:
-    """Return random rows to fit all columns to first; None if that saves no time, or a class or group is missing."""
+    """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
     train, valid = pool.store["train"], pool.store["valid"]
     if train.rows < RACED_ROWS:
         return None

@@ -196,7 +196,7 @@ class Cifar10Lra(Cifar10):
         return self._task("cifar10-lra", Vectors(1), SIDE * SIDE)
 
     def scaling(self) -> Scaling:
-        """Return the standardisation by mean 0.5 and deviation 0.5, for bytes."""
+        """Return the standardisation by mean 0.5 and standard deviation 0.5, for bytes."""
         return Scaling.constant(1 / 127.5, 1, offset=127.5)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:

@@ -200,7 +200,7 @@ class TableReader:
         self.arrays["lengths"] = lengths
 
     def _choose_values(self) -> None:
-        """Keep the columns of values of the task, in its order; rows may end before the last column."""
+        """Keep the task's value columns, in its order; rows may end before the last column."""
         table, known = self.table, self.known.get("columns", [])
         if known:
             end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
