@@ -30,7 +30,7 @@ BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 head
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Record):
-    """Attention maps of one block: of one sequence, and their mean over rows.
+    """One block's attention maps for one sequence, and their mean over rows.
 
     ``one`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names. ``mean`` (heads,
     tokens, tokens) is the mean over the rows in which both tokens are real, or NaN without such rows. For bit tasks,

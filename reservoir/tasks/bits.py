@@ -106,7 +106,7 @@ class BitMemory(_Bits):
 class BitXor(_Bits):
     """Add bit strings modulo two, bit by bit.
 
-    The input is ``patterns`` strings of ``n`` bits of 0 and 1, ``token_bits`` bits per token; the labels of the tokens
+    The input is ``patterns`` strings of ``n`` bits, ``token_bits`` bits per token; the labels of the tokens
     of the last string are the sums. The defaults are those of Lu et al. (2021): 10 tokens of one bit, the last 5 read
     out. There are only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs, and the test shows only
     whether the function can be fitted. With ``held_out`` (6 to 20 bits in all) a hash of the input decides its split, a

@@ -191,7 +191,7 @@ def set_used(entry, days):
 
 
 def sized(root, toy, sizes, *, unfinished=()):
-    """Make entries of these sizes in units of 10 kB, in the order of their last use; leave some of them unfinished."""
+    """Make entries of these sizes, in units of 10 kB, least recently used first; leave some unfinished."""
     entries = []
     for number, size in enumerate(sizes):
         entry = toy.entry(root, init={"kind": "random", "seed": number})

@@ -37,7 +37,7 @@ def extract_all(root):
 
 
 def killed_at(root, moment):
-    """Extract in a forked process that kills itself after ``moment`` lines of the package; return its exit code."""
+    """Extract in a forked process that kills itself after running ``moment`` lines of the package; return its exit code."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,4 +1,4 @@
-"""The command line: one line and exit code 2 for mistakes, JSON alone with --json, quick starts, progress in lines."""
+"""A mistake gives one line and exit code 2, --json prints only JSON, and commands start fast and show progress."""
 
 import gzip
 import io

@@ -270,7 +270,7 @@ def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
         done = reproduce([mine], scheduler=cluster.scheduler_address)
     assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
     _, cells, kept, places = module.planned([mine], ReproduceOptions(), TaskOptions(), PlaceOptions())
-    messages = [module.run_on_worker(cell, kept, places) for cell in cells]  # for finished cells only the messages
+    messages = [module.run_on_worker(cell, kept, places) for cell in cells]  # returns messages
     assert sum("% in" in line for line in messages) == 2
     assert sum("failed, task 'mnist' needs its files" in line for line in messages) == 1
 

@@ -111,7 +111,7 @@ def test_every_flipped_bit_of_the_journal_is_found(tmp_path):
 
 
 def flip(path, where):
-    """Flip one bit of a file, in the byte at the share ``where`` of its length."""
+    """Flip one bit of a file, in the byte at the fraction ``where`` of its length."""
     data = bytearray(path.read_bytes())
     data[int(where * (len(data) - 1))] ^= 4
     path.write_bytes(data)

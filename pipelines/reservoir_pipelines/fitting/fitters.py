@@ -155,7 +155,7 @@ class RidgeFitter(PenaltyFitter):
     repeats: int = 1
     refits: bool = False
     one_standard_error: bool = False
-    # The kernel matrix of the last fit, by columns. A fit with more columns computes only the part of the new ones.
+    # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:

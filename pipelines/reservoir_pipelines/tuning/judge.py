@@ -26,7 +26,7 @@ class ColumnKernel:
 
     @classmethod
     def of(cls, source: Source) -> "ColumnKernel":
-        """Return the inner products of all samples of a source."""
+        """Return the inner products between all samples of a source."""
         x = np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)])
         if source.columns == (RAW,):
             return cls(raw=kernel_matrix(x), raw_width=x.shape[1])
