@@ -86,7 +86,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure_ridge(pairs: list[tuple[Column, Column]], targets: Targets, penalties: int) -> dict[str, float]:
-    """Return seconds of the first sweep over all columns by part, of a further grid, and the peak memory so far."""
+    """Return the seconds of each part of a first sweep over all columns and of a further grid, and the peak memory."""
     parts = dict.fromkeys(("pass", "solve", "score", "further_grid_per_column"), 0.0)
     best = 0.0
     for train, valid in pairs:

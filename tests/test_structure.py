@@ -1,4 +1,4 @@
-"""Structure of the packages: imports have one direction and no cycles, options are declared once, --help is fast."""
+"""The packages import in one direction and without cycles, declare each option once, and show --help fast."""
 
 import ast
 import sys

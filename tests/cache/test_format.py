@@ -1,4 +1,4 @@
-"""FORMAT.md agrees with the code and its files; keys of specifications; the exports of the package."""
+"""FORMAT.md agrees with the code and its files, keys depend on every field, and imports load few modules."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A few rounds of fault injection: kills, power losses, flipped bits; ``make faults`` runs all rounds."""
+"""A few rounds of kills, power losses and flipped bits lose nothing; ``make faults`` runs all rounds."""
 
 import os
 import random
@@ -37,7 +37,7 @@ def extract_all(root):
 
 
 def killed_at(root, moment):
-    """Extract in a forked process that kills itself after running ``moment`` lines of the package; return its exit code."""
+    """Extract in a forked process that kills itself after ``moment`` lines of our packages; return its exit code."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

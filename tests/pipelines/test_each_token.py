@@ -1,4 +1,4 @@
-"""Labels of every residue or value: recognised by their form, fitted per token, predicted for the whole sequence."""
+"""Labels of every residue or value are recognised by their form, fitted per token, and predicted for all tokens."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""`extract`: features equal the model's, interruptions do not change bytes, nothing is computed twice; forecasts."""
+"""`extract` stores the model's features, computes nothing twice and forecasts its time; interruptions change no byte."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Users' own data: identified by its content; flags for columns, missing values and groups."""
+"""Users' own data is identified by its content, and flags name its columns, missing values and groups."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
         (["prepare", "t.csv", "--label", "wrad"], "no column 'wrad' (--label) among ['v0', 'v1', 'v2', 'v3', 'ward']"),
         (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
         (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate does not apply to data of this kind"),
-        (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number from 0"),
+        (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number of at least 0"),
         (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),
         (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),
         (["prepare", "t.csv", "--label", "ward", "--regression"], "leave out --regression"),

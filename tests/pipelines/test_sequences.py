@@ -1,4 +1,4 @@
-"""The estimators equal the command line on the same rows; sample weights, lists, channels, ReservoirTransformer."""
+"""The estimators equal the command line on the same rows, and take sample weights, lists and channels."""
 
 import numpy as np
 import pandas

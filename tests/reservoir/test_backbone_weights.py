@@ -1,4 +1,4 @@
-"""Sources and digests of weights; mistakes are refused in one line."""
+"""Weights come from the stated source and have the stated digest; mistakes are refused in one line."""
 
 import json
 import shutil
@@ -207,7 +207,7 @@ def test_wrong_settings_are_refused(name, settings, words):
         ("allenai/longformer-base-4096:attention_window=0", "modulo by zero); change a setting"),
         ("mini:activation_function=foo", "activation_function=foo is not an activation; use one of gelu, "),
         ("distilbert-base-uncased:activation=foo", "activation=foo is not an activation"),
-        ("mini:n_layer=0", "its configuration sets blocks to 0; give a whole number from 1"),
+        ("mini:n_layer=0", "its configuration sets blocks to 0; give at least 1"),
         ("lstm:width=abc", "width to abc; give"),
         ("mini:n_embd=-32", "width to -32; give"),
         ("mini:n_positions=0", "positions to 0; give"),

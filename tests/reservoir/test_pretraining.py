@@ -1,4 +1,4 @@
-"""Corpora and language models: draws by seed and step, text in order, stated entropies."""
+"""Corpora depend on seed and step, keep the order of text, and have the stated entropies."""
 
 import gzip
 import json
@@ -212,7 +212,7 @@ def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_
         ("gpt2:n_embd=abc", "n_embd takes int"),
         ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),
         ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"is invalid \('foo'\)"),
-        ("gpt2:n_layer=0", "sets blocks to 0; give a whole number from 1"),
+        ("gpt2:n_layer=0", "sets blocks to 0; give at least 1"),
         ("nothing-like-it", "nothing-like-it"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Imperfect data: bad rows, tables of labels, folders of recordings, columns of paths, unknown letters."""
+"""Imperfect data is read: bad rows, tables of labels, folders of recordings, columns of paths and unknown letters."""
 
 import numpy as np
 import pytest

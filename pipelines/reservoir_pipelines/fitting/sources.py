@@ -364,7 +364,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     if len(wanted) == 1 and wanted[0].startswith("best:"):
         number = wanted[0].removeprefix("best:")
         if not number.isdigit() or int(number) < 1:
-            raise InputError(f"--columns {wanted[0]}: not a number of columns; give a whole number from 1, as best:4")
+            raise InputError(f"--columns {wanted[0]}: not a number of columns; give at least 1, as in best:4")
         wanted, most = ["all"], int(number)
     named = wanted != ["all"]
     sources: dict[str, ColumnSource | RawSource] = {}

@@ -81,7 +81,7 @@ def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) ->
 
 
 def are_words(alphabet: str) -> bool:
-    """Return whether texts of these letters are words: with spaces, or in a script of more than 64 letters."""
+    """Return whether texts of these letters consist of words: there are spaces, or more than 64 letters."""
     return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MAX_LETTERS
 
 
