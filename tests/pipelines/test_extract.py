@@ -1,4 +1,4 @@
-"""`extract` stores the model's features, computes nothing twice and forecasts its time; interruptions change no byte."""
+"""`extract` stores the features of the model, computes none twice, and survives interruptions; forecasts are close."""
 
 import io
 import json
