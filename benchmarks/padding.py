@@ -31,7 +31,7 @@ WIDTH = 256
 """Cost of ``mini``: a block takes 24 width^2 + 2 width tokens operations per token, because its attention is causal."""
 
 AUTHORS = 16
-"""Number of rows in a batch of the authors."""
+"""Number of rows in each of the authors' batches."""
 
 Batches = list[tuple[np.ndarray, int]]
 """Row numbers of each batch, and the number of tokens to which these rows are padded."""

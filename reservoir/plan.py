@@ -82,7 +82,7 @@ MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of a default extraction: bytes, or times 
 
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-# A block is one file and the most work that a killed process loses. Rows of similar length within it share a batch;
+# A block is one file and the most work that a killed process loses. Rows of similar length in a block share a batch;
 # with this many rows padding is under 5% of the tokens, see `reservoir.features.token_batches`.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 PICTURE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes

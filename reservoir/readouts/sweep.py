@@ -248,9 +248,9 @@ def cross_sweep(
     the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
     first repeat. Raises `InputError` for fewer than two folds, and for an empty fold.
 
-    ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments`` of
-    each fold, repeat after repeat, from an earlier `fold_moments`, save a pass. ``emphasis`` (w,) holds factors of the
-    standardised features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest
+    ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments``
+    are those that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) holds factors of the standardised
+    features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest
     penalty within one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:

@@ -108,7 +108,7 @@ def test_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp
     train = prepared.split("train").read(0, prepared.rows["train"])
     values = prepared.scaling(train.x)[:, :, :2]
     known = train.x[:, :, 2:] == 0
-    for channel in range(2):  # of the values that are not missing
+    for channel in range(2):  # missing values do not count
         there = values[:, :, channel][known[:, :, channel]].astype(float)
         assert abs(there.mean()) < 1e-4 and abs(there.std() - 1) < 1e-4
     digests = {prepare(path, missing=missing).digest for missing in ("interpolate", "mask")}

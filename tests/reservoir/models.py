@@ -124,7 +124,7 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
 
 
 def save_as_gguf(folder: Path, file: Path) -> None:
-    """Write the weights of the tiny Llama of a folder as GGUF, without a tokenizer."""
+    """Write the weights of a folder's tiny Llama as GGUF, without a tokenizer."""
     import gguf
     from safetensors.torch import load_file
 

@@ -72,7 +72,7 @@ def cifar_files(folder: Path, batches, *, binary: bool = True) -> None:
 
 
 def decode_text(symbols, *, nested=False):
-    """Return an expression as text; ``nested`` with the parentheses of Long Range Arena's files."""
+    """Return an expression as text; ``nested`` adds the parentheses of Long Range Arena's files."""
     if not nested:
         return " ".join(SYMBOLS[symbol] for symbol in symbols)
     stack = [[]]

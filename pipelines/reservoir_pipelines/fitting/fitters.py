@@ -73,7 +73,7 @@ class ColumnFit:
     results: tuple[Result, ...]
     best: int
     solve: Callable[[], Readout] | None
-    layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column of a weighted sum
+    layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
 
     @property
     def result(self) -> Result:

@@ -400,7 +400,7 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
 
 
 def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
-    """Return which labels are not finite numbers, (rows,); none are marked among names, or if over 5% are words."""
+    """Return which labels are not finite numbers, (rows,); none if the labels are names, or many are words."""
     import pandas as pd
 
     numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
