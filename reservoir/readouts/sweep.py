@@ -250,8 +250,8 @@ def cross_sweep(
 
     ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments``
     are those that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) holds factors of the standardised
-    features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest
-    penalty within one standard error (over folds) of the best accuracy is chosen.
+    features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest penalty within
+    one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")

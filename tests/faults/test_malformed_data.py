@@ -26,7 +26,7 @@ IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 
 def idx(change):
-    """Return a case: Return a case: MNIST's files with one of them changed."""
+    """Return a case: MNIST's files with one of them changed."""
 
     def case(folder):
         samples.mnist_files(folder)
@@ -54,7 +54,7 @@ def packed_and_cut(folder):
 
 
 def cifar(change, *, binary=True):
-    """Return a case: Return a case: CIFAR's files with one of them changed."""
+    """Return a case: CIFAR's files with one of them changed."""
 
     def case(folder):
         samples.cifar_files(folder, samples.cifar_arrays(), binary=binary)
@@ -79,7 +79,7 @@ def pickled(**values):
 
 
 def listops(train):
-    """Return a case: Return a case: Long Range Arena's files with these lines for training."""
+    """Return a case: Long Range Arena's files with these lines for training."""
 
     def case(folder):
         folder.mkdir()
@@ -93,7 +93,7 @@ def listops(train):
 
 
 def homology(valid):
-    """Return a case: Return a case: TAPE's files with these bytes for validation."""
+    """Return a case: TAPE's files with these bytes for validation."""
 
     def case(folder):
         folder.mkdir()

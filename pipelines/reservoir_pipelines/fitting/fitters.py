@@ -494,7 +494,7 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
     found = evaluate(readout, source.blocks("test"), names, source.counts("test")).with_baseline(task.floor, kept)
     metric = best.result.metric
-    interval = None if metric == "balanced_accuracy" else found.interval  # which is for the plain accuracy
+    interval = None if metric == "balanced_accuracy" else found.interval  # that of the plain accuracy
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
     return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
 
