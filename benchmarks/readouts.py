@@ -42,7 +42,7 @@ LOGISTIC_PENALTIES = np.logspace(-1, 4, 10)
 
 @dataclass(frozen=True)
 class Column:
-    """Features of one column on disk, its first rows for training and the rest for validation; re-iterable."""
+    """Features of one column on disk, its first rows for training and the rest for validation; iterable repeatedly."""
 
     path: Path
     labels: np.ndarray
