@@ -3,8 +3,8 @@
     python benchmarks/fit_memory.py [--rows 4000 16000 64000] [--widths 384 768 1536]
 
 The script writes synthetic entries (one column, ten classes) into a temporary cache and runs `fit` on each in its own
-process. From the peak resident memory of this process it subtracts that of a process that only imports the stage.
-Memory must grow with the width and not with the rows.
+process. It prints the peak resident memory of that process minus that of a process that only imports the stage. Memory
+must grow with the width and not with the rows.
 """
 
 from __future__ import annotations

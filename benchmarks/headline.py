@@ -1,4 +1,4 @@
-"""Draw the first picture of the README: an untrained GPT-2 small on all training rows, next to published results.
+"""Draw the first plot of the README: an untrained GPT-2 small on all training rows, next to published results.
 
     python benchmarks/headline.py        # writes docs/pictures/headline.png
 
@@ -21,7 +21,7 @@ from results import block, parsed
 
 OUT = Path(__file__).parent.parent / "docs" / "pictures" / "headline.png"
 RECIPE = Path(reservoir_pipelines.__file__).parent / "recipes" / "headline.toml"
-TASKS = ("bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology")  # as in the recipe
+TASKS = ("bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology")  # the order of the recipe
 OURS, BASELINE = "untrained GPT-2 small, exact readout", "best baseline without a transformer"
 # Marker, colour and size of each series. The published rows have the recipe's names.
 STYLES = {

@@ -4,10 +4,10 @@
 
 The model is a fake that returns at once: 16 columns of width 256, kept as float16. Blocks and batches have the sizes
 that a GPU gets, so the table shows the speed above which a GPU would wait for the host. The goal is 50,000 rows per
-second on two cores, or the speed of the disk, whichever is lower. The disk's speed is that of plain files of the same
-sizes, each written, synced and renamed, right after each extraction. On a busy machine wall time is unreliable. The
-third column is computed from the processor time of a row: it is the speed of two idle cores if the threads share the
-work evenly.
+second on two cores, or the speed of the disk, whichever is lower. The disk's speed is measured with plain files of the
+same sizes, which are written, synced and renamed right after each extraction. On a busy machine wall time is
+unreliable. The third column is computed from the processor time of a row: it is the speed of two idle cores if the
+threads share the work evenly.
 """
 
 from __future__ import annotations

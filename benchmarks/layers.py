@@ -1,4 +1,4 @@
-"""Test accuracy of the final layer and of the layer that validation chooses, for pairs of a model and a task.
+"""Test accuracy of the final layer, and of the layer that validation chooses, by model and task.
 
     python benchmarks/layers.py --data DIR                                # mini, and an untrained GPT-2 small
     python benchmarks/layers.py --data DIR --model MODEL --text TEXT      # also a model folder, and words of a text

@@ -7,7 +7,7 @@
 
 ENWIK8 is the first 10^8 bytes of an English Wikipedia dump (mattmahoney.net/dc/enwik8.zip), as they are or gzipped. The
 last 5% are the test: they are read in windows of the model's positions that overlap by a quarter, and each byte is
-predicted once, from at least that quarter before it. xz and zlib at their highest presets compress only the bytes that
+predicted once, with at least that quarter as context. xz and zlib at their highest presets compress only the bytes that
 were predicted. The samples begin after a line feed and are drawn at temperature 0.8, without top-k; on the same kind of
 device they are always the same.
 

@@ -36,7 +36,7 @@ KERNELS = "+".join(
 )
 """The default columns of letters, concatenated: with over a thousand folds a sweep of all columns takes long."""
 
-ARTICLES, FEWEST_LETTERS = 8, 40
+ARTICLES, MIN_LETTERS = 8, 40
 
 
 def write_homology(data: Path, path: Path) -> Path:
@@ -70,7 +70,7 @@ def sentences(file: Path) -> list[tuple[str, str, str]]:
         for number, paragraph in enumerate(paragraphs):
             split = "test" if number % 2 else "train"
             pieces = re.split(r"(?<=[.!?]) +", paragraph)
-            found += [(piece, title, split) for piece in pieces if len(piece) >= FEWEST_LETTERS]
+            found += [(piece, title, split) for piece in pieces if len(piece) >= MIN_LETTERS]
     return found
 
 

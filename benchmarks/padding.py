@@ -3,11 +3,12 @@
     python benchmarks/padding.py [--data DIR] [--rows 256] [--backbone mini]
 
 For ListOps, and for homology if DIR has its files, the table shows the share of padding among the tokens of all
-batches. It also shows how many times as many tokens, and multiplications in ``mini``, two other ways take: rows in
-their original order, each batch padded to its longest row, and all rows padded to the maximum. The number in brackets
-is the ratio for batches without any padding, the upper bound. With ``--rows``, this number of rows goes through an
-untrained backbone on the CPU in each of the three ways, with all layers pooled as in extract, in processor time. A
-fourth way takes 16 rows at a time in their original order, as the authors of the paper evaluate.
+batches. For two other ways of batching it also shows the number of tokens, and of multiplications in ``mini``, as a
+multiple of ours: rows in their original order with each batch padded to its longest row, and all rows padded to the
+maximum. The number in brackets is the ratio for batches without any padding, the upper bound. With ``--rows``, this
+number of rows goes through an untrained backbone on the CPU in each of the three ways, with all layers pooled as in
+extract; the times are processor times. A fourth way takes 16 rows at a time in their original order, as in the
+evaluation of the paper's authors.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ WIDTH = 256
 """Cost of ``mini``: a block takes 24 width^2 + 2 width tokens operations per token, because its attention is causal."""
 
 AUTHORS = 16
-"""Number of rows in a batch of the authors."""
+"""Number of rows in each of the authors' batches."""
 
 Batches = list[tuple[np.ndarray, int]]
-"""Row numbers of each batch, and the tokens that they are padded to."""
+"""Row numbers of each batch, and the number of tokens to which these rows are padded."""
 
 
 def main() -> None:

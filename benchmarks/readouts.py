@@ -42,7 +42,7 @@ LOGISTIC_PENALTIES = np.logspace(-1, 4, 10)
 
 @dataclass(frozen=True)
 class Column:
-    """Features of one column on disk, its first rows for training and the rest for validation; re-iterable."""
+    """Features of one column on disk, its first rows for training and the rest for validation; iterable repeatedly."""
 
     path: Path
     labels: np.ndarray
@@ -86,7 +86,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measure_ridge(pairs: list[tuple[Column, Column]], targets: Targets, penalties: int) -> dict[str, float]:
-    """Return seconds of the first sweep over all columns by part, of a further grid, and the peak memory so far."""
+    """Return the seconds of each part of a first sweep over all columns and of a further grid, and the peak memory."""
     parts = dict.fromkeys(("pass", "solve", "score", "further_grid_per_column"), 0.0)
     best = 0.0
     for train, valid in pairs:
@@ -104,7 +104,7 @@ def measure_ridge(pairs: list[tuple[Column, Column]], targets: Targets, penaltie
 
 
 def measure_floor(pairs: list[tuple[Column, Column]]) -> dict[str, float]:
-    """Return seconds of one read of the training features, and of X'X in float32 at the speed of one large product."""
+    """Return the seconds to read the training features once, and those of X'X in float32 at full speed."""
 
     def read() -> None:
         for train, _ in pairs:
@@ -129,7 +129,7 @@ def in_memory(train: Column, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_sklearn(train: Column, columns: int, penalties: int, fits: int) -> dict[str, float]:
-    """Return seconds of one fit per penalty and of leave-one-out selection, scaled up from one column."""
+    """Return the seconds of one fit per penalty and of leave-one-out selection, scaled up from one column."""
     from sklearn.linear_model import RidgeClassifier, RidgeClassifierCV
 
     x, y = in_memory(train, train.stop)
@@ -142,7 +142,7 @@ def measure_sklearn(train: Column, columns: int, penalties: int, fits: int) -> d
 
 
 def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targets: Targets) -> dict[str, Any]:
-    """Return seconds of a logistic path and of cold fits over all columns, scaled up from one, and accuracies."""
+    """Return accuracies, and seconds of a logistic path and of cold fits for all columns, scaled up from one column."""
     from sklearn.linear_model import LogisticRegression
 
     x, y = in_memory(pair[0], rows)

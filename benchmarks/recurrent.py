@@ -2,7 +2,7 @@
 
     python benchmarks/recurrent.py
 
-The table shows the seconds of a forward pass of one layer of 768 units, the best of five, also for an echo state
+The table shows the seconds for a forward pass through one layer of 768 units (the best of five), also for an echo state
 network.
 """
 

@@ -9,7 +9,7 @@ float32 as the store does. The store also computes offsets and checksums; its tw
 in a process, which compares the checksums, and of a later one. The last line is the time to read 10,000 random rows of
 the last shape.
 
-For the second table an entry of this number of rows in blocks of 256 is simulated. Every shard is listed and exists
+For the second table an entry with ``--rows`` rows in blocks of 256 is simulated. Every shard is listed and exists
 with its size, but holds no features, because no step reads them. Then these steps are timed: `cache list`, opening the
 split for reading, finding what is missing, the sizes of all files, and claiming, writing, syncing and listing one more
 block, at the end of the entry and in an empty one.
@@ -26,7 +26,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-import torch  # noqa: F401, as extract does: where it is imported, it rounds to float16
+import torch  # noqa: F401, imported as in extract, because the store then rounds with torch
 from reservoir_cache import (
     Entry,
     FeatureStore,

@@ -150,8 +150,8 @@ def per_second(run: Callable[[int], None], steps: int) -> float:
 def product_flops(model: LoadedModel, tokens: int, batch: int) -> float:
     """Return the floating-point operations of one step in products with frozen weights and in attention.
 
-    Each product with frozen weights runs twice, forwards and for the gradient of its input. Half of each of the two
-    products of causal attention is needed, once forwards and twice backwards.
+    Each product with frozen weights runs twice, forwards and for the gradient of its input. Causal attention needs half
+    of each of its two products, once forwards and twice backwards.
     """
     weights = sum(p.numel() for p in model.fpt.backbone.blocks.parameters() if p.dim() == 2)
     attention = 2 * tokens * model.fpt.backbone.width * model.fpt.backbone.depth / 2

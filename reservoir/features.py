@@ -17,7 +17,7 @@ from reservoir.tasks.own.pictures import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-MOST_PADDING = 0.045
+MAX_PADDING = 0.045
 """Largest share of padding in a batch of more than a 64th of the full size; smaller batches cost more than padding."""
 
 LENGTH_STEPS = 16
@@ -49,7 +49,7 @@ class Loaded:
     """Rows in batches, prepared for the model."""
 
     batches: Sequence[Batch]
-    lengths: np.ndarray  # in tokens, of each row or piece
+    lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
 
     @property
@@ -178,7 +178,7 @@ def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> 
     while start < len(order):
         mine = order[start : start + most_tokens]
         tokens = padded[mine].astype(np.int64) * np.arange(1, len(mine) + 1)
-        little = (1 - np.cumsum(lengths[mine]) / tokens <= MOST_PADDING) | (tokens <= most_tokens / 64)
+        little = (1 - np.cumsum(lengths[mine]) / tokens <= MAX_PADDING) | (tokens <= most_tokens / 64)
         fits = np.flatnonzero((tokens <= most_tokens) & little)
         rows = 1 + int(fits[-1] if len(fits) else 0)
         if lengths[order[0]] < lengths[order[-1]]:  # 1, 2, 3, 4, 6, 8, 12, 16 ... rows, so that there are few shapes

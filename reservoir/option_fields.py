@@ -58,7 +58,7 @@ def _must(fit: Callable[[Any], object], remedy: str) -> Check:
 
 def at_least(low: int) -> Check:
     """Return a check that a number is whole and at least ``low``."""
-    return _must(lambda value: value == int(value) and value >= low, f"give a whole number from {low}")
+    return _must(lambda value: value == int(value) and value >= low, f"give a whole number of at least {low}")
 
 
 def one_of(*names: str) -> Check:
@@ -75,7 +75,7 @@ positive = _must(lambda value: 0 < value < float("inf"), "give a positive number
 share = _must(lambda value: 0 <= value < 1, "give a number of at least 0 and below 1")
 seed_number = _must(lambda value: 0 <= value < SEEDS, f"give a whole number from 0 to {SEEDS - 1}")
 dilation_list = _must(
-    re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch, "give auto, or whole numbers from 1 such as 1,2,4"
+    re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch, "give auto, or positive whole numbers such as 1,2,4"
 )
 span = _must(DURATION.fullmatch, "give a time such as 90s, 10m, 1h or 30d")
 

@@ -47,7 +47,7 @@ class OwnDataOptions(Options, panel="Data"):
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
-    text: str | None = option(None, "Column of texts or of sequences of letters.")
+    text: str | None = option(None, "Column of texts, or of letter sequences.")
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
     regression: bool = option(False, "Read whole-number labels as targets of a regression.")
@@ -126,7 +126,7 @@ class ShapeOptions(Options, panel="Model"):
     backbone: str | None = option(
         None, "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.", shown="mini"
     )
-    seed: int = option(0, "Seed of random weights, of the input layer and of the order of rows.", seed_number)
+    seed: int = option(0, "Seed for random weights, the input layer and the order of rows.", seed_number)
 
 
 class ModelOptions(ShapeOptions, panel="Model"):
@@ -135,7 +135,7 @@ class ModelOptions(ShapeOptions, panel="Model"):
     init: str | None = option(
         None,
         "Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the pretrained "
-        "means and deviations), or a folder that pretrain wrote.",
+        "means and standard deviations), or a folder that pretrain wrote.",
         shown="pretrained, or random for families without published weights",
     )
     depth: int | None = option(None, "Number of blocks to keep, from the first; the final norm is kept too.")
@@ -159,7 +159,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         shown="native if the model reads this kind of data, else " + OWN.format("kernels", "gaussian or orthogonal"),
     )
     long: str = option(
-        "cut", "Texts longer than the model reads: cut, or windows (average over windows).", one_of("cut", "windows")
+        "cut", "Texts longer than the model's context: cut, or windows (mean over windows).", one_of("cut", "windows")
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41")
     patch: int | None = option(
@@ -274,7 +274,7 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     one_standard_error: bool = option(False, "Choose the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
-    curve: str | None = option(None, "Draw a learning curve at these numbers of training rows, such as 100,1000.")
+    curve: str | None = option(None, "Plot a learning curve at these numbers of training rows, such as 100,1000.")
 
 
 class TuneOptions(Options, panel="Search"):
@@ -374,12 +374,12 @@ class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
 
 
 class AttentionOptions(RunOptions, OutOptions, panel="Attention"):
-    """Which attention maps are drawn."""
+    """Which attention maps are plotted."""
 
     layer: int = option(1, "Number of the block, from 1.")
-    average: int = option(64, "Rows to average over; the first is also drawn alone.", at_least(1))
+    average: int = option(64, "Rows to average over; the first is also plotted alone.", at_least(1))
     split: str = option("test", "Split from which the rows are taken.")
-    top: float | None = option(None, "Largest attention weight on the colour scale, to compare pictures.", positive)
+    top: float | None = option(None, "Largest attention weight on the colour scale; set it to compare plots.", positive)
 
 
 class ReproduceOptions(OutOptions, panel="Tables"):

@@ -19,7 +19,7 @@ from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
 from reservoir.reservoir import (
     DEFAULT_BACKBONE,
-    MOST_SYMBOLS,
+    MAX_SYMBOLS,
     Reservoir,
     choose_compute,
     choose_device,
@@ -50,7 +50,7 @@ MAX_WINDOWS = 1024  # windows of a row: the number of positions of GPT-2 and min
 MAX_TOKENS = 2**21  # windows of all rows together: about a minute per block of mini on two cores
 
 VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values of a channel, not where they are
-SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same for windows of symbols
+SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
 SEGMENTS = "segments8"  # describes where in the sequence values are
 
 # Poolings for more rows, from most to fewest columns: the first that fits is the default. With ``tokens``, and with the
@@ -78,11 +78,11 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "vectors": ("last,mean", "mean"),
 }
 FEWER = "all columns would take more than 200 MB and four times the input"
-MOST_BYTES, MOST_RATIO = 2e8, 4  # of a default extraction: bytes, or times its input, whichever is larger
+MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of a default extraction: bytes, or times its input, whichever is larger
 
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-# A block is one file and the most work that a killed process loses. Rows of similar length within it share a batch;
+# A block is one file and the most work that a killed process loses. Rows of similar length in a block share a batch;
 # with this many rows padding is under 5% of the tokens, see `reservoir.features.token_batches`.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 PICTURE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
@@ -90,7 +90,7 @@ BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # with this many rows of train and valid, 3 folds are enough to tell readouts apart
-ENOUGH_VALID = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
+MIN_VALID_ROWS = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
 REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
 
 MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
@@ -103,7 +103,7 @@ MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has
 class Plan:
     """Every option of an extraction, and of the fit that follows, with its value and the reason for it."""
 
-    task: Task  # with sequences as stored
+    task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
     windows: Windows
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
@@ -212,7 +212,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     elif compute == "bfloat16":
         computed = "this device multiplies bfloat16 faster"
     # Many shares are 0 in all but a few rows. In float16 the offset of a block adds rounding errors to the zeros, and
-    # if all training rows are zeros, standardisation scales these errors up to deviation 1.
+    # if all training rows are zeros, standardisation scales these errors up to variance 1.
     precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
@@ -236,7 +236,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         store=decide("store", *store),
         block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
-        folds=decide("select", folds, f"{rows.get('valid', 0):,} validation rows; {ENOUGH_VALID:,} or more are enough"),
+        folds=decide("select", folds, f"{rows.get('valid', 0):,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
         candidates=decide("columns", candidates, suited if known else "each alone, and all of a layer concatenated"),
         more=more,
@@ -262,13 +262,13 @@ def kind_of(task: Task) -> Kind:
         return "named task"
     whole = task.readout_tokens == 1
     if isinstance(task.form, Tokens):
-        short = task.form.vocabulary <= MOST_SYMBOLS and task.max_tokens >= SYMBOL_KERNEL
+        short = task.form.vocabulary <= MAX_SYMBOLS and task.max_tokens >= SYMBOL_KERNEL
         return "symbols" if whole and short else "tokens"
     return "series" if whole and not task.pictures and task.max_tokens >= SERIES_KERNEL else "vectors"
 
 
 def is_native(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether a model was pretrained on the task's kind of data: words, pictures, sounds, or letters."""
+    """Return whether a model was pretrained on the task's kind of data: words, images, sounds, or letters."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
     if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
         return False
@@ -290,7 +290,7 @@ def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 def default_folds(train: int, valid: int) -> tuple[int, int]:
     """Return the number of folds that choose a readout, 0 for the validation split, and the number of their repeats."""
-    if valid >= ENOUGH_VALID:
+    if valid >= MIN_VALID_ROWS:
         return 0, 1
     # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
     return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), repeats_of(train)
@@ -315,7 +315,7 @@ def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | Non
 
 
 def repeats_of(rows: int) -> int:
-    """Return the number of repeats of a cross-validation with this number of training rows."""
+    """Return how often cross-validation is repeated with this number of training rows."""
     return next(number for most, number in REPEATS if rows < most)
 
 
@@ -359,7 +359,7 @@ def readout_candidates(
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
-    """Return the columns that are tried alone, the wide columns of all tokens only if there are no others."""
+    """Return the columns to try alone; wide columns of all tokens are included only if there are no others."""
     columns = [column for column in available if column != RAW]
     return [column for column in columns if not column.endswith("/all")] or columns
 
@@ -440,8 +440,8 @@ def resolve_model(
 def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     """Return the default windows for a task with ``rows`` rows in all; empty if each value or symbol is a token."""
     kind = kind_of(task)
-    if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
-        # Each token is the middle of the window that its label belongs to.
+    if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS):
+        # Each token with a label is in the middle of its window.
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
         if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
             return around | {"input": "orthogonal"}
@@ -475,12 +475,12 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
         return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values each channel takes, and where"
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
-    from reservoir.pooling import WIDEST_TOKENS
+    from reservoir.pooling import MAX_TOKEN_FEATURES
 
-    aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= WIDEST_TOKENS
+    aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
-    return poolings, f"these show which {kind} occur, and where; with all tokens if they fit"
+    return poolings, f"these show which {kind} occur, and where" + (", token by token" if aligned else "")
 
 
 def _fewer_columns(
@@ -503,11 +503,11 @@ def _fewer_columns(
 def _first_that_fits(
     task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first layers and poolings within the size limit, else the last, and a note if the first exceed it."""
+    """Return the first choice within the size limit, else the last, and a note if the first exceeds the limit."""
     from reservoir.features import column_shapes
 
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
-    largest, more = max(MOST_BYTES, MOST_RATIO * 4 * values), ""
+    largest, more = max(MAX_BYTES, MAX_RATIO * 4 * values), ""
     for layers, poolings in choices:
         columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
         size = rows * sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())
@@ -536,7 +536,7 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
 def _rows_at_a_time(
     seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
-    """Return the number of rows of a block and of a batch; a row has up to ``pieces`` pieces."""
+    """Return the number of rows per block and per batch; a row has up to ``pieces`` pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch

@@ -22,7 +22,7 @@ POOLINGS = (
 )
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
-WIDEST_TOKENS = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
+MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
 RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because the time of a sweep grows with the cube of the width
 
 
@@ -40,7 +40,7 @@ def check_poolings(poolings: list[str]) -> None:
     for pooling in poolings:
         kind, number = _parse(pooling)
         if kind not in POOLINGS or kind.endswith("K") != (number > 0):
-            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)}, with K a number from 1")
+            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)}, where K is at least 1")
 
 
 def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
@@ -58,10 +58,10 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
         return 1, width * 4 * number**2
     if pooling != "tokens":
         return 1, width * max(1, number)
-    if max_tokens * width > WIDEST_TOKENS:
+    if max_tokens * width > MAX_TOKEN_FEATURES:
         raise InputError(
             f"pooling tokens: {max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features, "
-            f"more than {WIDEST_TOKENS:,}; use segmentsK or quantilesK, or a larger patch and stride"
+            f"more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK, or a larger patch and stride"
         )
     return 1, max_tokens * width
 
@@ -150,7 +150,7 @@ class LayerPooling:
 
     def _filled(self, value: float) -> Tensor:
         """Return the hidden states with ``value`` at padding."""
-        # A product with zero would not do, because the padding may be infinite.
+        # Multiplication by zero would not work, because the padding may be infinite.
         return self._hidden if self._padding is None else self._hidden.masked_fill(self._padding, value)
 
     @cached_property
@@ -232,7 +232,7 @@ def _parse(pooling: str) -> tuple[str, int]:
 
 
 class RawInput(nn.Module):
-    """The baseline's features: a task's sequences, flattened, or for wide inputs and words means of 8 segments."""
+    """The baseline's features: the flattened sequences of a task, or means of 8 segments for wide inputs and words."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

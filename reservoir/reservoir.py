@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from reservoir.inputs.native import Reader
 
 DEFAULT_BACKBONE = "mini"  # the default backbone; its weights come with this package
-MOST_SYMBOLS = 64  # the largest vocabulary for which windows are made, with one channel per symbol
+MAX_SYMBOLS = 64  # the largest vocabulary for which windows are made, with one channel per symbol
 
 
 class Reservoir(ReservoirOptions):
@@ -65,8 +65,8 @@ class Reservoir(ReservoirOptions):
             return task
         what = f"--patch {self.patch}: "
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
-        if windows.symbols > MOST_SYMBOLS:
-            problem = f"{what}windows support up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}"
+        if windows.symbols > MAX_SYMBOLS:
+            problem = f"{what}windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
             raise InputError(f"{problem}; leave out the window options")
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
             raise InputError(f"{what}task {task.name!r} labels tokens, not windows; leave out the window options")

@@ -14,7 +14,7 @@ from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-PIECES = 32  # stretches of a sequence that are hidden one by one
+PIECES = 32  # parts of a sequence that are hidden one by one
 DRAWS = 4  # random replacements of hidden symbols
 
 
@@ -36,7 +36,7 @@ class Branch(nn.Module):
         pooled, found = self.fpt.features(x, lengths, self.columns), []
         for column in self.columns:
             values, (tokens, _) = pooled[column], self.shapes[column]
-            if column.endswith("/all"):  # has as many tokens as the longest sequence
+            if column.endswith("/all"):  # padded to the longest sequence of the task
                 values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
             per_token = 1 < tokens == self.fpt.task.readout_tokens
             found.append(values.flatten(0, 1) if per_token else values.flatten(1))

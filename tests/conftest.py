@@ -1,4 +1,4 @@
-"""What several tests share: no network, few threads, and small model folders with real weights."""
+"""Fixtures shared by several tests: no network, few threads, and small model folders with real weights."""
 
 import base64
 import gzip
@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Processes of their own import what these tests do, and numpy reads its number of threads when it is imported.
+# Child processes must import the same packages, and numpy reads its number of threads when it is imported.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     str(Path(__file__).resolve().parents[1] / p) for p in ("", "cache", "pipelines")
 )
@@ -50,7 +50,7 @@ def _write_pixel(_figure, file, **_):
 
 @pytest.fixture(scope="session", autouse=True)
 def _paint():
-    """Have pictures composed but not painted, which takes longer than most fits of these tests; return what paints."""
+    """Skip the rendering of plots, which takes longer than most fits of these tests; yield the real function."""
     from matplotlib.figure import Figure
 
     paint = Figure.savefig
@@ -61,7 +61,7 @@ def _paint():
 
 @pytest.fixture
 def painted(_paint, monkeypatch):
-    """Paint the pictures of this test; of every kind of picture there is a test that does."""
+    """Render the plots of this test; for each kind of plot, at least one test uses this fixture."""
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(Figure, "savefig", _paint)
@@ -83,7 +83,7 @@ def tiny_gpt2(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def _narrow(tmp_path_factory):
-    """Return a folder as that of mini, an eighth as wide, with drawn weights; and its configuration."""
+    """Return a copy of mini's folder with an eighth of the width and random weights, and its configuration."""
     import torch
     from safetensors.torch import save_file
 
@@ -102,7 +102,7 @@ def _narrow(tmp_path_factory):
 
 @pytest.fixture
 def narrow_mini(_narrow, monkeypatch):
-    """Have a narrow model where mini is meant: what is tested is what is done with it."""
+    """Replace mini by a narrow model, for tests that do not depend on its weights."""
     from reservoir.backbones import names
 
     folder, config = _narrow
@@ -112,7 +112,7 @@ def narrow_mini(_narrow, monkeypatch):
 
 @pytest.fixture(scope="module")
 def few_bits():
-    """Have bit-memory of a few hundred rows where nobody says how many."""
+    """Give bit-memory a few hundred rows by default."""
     from reservoir.tasks.bits import BitMemory
 
     with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +123,7 @@ def few_bits():
 
 @pytest.fixture(scope="module")
 def short_streams():
-    """Have streams hold out few tokens."""
+    """Make streams hold out few tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reservoir.pretraining.corpora.HELD_OUT_TOKENS", 2**12)
         yield

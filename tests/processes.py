@@ -1,6 +1,6 @@
-"""Processes of their own for commands, forked from one that has imported what they need: each is spared its imports.
+"""Run commands in processes forked from one that has imported their modules, so that they need not import them again.
 
-What the imports or the very end of a process do, and environment variables that are read on import, need `subprocess`.
+Tests of imports, of the end of a process, or of environment variables that are read on import need `subprocess`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _fork.set_forkserver_preload(IMPORTED)
 
 
 def pair(program: str, *arguments: object) -> list[tuple[int, str, str]]:
-    """Run a program in two processes as a launcher starts them; return their exit codes, stdout and stderr.
+    """Run a program in two processes, as a launcher would; return their exit codes, stdout and stderr.
 
-    They meet in a store that this process holds, so that no port has to stay free until one of them takes it.
+    They use a store of this process, because a port that is free now may be taken when one of them opens it.
     """
     from torch.distributed import TCPStore
 
@@ -43,7 +43,7 @@ def pair(program: str, *arguments: object) -> list[tuple[int, str, str]]:
 
 
 class Child:
-    """A program and its arguments, as ``python -c`` takes them, started in a forked process."""
+    """A program in a forked process, with arguments as for ``python -c``."""
 
     def __init__(self, program: str, *arguments: object, **environment: str) -> None:
         self._folder = Path(tempfile.mkdtemp())
@@ -53,7 +53,7 @@ class Child:
         self._process.start()
 
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the process is running."""
         return self._process.is_alive()
 
     def kill(self) -> None:
@@ -61,7 +61,7 @@ class Child:
         self._process.kill()
 
     def ended(self) -> tuple[int | None, str, str]:
-        """Wait for its end; return its exit code, or minus the signal that ended it, stdout and stderr."""
+        """Wait for the process; return its exit code (negative: the signal that ended it), stdout and stderr."""
         self._process.join()
         out, err = ((self._folder / name).read_text() for name in ("out", "err"))
         return self._process.exitcode, out, err
@@ -79,7 +79,7 @@ def _run(program: str, arguments: list[str], environment: Mapping[str, str], fol
 
 
 def assert_same_bits(first, second):
-    """Compare the tensors of two runs by name."""
+    """Assert that two runs have equal tensors under equal names."""
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         assert tensor.equal(second[name]), name

@@ -1,4 +1,4 @@
-"""The public functions, as editors, type checkers and a running program see them."""
+"""The public functions have the same signatures for editors, type checkers and a running program."""
 
 import importlib.util
 import inspect
@@ -41,7 +41,7 @@ extract("digits", limit="sixty")
 
 @pytest.fixture(scope="module")
 def pyright(tmp_path_factory):
-    """Return the rules that strict pyright finds broken in each file of a client outside the repository."""
+    """Return the rules that strict pyright reports for each file of a client outside the repository."""
     checker = shutil.which("pyright", path=str(Path(sys.executable).parent)) or shutil.which("pyright")
     if checker is None:
         pytest.skip("needs pyright")

@@ -1,9 +1,8 @@
-"""Every command and program in the README and in `docs` runs as it stands there.
+"""Every command and program in the README and in `docs` runs as printed.
 
-Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Capitals stand for files that the test
-has. Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for their flags
-alone.
-Every script of the gallery runs, at a small size, and ends with a picture.
+Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Words in capitals stand for files that
+the tests provide. Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for
+their flags alone. Every script of the gallery runs, at a small size, and ends with a plot.
 """
 
 import re
@@ -42,7 +41,7 @@ def named(page):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Return what the capitals of the documents stand for."""
+    """Return the path for each word in capitals."""
     folder = tmp_path_factory.mktemp("places")
     words = np.random.default_rng(0).choice(["one", "frozen", "map", "of", "any", "sequence"], 6000)
     (folder / "text.txt").write_text(" ".join(words))
@@ -57,7 +56,7 @@ def places(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_cache(tmp_path_factory):
-    """Return a root that the pages share: what one has extracted, the next finds."""
+    """Return a cache that the pages share, so that a page uses the entries of earlier pages."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -85,7 +84,7 @@ def test_every_command_and_program_runs(
 
 
 def know_its_flags(command):
-    """Fail where a command of ours, on its own or after a launcher, has a flag that does not exist."""
+    """Fail if a command of `reservoir`, alone or after a launcher, has an unknown flag."""
     import typer
     from reservoir_pipelines.cli import app
 
@@ -119,7 +118,7 @@ def test_the_readme_is_short():
 def test_files_it_links_to_are_there(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" not in target and not target.startswith("#"):
-            inner = {"project", "examples", "made"} & set(Path(target).parts)  # made when the site is
+            inner = {"project", "examples", "made"} & set(Path(target).parts)  # made with the site
             assert inner or (page.parent / target.partition("#")[0]).is_file(), target
 
 

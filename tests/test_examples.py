@@ -1,4 +1,4 @@
-"""Every public function has an example in its docstring, and it runs."""
+"""Every public function has an example in its docstring that runs."""
 
 import doctest
 import inspect
@@ -15,7 +15,7 @@ ESTIMATORS = [name for name in reservoir_pipelines.__all__ if name.startswith("R
 
 
 def run(name, thing):
-    """Run the examples of a docstring, which is not empty."""
+    """Run the examples of a docstring, of which there is at least one."""
     found = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {}, name, None, 0)
     assert found.examples, f"{name} has no example"
     failures: list[str] = []

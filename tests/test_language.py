@@ -1,4 +1,4 @@
-"""Names and texts use plain English: the words that readers stumbled over do not come back."""
+"""Names and texts use plain English, without the words and phrases that readers did not understand."""
 
 import ast
 import io

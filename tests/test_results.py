@@ -1,4 +1,4 @@
-"""Every table of RESULTS.md has its command and is checked against it; what other pages cite is what stands there."""
+"""Each table of RESULTS.md comes from its command, and numbers on other pages agree with it."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Structure of the packages: imports run one way and in no circle, each option is declared once, --help is quick."""
+"""The packages import in one direction and without cycles, declare each option once, and show --help fast."""
 
 import ast
 import sys
@@ -20,7 +20,7 @@ FORBIDDEN = {
 
 
 def imported(path):
-    """Top-level names that a file imports anywhere, also inside functions."""
+    """Return the top-level names that a file imports anywhere, also inside functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -48,8 +48,8 @@ def modules():
     return found
 
 
-def arrows():
-    """Return the modules that each module imports, those for type checkers and inside functions too."""
+def imports_of_modules():
+    """Return the modules that each module imports, including imports for type checkers and inside functions."""
     known = modules()
     found = {name: set() for name in known}
     for name, path in known.items():
@@ -62,8 +62,8 @@ def arrows():
     return {name: targets - {name} for name, targets in found.items()}
 
 
-def circle(graph):
-    """Return the names on a circle of a graph, or nothing."""
+def cycles(graph):
+    """Return the nodes on the cycles of a graph."""
     left = dict(graph)
     while True:
         reached = {target for targets in left.values() for target in targets}
@@ -75,39 +75,41 @@ def circle(graph):
 
 
 def facade(name, path):
-    """Whether a module only hands names on: its arrows are those of whoever imports from it."""
+    """Return whether a module only re-exports names, so that its imports count for the modules that import from it."""
     return path.name == "__init__.py" and not any(
         isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name not in ("__getattr__", "__dir__")
         for node in ast.parse(path.read_text()).body
     )
 
 
-def test_no_files_import_each_other_in_a_circle():
+def test_no_files_import_each_other_in_a_cycle():
     known = modules()
-    graph = {name: found for name, found in arrows().items() if not facade(name, known[name])}
-    assert circle(graph) == []
+    graph = {name: found for name, found in imports_of_modules().items() if not facade(name, known[name])}
+    assert cycles(graph) == []
 
 
-def rooms():
-    """Return the rooms that each room imports."""
+def folders():
+    """Return the folders that each folder imports."""
     known = modules()
 
-    def room(name):
-        """Return a file's folder; a file right in a package, and a folder's own __init__, are rooms of their own."""
+    def folder_of(name):
+        """Return the folder of a module; modules directly in a package, and __init__ files, count as folders."""
         if known[name].name == "__init__.py":
             return f"{name}.__init__"
         folder = name.rpartition(".")[0]
         return name if folder in PACKAGES else folder
 
     graph = {}
-    for name, targets in arrows().items():
+    for name, targets in imports_of_modules().items():
         if not facade(name, known[name]):
-            graph.setdefault(room(name), set()).update({room(target) for target in targets} - {room(name)})
+            graph.setdefault(folder_of(name), set()).update(
+                {folder_of(target) for target in targets} - {folder_of(name)}
+            )
     return graph
 
 
-def test_no_folders_import_each_other_in_a_circle():
-    assert circle(rooms()) == []
+def test_no_folders_import_each_other_in_a_cycle():
+    assert cycles(folders()) == []
 
 
 def test_each_option_is_declared_once():

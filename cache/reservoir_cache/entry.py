@@ -23,7 +23,7 @@ from reservoir_cache.publish import (
 )
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
-MOST_BLOCKS = 1_000_000
+MAX_BLOCKS = 1_000_000
 NAME = "manifest.json"  # the first page, which also names the labels
 PAGE_BLOCKS = 128  # blocks of a page of a manifest; adding a shard writes only its page, whatever the number of shards
 TARGETS_FILE = "targets.h5"
@@ -187,11 +187,11 @@ class Entry:
     made_with: Mapping[str, Any] = field(compare=False)  # host, library versions and the like, for information only
 
     def __post_init__(self) -> None:
-        """Refuse more than `MOST_BLOCKS` blocks: a damaged file may claim any number."""
-        if sum(map(self.layout.count, self.spec.rows.values())) > MOST_BLOCKS:
+        """Refuse more than `MAX_BLOCKS` blocks: a damaged file may claim any number."""
+        if sum(map(self.layout.count, self.spec.rows.values())) > MAX_BLOCKS:
             raise CacheError(
                 f"{self.path / SPEC_FILE}: {sum(self.spec.rows.values()):,} rows in blocks of "
-                f"{self.layout.block_rows:,} are more than {MOST_BLOCKS:,} blocks; extract fewer rows (--limit)"
+                f"{self.layout.block_rows:,} are more than {MAX_BLOCKS:,} blocks; extract fewer rows (--limit)"
             )
 
     @classmethod

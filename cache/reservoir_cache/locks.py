@@ -170,7 +170,7 @@ def touch(folder: Path, *, new: bool = False) -> None:
             if new:  # before all others
                 os.utime(path, ns=(now, 0))
             return
-        # Later than all others, even if the clock was ahead when they were made and has been set back since.
+        # The new time is later than those of all other locks, even if the clock was set back after they were written.
         last = max(
             (each.stat().st_mtime_ns for each in folder.parent.glob(f"*/{LOCK_FILE}") if each != path), default=0
         )

@@ -168,7 +168,7 @@ def refuse_links(*paths: Path) -> None:
 
 def path_below(root: Path, *names: str) -> Path:
     """Return the path of a file or folder below a root; raises CacheError if any part below it is a symbolic link."""
-    path = Path(root)  # the user chose the root, which may be a link; its content may come from somebody else
+    path = Path(root)  # the user chose the root, which may be a link; its content may come from other people
     for name in names:
         path /= name
         refuse_links(path)

@@ -160,7 +160,7 @@ class SplitFeatures:
 
     @property
     def groups(self) -> NDArray | None:
-        """The number of the group of each row, (rows,); None if the rows have no groups."""
+        """The group number of each row, (rows,); None if the rows have no groups."""
         return self._targets.get("groups")
 
     def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:

@@ -122,7 +122,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Place:
-    """The positions of the values and offsets of a column in the file of a shard."""
+    """The positions of a column's values and offsets in the file of a shard."""
 
     values: Extent
     offset: Extent | None

@@ -112,7 +112,7 @@ def attention(
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Attention:
-    """Draw and save the attention maps of one block over the first rows of a split.
+    """Plot and save the attention maps of one block over the first rows of a split.
 
     If ``run`` is the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
 
@@ -123,11 +123,11 @@ def attention(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
-        families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
+        random for families without published weights.
     depth : int, optional
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -135,7 +135,7 @@ def attention(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut, or windows (average over windows).
+        Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
@@ -165,7 +165,7 @@ def attention(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -200,11 +200,11 @@ def attention(
     layer : int, default=1
         Number of the block, from 1.
     average : int, default=64
-        Rows to average over; the first is also drawn alone.
+        Rows to average over; the first is also plotted alone.
     split : str, default='test'
         Split from which the rows are taken.
     top : float, optional
-        Largest attention weight on the colour scale, to compare pictures.
+        Largest attention weight on the colour scale; set it to compare plots.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -229,7 +229,7 @@ def explain(
     out: StrPath | None = None,
     first: int = 4,
 ) -> Explanation:
-    """Draw what each position of some sequences adds to the score of the predicted class.
+    """Plot what each position of some sequences adds to the score of the predicted class.
 
     ``out`` is ``explained.png`` in the readout's folder by default.
 
@@ -274,7 +274,7 @@ def export(
 
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
     its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
-    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or pictures
+    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or images
     by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
     are then the input, and the file of the tokenizer or processor is written as ``reader``.
 
@@ -361,11 +361,11 @@ def extract(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
-        families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
+        random for families without published weights.
     depth : int, optional
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -373,7 +373,7 @@ def extract(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut, or windows (average over windows).
+        Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
@@ -403,7 +403,7 @@ def extract(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -513,7 +513,7 @@ def fit(
     class_weight : str, optional
         balanced: every class has the same weight.
     curve : str, optional
-        Draw a learning curve at these numbers of training rows, such as 100,1000.
+        Plot a learning curve at these numbers of training rows, such as 100,1000.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
 
@@ -595,7 +595,7 @@ def import_features(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -708,11 +708,11 @@ def plan(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
-        families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
+        random for families without published weights.
     depth : int, optional
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -720,7 +720,7 @@ def plan(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut, or windows (average over windows).
+        Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
@@ -750,7 +750,7 @@ def plan(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -903,7 +903,7 @@ def prepare(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -988,7 +988,7 @@ def pretrain(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     steps : int, optional
@@ -1144,7 +1144,7 @@ def reproduce(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1267,11 +1267,11 @@ def train(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
-        families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
+        random for families without published weights.
     depth : int, optional
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -1279,7 +1279,7 @@ def train(
         symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
         reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut, or windows (average over windows).
+        Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
@@ -1309,7 +1309,7 @@ def train(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1456,7 +1456,7 @@ def tune(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of random weights, of the input layer and of the order of rows.
+        Seed for random weights, the input layer and the order of rows.
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
@@ -1470,7 +1470,7 @@ def tune(
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts or of sequences of letters.
+        Column of texts, or of letter sequences.
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False

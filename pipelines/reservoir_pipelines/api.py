@@ -312,7 +312,7 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 
 @takes(opt.ExplainOptions)
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
-    """Draw what each position of some sequences adds to the score of the predicted class.
+    """Plot what each position of some sequences adds to the score of the predicted class.
 
     ``out`` is ``explained.png`` in the readout's folder by default.
 
@@ -351,7 +351,7 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
     its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
-    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or pictures
+    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or images
     by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
     are then the input, and the file of the tokenizer or processor is written as ``reader``.
 
@@ -431,7 +431,7 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
 
 @takes(opt.ReservoirOptions, opt.TaskOptions, opt.AttentionOptions, opt.PlaceOptions)
 def attention(task: StrPath, **options: Any) -> results.Attention:
-    """Draw and save the attention maps of one block over the first rows of a split.
+    """Plot and save the attention maps of one block over the first rows of a split.
 
     If ``run`` is the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
 

@@ -30,12 +30,12 @@ BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 head
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Record):
-    """Attention maps of one block: of one sequence, and their mean over rows.
+    """One block's attention maps for one sequence, and their mean over rows.
 
     ``one`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names. ``mean`` (heads,
     tokens, tokens) is the mean over the rows in which both tokens are real, or NaN without such rows. For bit tasks,
     ``diagonals`` has the distances in tokens at which readout tokens attend in the paper, each with its name. ``top``
-    is the attention at the top of the colour scale that all maps of the picture share.
+    is the attention at the top of the colour scale that all maps of the plot share.
     """
 
     task: str
@@ -73,10 +73,10 @@ class Attention(Record):
 def attention(
     task: str, reservoir: ReservoirOptions, source: TaskOptions, options: AttentionOptions, place: PlaceOptions
 ) -> Attention:
-    """Draw and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
+    """Plot and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
-        raise InputError(f"--out {out}: not a picture; name a file such as maps.png (the arrays go to maps.h5)")
+        raise InputError(f"--out {out}: not an image file; name a file such as maps.png (the arrays go to maps.h5)")
     root = cache_root(place.cache)
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)

@@ -29,7 +29,7 @@ IMPORTED = "imported"
 """Family, init and input of an entry of imported features, and the default name of their layer."""
 
 ROWS = "rows"
-"""Name of the task and of the split of the entries that the estimators write, one for each batch of rows."""
+"""Task and split of the entries that the estimators write, one entry for each batch of rows."""
 
 
 def cache_root(cache: Path | None = None) -> Path:

@@ -120,9 +120,9 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
         "resample": 3 if dino else 2,
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
-    numbers = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
+    numbers = "ImageNet's mean and standard deviation" if dino else "mean and standard deviation 0.5"
     return left_out, [
-        f"the file does not state how pictures are preprocessed; assuming {side}x{side} pixels and "
+        f"the file does not state how images are preprocessed; assuming {side}x{side} pixels and "
         f"{numbers} (if the model was trained with other settings, change preprocessor_config.json)"
     ]
 

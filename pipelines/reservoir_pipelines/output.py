@@ -48,7 +48,7 @@ def print_json(value: Any) -> None:
 
 
 def printable(text: object) -> str:
-    r"""Return a text in which characters that a terminal or a picture would not show literally are escaped.
+    r"""Return a text with escapes for the characters that a terminal or a plot would not show literally.
 
     Labels, column names and file names come from data. Control characters (such as the escape sequences of terminals),
     line breaks, marks that change the direction of writing, invisible characters, and lone surrogates become ``\x1b``,

@@ -1,4 +1,4 @@
-"""Draw pictures with matplotlib: one style, all text literal, and a warning if a picture fails.
+"""Draw plots with matplotlib: one style, all text literal, and a warning if a plot fails.
 
 ``draw_...`` draws arrays into axes, also for the page of `report`; ``plot_...`` saves a PNG file.
 """
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from reservoir.readouts.evaluation import Evaluation
 
-PAGE_SIZE = 4.8, 3.4  # inches of most pictures on the page; also legible on a phone
+PAGE_SIZE = 4.8, 3.4  # inches of most plots on the page; also legible on a phone
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MOST_LEVEL = 14  # names of layers that fit on the axis horizontally
-MOST_TICKS = 32
-MOST_COUNTS = 20  # classes of a confusion matrix whose counts can be read
+MAX_LEVEL = 14  # names of layers that fit on the axis horizontally
+MAX_TICKS = 32
+MAX_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
 P = ParamSpec("P")
 
@@ -47,7 +47,7 @@ def own_style() -> Iterator[None]:
     """Use matplotlib's defaults within the context, not its configuration files, and draw all text literally."""
     exists = os.path.exists
     with _importing:
-        # Matplotlib first reads ./matplotlibrc, which may have come with somebody's data, and no option prevents that.
+        # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option prevents that.
         # During its import, this relative name is reported as missing; other files are found as usual.
         os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
         try:
@@ -64,7 +64,7 @@ def own_style() -> Iterator[None]:
 
 
 def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
-    """Decorate a function that saves a picture: use `own_style`, and warn instead of raising if it fails."""
+    """Decorate a function that saves a plot: use `own_style`, and warn instead of raising if it fails."""
 
     @wraps(draw)
     def draw_or_warn(path: Path, *arguments: P.args, **options: P.kwargs) -> None:
@@ -72,15 +72,15 @@ def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[
             with own_style():
                 draw(path, *arguments, **options)
         except Exception as error:
-            path.unlink(missing_ok=True)  # an older picture shows other data
+            path.unlink(missing_ok=True)  # an older plot shows other data
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            notify(f"{path}: the picture could not be drawn ({reason}); the results are saved")
+            notify(f"{path}: the plot could not be drawn ({reason}); the results are saved")
 
     return draw_or_warn
 
 
 def page_picture(size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> str:
-    """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails."""
+    """Return the data URI of an SVG image by ``draw(axes, ...)`` with a size in inches; empty if drawing fails."""
     # Inside an image, no text of the SVG can run code or load anything.
     buffer = io.BytesIO()
     try:
@@ -90,7 +90,7 @@ def page_picture(size: tuple[float, float], draw: Callable[..., None], *argument
             _escape_texts(figure)
             figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
     except Exception as error:
-        notify(f"a picture of the page could not be drawn ({error})")
+        notify(f"a plot of the page could not be drawn ({error})")
         return ""
     return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
@@ -124,7 +124,7 @@ def save(figure: Figure, path: Path) -> None:
 
 @picture
 def plot(path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any) -> None:
-    """Save what ``draw(axes, ...)`` draws, of a size in inches, below a title."""
+    """Save the output of ``draw(axes, ...)`` with a size in inches and a title."""
     figure = figure_of(*size, title)
     draw(figure.subplots(), *arguments)
     save(figure, path)
@@ -161,7 +161,7 @@ def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float 
 
 
 def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str, best: int | None = None) -> None:
-    """Draw (step, value) of training, smoothed over 1% of its points, and of validation, and mark the best step."""
+    """Draw the (step, value) pairs of training, smoothed over 1% of them, and of validation; mark the best step."""
     if len(train):
         width = max(1, len(train) // 100)
         smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
@@ -241,7 +241,7 @@ def draw_layers(
     if raw is not None:
         axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
     ticks = {place: shorten(name).replace("block", "") for place, name in enumerate(names) if name}
-    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MAX_LEVEL else 0)
     style(axes, "layer", f"validation {unit}, best setting")
 
 
@@ -320,7 +320,7 @@ def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> No
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure: Any = axes.get_figure()
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
-    for row, column in itertools.product(range(len(classes)), repeat=2) if len(classes) <= MOST_COUNTS else ():
+    for row, column in itertools.product(range(len(classes)), repeat=2) if len(classes) <= MAX_COUNTS else ():
         if counts[row, column]:
             ink = "white" if shares[row, column] > 0.5 else INK
             axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=ink)
@@ -330,7 +330,7 @@ def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> No
 
 
 def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
-    """Save the picture of `draw_confusion`; do nothing for a regression, or without an evaluation."""
+    """Save the plot of `draw_confusion`; do nothing for a regression, or without an evaluation."""
     if not found or not found.classes:
         return
     side, heading = confusion_side(found.classes), f"{title}: test accuracy {found.scores['accuracy']:.1%}"
@@ -346,7 +346,7 @@ def draw_values(axes: Axes, values: np.ndarray) -> None:
 
 
 def confusion_side(classes: Sequence[str]) -> float:
-    """Return the height in inches of a picture of a confusion matrix."""
+    """Return the height of a confusion matrix's plot, in inches."""
     return min(9.0, 3.5 + 0.3 * len(classes))
 
 
@@ -390,14 +390,14 @@ def layer_order(column: str) -> tuple[str, int, str]:
 
 
 def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
-    ticks = range(0, len(names), -(-len(names) // MOST_TICKS))
+    ticks = range(0, len(names), -(-len(names) // MAX_TICKS))
     shown = shorten_all([str(names[i]) for i in ticks])
     axes.set_xticks(ticks, shown, fontsize=7, rotation=90)
     axes.set_yticks(ticks, shown, fontsize=7)
 
 
 def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]], kind: str) -> None:
-    """Draw the standard deviation of the tensors of a kind, ``weight`` or ``bias``, over the blocks, (depth,) each."""
+    """Draw the standard deviations of one kind of tensor, ``weight`` or ``bias``, over the blocks, (depth,) each."""
     from matplotlib.ticker import MaxNLocator
 
     names = [name for name in deviations if ("bias" in name) == (kind == "bias")]

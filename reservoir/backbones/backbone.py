@@ -15,7 +15,7 @@ from reservoir.backbones.gpt2 import Projection
 from reservoir.errors import InputError
 from reservoir.tasks.task import Task, Vectors
 
-# The paper counts the input layer of cifar10 for tokens of 16 values, although a patch of 4 x 4 pixels has 48.
+# For cifar10 the paper counts an input layer for 16 values per token, although a patch of 4 x 4 pixels has 48 values.
 PAPER_DIM = {"cifar10": 16}
 
 
@@ -99,7 +99,7 @@ class Backbone(nn.Module):
         blocks = self.blocks
         used = blocks[: max(self.layers.index(layer) for layer in layers)]
         handles = [self._hook(used, layer, callback) for layer, callback in layers.items()]
-        if len(used) < self.depth:  # blocks above the deepest layer would only take time
+        if len(used) < self.depth:  # skip the blocks above the deepest requested layer
             _replace(self.model, self.family.blocks, used)
         try:
             yield
@@ -146,12 +146,12 @@ class Backbone(nn.Module):
 
 
 def layer_names(depth: int) -> tuple[str, ...]:
-    """Return the names of all layers of a backbone of ``depth`` blocks, from the input side to the output side."""
+    """Return the names of all layers of a backbone with ``depth`` blocks, from the input side to the output side."""
     return ("embed", *(block_name(i) for i in range(1, depth + 1)), "final")
 
 
 def check_layers(layers: Iterable[str], family: Family, depth: int) -> None:
-    """Raise `InputError` if one of ``layers`` is not a layer of a backbone of this family and depth."""
+    """Raise `InputError` if a backbone with this family and depth lacks one of the ``layers``."""
     for layer in layers:
         if layer not in layer_names(depth):
             problem = f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} and final"
@@ -233,7 +233,7 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
 
 
 def group_counts(backbone: Backbone) -> dict[str, int]:
-    """Return the number of parameters of each of `GROUPS`; zero for groups that the family does not have."""
+    """Return the number of parameters by group (see `GROUPS`); zero for groups that the family does not have."""
     names = backbone.groups
     return {group: sum(backbone.get_parameter(name).numel() for name in names.get(group, ())) for group in GROUPS}
 

@@ -179,7 +179,7 @@ class Family:
     blocks: str  # path of the list of blocks inside the model
     groups: dict[str, tuple[str, ...]]  # group -> parts of its parameters' names; the first group that matches counts
     draw: Draw = draw_normal  # its default initialisation
-    scheme: str = "normal, deviation initializer_range"  # the initialisation in words
+    scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words
     note: str = ""  # limitations of its models
     final_norm: str = ""  # path of the norm after the last block, if any
     # Paths of modules that a sequence of vectors does not use: the token embeddings, which an input layer replaces.

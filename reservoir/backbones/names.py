@@ -23,7 +23,7 @@ CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
     "esn": recurrent.ESNConfig,
 }
 
-MOST_BLOCKS = 1000
+MAX_BLOCKS = 1000
 """Largest number of blocks, more than any model has; counting the parameters takes milliseconds per block."""
 
 # Families without published weights.
@@ -55,7 +55,7 @@ def find(name: str) -> tuple[Family, Any]:
 
 
 def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
-    """Return the family of a backbone and its shape, cut to its first ``depth`` blocks; no weights are loaded."""
+    """Return the family and `Shape` of a backbone, cut to its first ``depth`` blocks; no weights are loaded."""
     family, config = find(name)
     shape = family.shape(config)
     check_depth(name, shape.depth, depth)
@@ -128,9 +128,9 @@ def _check_config(name: str, family: Family, config: Any) -> None:
     sizes = {"blocks": shape.depth, "width": shape.width} | {k: v for k, v in limited.items() if v is not None}
     for what, size in sizes.items():
         if type(size) is not int or size < 1:
-            raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give a whole number from 1")
-    if shape.depth > MOST_BLOCKS:
-        raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MOST_BLOCKS}")
+            raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")
+    if shape.depth > MAX_BLOCKS:
+        raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}")
     if config.model_type not in CONFIGS_BUILT_HERE and "/" in attention_name(config):
         # transformers would download compiled code from the hub and run it.
         start = f"backbone {name!r}: its config.json asks for code, {attention_name(config)!r}"

@@ -84,7 +84,7 @@ def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight whose scale keeps that of activations near one although attention is not scaled."""
+    """Draw a weight; its scale keeps activations near one although attention is not scaled."""
     if "layer_norm" in name:
         return None
     inner = {".q.": config.d_model * config.d_kv, ".o.": config.num_heads * config.d_kv, ".wo.": config.d_ff}
@@ -104,7 +104,7 @@ _T5 = Family(
         "feedforward": (".DenseReluDense.",),
     },
     draw=_draw_t5,
-    scheme="normal, deviation initializer_factor / sqrt(fan-in), for queries / sqrt(fan-in x width of a head)",
+    scheme="normal with standard deviation initializer_factor / sqrt(fan-in), for queries / sqrt(fan-in x head width)",
     note="the encoder alone; the parameters of the decoder are not counted",
     final_norm="encoder.final_layer_norm",
     unused=("shared", "encoder.embed_tokens"),
@@ -238,7 +238,7 @@ def _audio(name: str) -> Family:
             "feedforward": (".feed_forward.", ".adapter_layer."),
         },
         draw=_draw_audio,
-        scheme="normal, deviation initializer_range, of the convolution for positions 2 / sqrt(kernel x width)",
+        scheme="normal with standard deviation initializer_range, for the convolution 2 / sqrt(kernel x width)",
         final_norm="final",
         unused=("front_end", "masked_spec_embed", "adapter"),
         native_input="front_end",

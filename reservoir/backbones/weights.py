@@ -98,12 +98,12 @@ def _find(name: str, depth: int | None) -> tuple[Family, Any]:
 
 def describe_weights(backbone: Backbone, init: str) -> str:
     """Return a short description of a backbone's weights and of its limitations."""
-    flat = f"every matrix normal, deviation {getattr(backbone.config, 'initializer_range', None)}"
+    flat = f"every matrix normal with standard deviation {getattr(backbone.config, 'initializer_range', None)}"
     words = {
         "pretrained": "as published",
         "random": backbone.family.scheme,
         "random-flat": f"{flat}, as the random GPT-2 of Lu et al. 2021",
-        "statistics": "every tensor normal, with the mean and deviation of the published one",
+        "statistics": "every tensor normal, with the mean and standard deviation of the published one",
     }
     return "; ".join(filter(None, (words[init], backbone.family.note)))
 
@@ -114,14 +114,14 @@ def draw_parameters(
     """Redraw in place parameters with these prefixes; without ``draw``, keep their means and standard deviations."""
 
     # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
-    # weights of the others. NumPy draws: torch's own draws depend on the CPU's vector instructions.
+    # weights of the others. NumPy draws the values, because torch's draws depend on the CPU's vector instructions.
     def redraw(named: tuple[str, nn.Parameter]) -> None:
         name, parameter = named
         values, random = parameter.detach().numpy(), generator(seed, name)
         if draw:
             drawn = draw(name, values.shape, config, random)
         else:
-            # In double precision, so that the order of the sum does not change a digit of the float32.
+            # The sum is in double precision, so that its order does not change a digit of the float32.
             mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
             drawn = random.standard_normal(values.shape, dtype=np.float32) * std + mean
         if drawn is not None:

@@ -1,4 +1,4 @@
-"""An input layer for whitened windows of images: the weights of a unit are a window of an image of random discs."""
+"""An input layer for whitened image windows: each unit's weights are a window of a random image of discs."""
 
 import numpy as np
 

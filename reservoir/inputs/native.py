@@ -1,4 +1,4 @@
-"""Native input: texts, pictures and sounds become the tokens of a pretrained model by its own preprocessing."""
+"""Native input: texts, images and sounds become the tokens of a pretrained model by its own preprocessing."""
 
 import hashlib
 import json
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 TEXT_TOKENS = 64  # typical tokens of a text, from which the batch size is computed
-MOST_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
-HIGHEST_TOKEN = 2**24  # upper bound for token IDs; no vocabulary is larger
+DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
+MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
 
 
@@ -42,14 +42,14 @@ class TextReader:
     def __init__(self, tokenizer: Any, positions: int | None, embeddings: int | None = None) -> None:
         self._tokenizer, self.embeddings = tokenizer, embeddings
         highest = max(tokenizer.get_vocab().values(), default=0)
-        if highest > HIGHEST_TOKEN:  # writing its rules as JSON would take minutes
-            raise ValueError(f"it has the token ID {highest:,}, more than {HIGHEST_TOKEN:,}")
+        if highest > MAX_TOKEN_ID:  # writing its rules as JSON would take minutes
+            raise ValueError(f"it has the token ID {highest:,}, more than {MAX_TOKEN_ID:,}")
         stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
-        self.max_tokens = min(positions or stated or MOST_TOKENS, stated or positions or MOST_TOKENS)
+        self.max_tokens = min(positions or stated or DEFAULT_MAX_TOKENS, stated or positions or DEFAULT_MAX_TOKENS)
         self.form = Tokens(len(tokenizer))
         special = tokenizer("")["input_ids"]
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
-        self.description = f"the model's own tokenizer, of {len(tokenizer):,} tokens"
+        self.description = f"the model's own tokenizer, with {len(tokenizer):,} tokens"
         # Everything that decides the token IDs of a text.
         rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
@@ -186,11 +186,11 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
 
 PREPROCESSOR = "preprocessor_config.json"
 
-BLANKS = ((97, 61), (50, 120))  # sizes of two pictures that show whether a processor gives all pictures one size
+BLANKS = ((97, 61), (50, 120))  # sizes of two images that show whether a processor gives all images one size
 
 
 def settings_digest(processor: Any) -> str:
-    """Return the SHA-256 of the settings that affect the values of a prepared picture or sound."""
+    """Return the SHA-256 of the settings that affect the values of a prepared image or sound."""
     settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -210,7 +210,7 @@ class PatchInput(nn.Module):
 
 
 class PixelReader:
-    """Converts stored pictures to the patches that a model reads."""
+    """Converts stored images to the patches that a model reads."""
 
     kind, has_cls, note = "processor", True, ""
 
@@ -220,7 +220,7 @@ class PixelReader:
         self._processor, self._pictures = processor, pictures
         sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
         if len(sizes) > 1:
-            raise ValueError("it gives pictures of several sizes; set a size with height and width, or a crop")
+            raise ValueError("it gives images of several sizes; set a size with height and width, or a crop")
         self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
         size = sizes.pop()
         # The model reads whole patches of the pixels (channels, height, width) that the processor gives.
@@ -233,7 +233,7 @@ class PixelReader:
         self.description = f"the model's own processor, as {made}"
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return patches (rows, patches, values), and the number of tokens of each picture with its class token."""
+        """Return patches (rows, patches, values), and the number of tokens of each image with its class token."""
         found = self._pixels(list(self._pictures(x)))[:, : self.height, : self.width]
         return patches(found, self.patch), np.full(len(found), self.max_tokens, np.int32)
 
@@ -242,7 +242,7 @@ class PixelReader:
         path.write_text(self._processor.to_json_string())
 
     def _pixels(self, images: list["Image"]) -> np.ndarray:
-        """Return the prepared pixels of pictures, (rows, height, width, channels) of float32."""
+        """Return the prepared pixels of images, (rows, height, width, channels) of float32."""
         found = self._processor(images, return_tensors="np")["pixel_values"]
         return np.asarray(found, np.float32).transpose(0, 2, 3, 1)
 

@@ -19,7 +19,7 @@ from reservoir.random import generator
 
 HELD_OUT = ("valid", "test")
 
-MOST_TOKENS = 2**20
+MAX_VOCABULARY = 2**20
 """Largest vocabulary: larger than that of any tokenizer, and small enough for its embeddings to fit in memory."""
 
 BYTES = 256
@@ -51,7 +51,7 @@ class HeldOut:
 
 
 class Text:
-    """The bytes of a file, gzipped or not, or of all files of a folder in the order of their names; a token is a byte.
+    """The bytes of a file (gzipped or not), or of a folder's files in the order of their names; a token is a byte.
 
     The first 90% are train, the next 5% valid, and the last 5% test.
     """
@@ -213,8 +213,8 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
     known = ", ".join((*STREAMS, "bit-memory"))
     if not name:
         raise InputError(f"corpus '': name a text file, a folder, or one of {known}")
-    if vocabulary > MOST_TOKENS:
-        raise InputError(f"--vocabulary {vocabulary}: give at most {MOST_TOKENS:,}")
+    if vocabulary > MAX_VOCABULARY:
+        raise InputError(f"--vocabulary {vocabulary}: give at most {MAX_VOCABULARY:,}")
     if name in STREAMS:
         if vocabulary < 2:
             raise InputError(f"--vocabulary {vocabulary}: give at least 2 tokens for {name}")

@@ -29,7 +29,7 @@ RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_
 
 
 class LanguageModel(nn.Module):
-    """A randomly initialised language model in the shape of a backbone; compilers can fuse ``eager`` attention."""
+    """A randomly initialised language model with a backbone's blocks; compilers can fuse ``eager`` attention."""
 
     def __init__(self, backbone: str, vocabulary: int, seed: int = 0, *, eager: bool = False) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM

@@ -11,10 +11,10 @@ from scipy.special import bdtr, stdtrit
 from reservoir.readouts.linear import LinearReadout, Readout
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
-MOST_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
-MOST_VALUES = 2000  # pairs of a true and a predicted value that are plotted
+MAX_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
+MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
 BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if there are more rows than this
-MOST_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
+MAX_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class Evaluation:
 
     samples: int  # labels that were compared
     scores: dict[str, float]
-    interval: tuple[float, float] | None  # of the accuracy, see `accuracy_interval`, or of R², by a bootstrap; 95%
+    interval: tuple[float, float] | None  # 95%: of the accuracy (`accuracy_interval`), or of R² (bootstrap)
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets
@@ -55,7 +55,7 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; with more than 100 classes, the confusion matrix is left out."""
-        confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
+        confusion = self.confusion.tolist() if 0 < len(self.classes) <= MAX_PRINTED else None
         interval = list(self.interval) if self.interval else None
         known = {"samples": self.samples, "rows": self.rows, **self.scores, "interval": interval, "recall": self.recall}
         known |= {"groups": self.groups} if self.groups else {}
@@ -94,7 +94,7 @@ def evaluate_classes(
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
-    apart = 1 < y.shape[1] <= MOST_LABELS  # pooling labels with different class shares would reward a constant guess
+    apart = 1 < y.shape[1] <= MAX_LABELS  # pooling labels with different class shares would reward a constant guess
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
     each = [_class_scores(y[:, n], predicted[:, n], None if ranks is None else ranks[:, n]) for n in labels]
     names = dict.fromkeys(name for one in each for name in one)
@@ -145,7 +145,7 @@ def evaluate_values(
     r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
     scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
     found = {name: float(value) for name, value in scores.items()}
-    if 1 < y.shape[1] <= MOST_LABELS:
+    if 1 < y.shape[1] <= MAX_LABELS:
         for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
             found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
             found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
@@ -158,7 +158,7 @@ def evaluate_values(
         classes=(),
         confusion=np.zeros((0, 0), int),
         **_fields(*_by_row(-errors, counts, groups)),
-        values=np.stack([y.ravel()[:MOST_VALUES], predicted.ravel()[:MOST_VALUES]]).astype(np.float64),
+        values=np.stack([y.ravel()[:MAX_VALUES], predicted.ravel()[:MAX_VALUES]]).astype(np.float64),
     )
 
 
@@ -263,7 +263,7 @@ def accuracy_interval(
     # Rows are independent, but the outputs of a row are not.
     shares = np.asarray(shares, np.float64)
     rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
-    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # no variance: count rows
+    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # without variance, each row counts once
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
         units, spread = len(errors), float(np.square(errors).sum())

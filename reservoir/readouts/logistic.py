@@ -39,7 +39,7 @@ Evaluation = tuple[float, np.ndarray]  # value and gradient at a point
 EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-8  # relative error of values that are summed from products in float32
 ARMIJO = 1e-4
-LONGEST_SEARCH = 20
+MAX_SEARCH_STEPS = 20
 LBFGS_STEPS = 10  # number of steps from which the inverse Hessian is built
 
 
@@ -184,9 +184,9 @@ def minimise_together(
 ) -> list[tuple[np.ndarray, bool]]:
     """Minimise several smooth convex functions, each from its start, evaluating all unsolved ones together.
 
-    ``evaluate`` maps points by problem number to values and gradients by problem number, with relative error
-    `ROUNDING`. Returns the best point (d,) of each problem, and whether `lbfgs` solved it within this number of
-    ``evaluations``.
+    ``evaluate`` takes a dictionary of points and returns one of values with gradients, both by problem number; their
+    relative error is `ROUNDING`. Returns the best point (d,) of each problem, and whether `lbfgs` solved it within this
+    number of ``evaluations``.
     """
     solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}
@@ -223,7 +223,7 @@ def lbfgs(
         if np.linalg.norm(direction) <= tolerance * np.linalg.norm(x) or -slope <= negligible:
             return x, True
         step = 1.0
-        for _ in range(LONGEST_SEARCH):
+        for _ in range(MAX_SEARCH_STEPS):
             if used == evaluations:
                 return x, False
             trial = x + step * direction

@@ -181,7 +181,7 @@ class Moments:
 
 
 class Accumulator:
-    """Builder of `Moments` of w features and t targets from blocks of any sizes, using memory of order w^2."""
+    """Builder of `Moments` for w features and t targets, from blocks of any size, in memory of order w^2."""
 
     def __init__(self, width: int, targets: int) -> None:
         # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
@@ -342,7 +342,7 @@ class LinearPath:
 
 
 class Scorer:
-    """Scorer of blocks of features under every penalty of a path, with one matrix product per block."""
+    """Scores blocks of features under every penalty of a path, with one matrix product per block."""
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
         # For real targets the offset is added in float64: float32 next to a mean of 1e5 would lose a spread of 0.3.
@@ -447,11 +447,10 @@ def ridge_path(
 class KernelMatrix:
     """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
 
-    Features are scaled by their deviation over all samples, as in the final readout, times ``emphasis`` (w,), and
-    centred by the mean of the fitted samples. The ``weights`` (n,) of the samples ``x`` (n, w) are 1 by default; a
-    sample that is not finite raises `InputError`. ``known`` is the `KernelMatrix` of the first features of ``x``,
-    with the same weights and without emphasis; its products are reused if ``emphasis`` is the same for all these
-    features.
+    Features are scaled by their standard deviation over all samples, as in the final readout, times ``emphasis`` (w,),
+    and centred by the mean of the fitted samples. The ``weights`` (n,) of the samples ``x`` (n, w) are 1 by default; a
+    sample that is not finite raises `InputError`. ``known`` is the `KernelMatrix` of the first features of ``x``, with
+    the same weights and without emphasis; its products are reused if ``emphasis`` is the same for all these features.
     """
 
     def __init__(
@@ -501,7 +500,7 @@ class KernelMatrix:
         return LinearPath(alphas, weights, offset, self.mean, self.scale)
 
     def first(self, rows: int) -> KernelMatrix:
-        """Return the matrix of the first samples; the features are scaled by their deviation over all samples."""
+        """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
         part = copy(self)
         part.x, part.weights, part.products = self.x[:rows], self.weights[:rows], self.products[:rows, :rows]
         part.mean = np.concatenate([np.average(part.x[:, one], axis=0, weights=part.weights) for one in self._chunks()])

@@ -36,8 +36,8 @@ from reservoir.readouts.ridge import (
     training_moments,
 )
 
-MOST_ALPHAS = 1000  # the models of all penalties are in memory at once
-WIDEST = 1e-6, 1e10
+MAX_ALPHAS = 1000  # the models of all penalties are in memory at once
+ALPHA_LIMITS = 1e-6, 1e10
 SCORING_ALPHAS = np.logspace(-2, 6, 13)
 
 
@@ -63,9 +63,9 @@ class Sweep:
     """Result of a sweep over penalties: the models of a path, and their tally on held-out samples.
 
     ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
-    within one standard error of the best is chosen. ``temperature`` is that of the chosen readout, 1 without held-out
-    scores. After cross-validation, either ``kernel`` is the kernel matrix of the samples, or ``moments`` are those
-    of each fold, from which the path was solved.
+    within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout; it is 1 without
+    held-out scores. After cross-validation, either ``kernel`` is the kernel matrix of the samples, or ``moments`` are
+    those of each fold, from which the path was solved.
     """
 
     path: LinearPath | DeferredPath
@@ -181,7 +181,7 @@ def forward_selection(
     and every step raises the accuracy. Of equally accurate columns the first one is added.
     """
     if not columns or limit < 1:
-        raise InputError(f"columns: at most {limit} of {len(columns)} columns; both numbers must be 1 or more")
+        raise InputError(f"columns: {len(columns)} columns, of which at most {limit} are chosen; give at least 1 and 1")
     # The moments of any columns are a part of the moments of all columns, so that one pass over train is enough.
     training = gather(train, targets)
     steps: list[tuple[tuple[str, ...], Sweep]] = []
@@ -209,8 +209,8 @@ def parse_alphas(text: str) -> np.ndarray:
         lo, hi, n = float(low), float(high), int(number)
     except ValueError:
         lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and 1 <= n <= MOST_ALPHAS):
-        remedy = f"give LO:HI:N with 0 < LO <= HI and N from 1 to {MOST_ALPHAS:,}, such as 1e-2:1e6:25"
+    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS):
+        remedy = f"give LO:HI:N with 0 < LO <= HI and N from 1 to {MAX_ALPHAS:,}, such as 1e-2:1e6:25"
         raise InputError(f"penalties {text!r}: {remedy}")
     if n == 1 and lo != hi:
         raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
@@ -222,7 +222,7 @@ def extended_alphas(alphas: np.ndarray, best: int) -> np.ndarray | None:
     low, high = float(np.min(alphas)), float(np.max(alphas))
     # New penalties continue the ratio of the grid, or a third of a decade if that is larger.
     ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
-    ends = low / WIDEST[0], WIDEST[1] / high
+    ends = low / ALPHA_LIMITS[0], ALPHA_LIMITS[1] / high
     below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
     less = low / ratio ** np.arange(below, 0, -1) if alphas[best] == low else []
     more = high * ratio ** np.arange(1, above + 1) if alphas[best] == high else []
@@ -247,10 +247,10 @@ def cross_sweep(
     the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
     first repeat. Raises `InputError` for fewer than two folds, and for an empty fold.
 
-    ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments`` of
-    each fold, repeat after repeat, from an earlier `fold_moments`, save a pass. ``emphasis`` (w,) holds factors of the
-    standardised features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest
-    penalty within one standard error (over folds) of the best accuracy is chosen.
+    ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments``
+    are those that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) holds factors of the standardised
+    features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest penalty within
+    one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")

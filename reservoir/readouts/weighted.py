@@ -21,7 +21,7 @@ from reservoir.readouts.linear import Block, Targets
 from reservoir.readouts.ridge import LinearPath, constant, inverse, score
 from reservoir.readouts.sweep import Sweep, gather, solve
 
-MOST_SAMPLES = 4096  # training samples from which the weights, a few dozen numbers at most, are learned
+MAX_SAMPLES = 4096  # training samples from which the weights, a few dozen numbers at most, are learned
 STEPS = 30
 
 
@@ -65,7 +65,7 @@ def learn_layers(
     train: Iterable[Block], valid: Iterable[Block], targets: Targets, alphas: np.ndarray, *, layers: int, samples: int
 ) -> LayerSum:
     """Return the sum of ``layers`` layers with learned weights; ``samples`` is the number of training samples."""
-    every, start, taken = -(-samples // MOST_SAMPLES), 0, []
+    every, start, taken = -(-samples // MAX_SAMPLES), 0, []
     for x, y in train:
         taken.append((x[-start % every :: every], y[-start % every :: every]))
         start += len(x)

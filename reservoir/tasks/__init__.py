@@ -74,7 +74,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 def encode(
     task: Task, x: np.ndarray, lengths: np.ndarray | None = None, where: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored ones and lengths; errors name ``where``."""
+    """Convert raw inputs, or sequences with ``lengths`` (rows,), to stored sequences; errors name ``where``."""
     if task.name not in TASKS:
         return encode_own(task, x, lengths, where or f"task {task.name!r}")
     stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)
@@ -84,12 +84,12 @@ def encode(
 
 
 def shows_pictures(task: Task) -> bool:
-    """Return whether the sequences of a task are pictures."""
+    """Return whether the sequences of a task are images."""
     return task.pictures > 0 or task.name in IMAGES
 
 
 def pictures(task: Task, x: np.ndarray) -> Iterator["Image"]:
-    """Yield stored rows of a task of pictures (see `shows_pictures`) as RGB images."""
+    """Yield stored rows of a task of images (see `shows_pictures`) as RGB images."""
     if task.pictures:
         yield from map(decoded, x)
         return

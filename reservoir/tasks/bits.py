@@ -13,7 +13,7 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 PIECE_ROWS = 1024
 """Rows drawn from one generator; part of the tasks' definition, because another number would give other rows."""
 
-MOST_HELD_OUT = (6, 20)  # bits of an input: enough that each split has inputs, and few enough to list all inputs
+MAX_HELD_OUT = (6, 20)  # bits of an input: enough that each split has inputs, and few enough to list all inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class _Bits(Source):
     seed: int = 0
 
     def pieces(self) -> list[Piece]:
-        """Return stretches of rows, each drawn by a separate generator."""
+        """Return ranges of rows, each drawn by a separate generator."""
         return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
 
     def scaling(self) -> Scaling:
@@ -106,7 +106,7 @@ class BitMemory(_Bits):
 class BitXor(_Bits):
     """Add bit strings modulo two, bit by bit.
 
-    The input is ``patterns`` strings of ``n`` bits of 0 and 1, ``token_bits`` bits per token; the labels of the tokens
+    The input is ``patterns`` strings of ``n`` bits, ``token_bits`` bits per token; the labels of the tokens
     of the last string are the sums. The defaults are those of Lu et al. (2021): 10 tokens of one bit, the last 5 read
     out. There are only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs, and the test shows only
     whether the function can be fitted. With ``held_out`` (6 to 20 bits in all) a hash of the input decides its split, a
@@ -121,8 +121,8 @@ class BitXor(_Bits):
 
     def __post_init__(self) -> None:
         self._check("bit-xor")
-        if self.held_out and not MOST_HELD_OUT[0] <= self.n * self.patterns <= MOST_HELD_OUT[1]:
-            raise InputError("bit-xor: held_out needs n * patterns from {} to {}; leave it out".format(*MOST_HELD_OUT))
+        if self.held_out and not MAX_HELD_OUT[0] <= self.n * self.patterns <= MAX_HELD_OUT[1]:
+            raise InputError("bit-xor: held_out needs n * patterns from {} to {}; leave it out".format(*MAX_HELD_OUT))
 
     @property
     def task(self) -> Task:

@@ -73,7 +73,7 @@ def evaluate(symbols: np.ndarray) -> np.ndarray:
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
     depth = np.cumsum(operator.astype(np.int8) - (symbols == CLOSE), dtype=np.int16)
     value = np.where(symbols < OPERATOR, symbols - DIGIT, 0).astype(np.int8)
-    # The level of a node is the depth of the operator it is an argument of.
+    # The level of a node is the depth of the operator that has it as an argument.
     level = np.where(operator, depth - 1, depth)
     nodes = np.flatnonzero(symbols != CLOSE)
     nodes = nodes[np.argsort(level[nodes], kind="stable")]
@@ -141,7 +141,7 @@ def _grow(
         levels.append((tree, symbol, parent))
         branching = np.flatnonzero(operator)
         number = draw.integers(2, arguments + 1, len(branching))
-        # The length includes symbols that must still follow, so a tree is dropped as soon as it must be too long.
+        # The length includes symbols that must still follow, so a tree is dropped once it is certain to be too long.
         alive = length + np.bincount(tree[branching], number, roots) <= longest
         length[~alive] = longest + 1
         branching, number = branching[alive[tree[branching]]], number[alive[tree[branching]]]
@@ -165,7 +165,7 @@ PIECE_ROWS = 4096
 """Expressions drawn from one generator; part of the task's definition, because another number would give other rows."""
 
 PIECE_BYTES = 2**24  # bytes of a file that are read at a time
-MOST_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have some 20,000
+MAX_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
 NEVER_TWICE = 64
 """Expressions of at least this many symbols are not compared: they have at least 22 random digits, so the probability
@@ -234,7 +234,7 @@ class ListOps(Source):
         return [self._file(split) for split in self._rows] if self._from_files else []
 
     def pieces(self) -> list[Piece]:
-        """Return byte ranges of the files, or stretches of rows with a generator each."""
+        """Return byte ranges of the files, or ranges of rows with a generator each."""
         if self._from_files:
             return [
                 Piece(split, lo, min(lo + PIECE_BYTES, size))
@@ -363,15 +363,15 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
     with path.open("rb") as file:
         if lo:
             file.seek(lo - 1)
-            file.readline(MOST_LINE)
+            file.readline(MAX_LINE)
         start = file.tell()
         size = hi - start
-        block = file.read(size) + file.readline(MOST_LINE) if size > 0 else b""
+        block = file.read(size) + file.readline(MAX_LINE) if size > 0 else b""
     try:
         lines = block.decode().splitlines()
     except UnicodeDecodeError as error:
         problem = f"{path}: byte {start + error.start} is not text"
         raise InputError(f"{problem}; unpack the file, or fetch it again") from None
-    if max(map(len, lines), default=0) >= MOST_LINE:
-        raise InputError(f"{path}: a line of more than {MOST_LINE} characters; fetch the file again")
+    if max(map(len, lines), default=0) >= MAX_LINE:
+        raise InputError(f"{path}: a line of more than {MAX_LINE} characters; fetch the file again")
     return lines

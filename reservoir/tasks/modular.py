@@ -1,4 +1,4 @@
-"""Modular addition: a table of sums that a readout of frozen features cannot generalise from."""
+"""Modular addition: a table of sums from which a readout of frozen features cannot generalise."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, ful
 from reservoir.tasks.task import Split, Task, Tokens
 
 SHARES = (0.9, 0.95)  # upper bounds of a pair's hash, as shares of all hashes, for train and for valid
-MOST = 1000  # largest modulus; a prepared task has modulus² rows
+MAX_MODULUS = 1000  # largest modulus; a prepared task has modulus² rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class ModularAddition(Source):
     modulus: int = 199
 
     def __post_init__(self) -> None:
-        if not isinstance(self.modulus, int) or not 2 <= self.modulus <= MOST:
-            raise InputError(f"modular-addition: modulus is {self.modulus!r}; give a number from 2 to {MOST}")
+        if not isinstance(self.modulus, int) or not 2 <= self.modulus <= MAX_MODULUS:
+            raise InputError(f"modular-addition: modulus is {self.modulus!r}; give a number from 2 to {MAX_MODULUS}")
 
     @property
     def task(self) -> Task:

@@ -16,7 +16,7 @@ TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
 """The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` after it."""
 
 FOLDS = 1195
-PAPER_OUTPUTS = 1200  # outputs of the authors' output layer; five of them stand for no fold
+PAPER_OUTPUTS = 1200  # outputs of the authors' output layer; five of them are unused
 
 PARTS = {
     "train": "train",
@@ -25,7 +25,7 @@ PARTS = {
     "test_superfamily": "test_superfamily_holdout",
     "test_family": "test_family_holdout",
 }
-"""Splits, and the parts of TAPE they come from."""
+"""The part of TAPE for each split."""
 
 FOLDERS = ("", "remote_homology", "homology")
 BUCKET = 100  # number of batches that TAPE's loader sorts by length together

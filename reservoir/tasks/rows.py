@@ -30,7 +30,7 @@ def held_out(rows: np.ndarray) -> np.ndarray:
 
 
 def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-    """Return the split of each row: each class, in the order of `row_hash`, is divided in these shares."""
+    """Return the split of each row: each class, in the order of `row_hash`, is divided in these proportions."""
     order = row_hash(np.arange(len(labels)))
     cuts = np.cumsum(list(shares.values()))[:-1]
     names = np.array(list(shares))

@@ -12,7 +12,7 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors
 
 
 class Piece(NamedTuple):
-    """A stretch of a source's rows that is read, or generated, in one go."""
+    """A range of a source's rows that is read, or generated, at once."""
 
     part: str  # the file or split that the rows belong to, as the source calls it
     lo: int  # its first row
@@ -114,7 +114,7 @@ def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: in
 
 
 def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:
-    """Return the pieces of a generator: stretches of at most ``step`` rows of train, valid and test."""
+    """Return the pieces of a generator: ranges of at most ``step`` rows of train, valid and test."""
     return [
         Piece(split, lo, min(lo + step, total))
         for split, total in zip(SPLITS, rows, strict=True)

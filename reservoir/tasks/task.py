@@ -41,7 +41,7 @@ class Task:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | int, ...] = ()  # names of the classes, in order, if the class numbers are not the names
     alphabet: str = ""  # the letter of each symbol, for texts of your own; these are stored as code points
-    pictures: int = 0  # side in pixels of your own pictures for models of vectors; they are stored as files
+    pictures: int = 0  # side in pixels of your own images for models of vectors; they are stored as files
     floor: float | None = None  # accuracy of copying the visible input, if it is above that of a constant answer
 
     @property
@@ -75,7 +75,7 @@ class Split:
     """The rows of one split, in their fixed order.
 
     Sequences ``x`` (rows, tokens, dim) or (rows, tokens) are as stored: unsigned bytes for pixels, float32 for sensors,
-    integers for symbols; right-padded with zeros. Your own pictures are an array (rows,) of the bytes of their files.
+    integers for symbols; right-padded with zeros. Your own images are an array (rows,) of the bytes of their files.
     """
 
     x: np.ndarray

@@ -103,7 +103,7 @@ class Windows:
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
     """Return rows (rows, values, channels) in one or several forms, concatenated along the channels.
 
-    ``channel`` is the row unchanged, ``series`` each channel with mean 0 and deviation 1 in its row (0 if it is
+    ``channel`` is the row unchanged, ``series`` each channel with mean 0 and variance 1 in its row (0 if it is
     constant), ``both`` these two, and ``differences`` adds the standardised differences between neighbouring values.
     """
     import torch
@@ -123,12 +123,12 @@ def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
 
 
 def _standardised(x: Tensor, lengths: Tensor, inside: Tensor) -> Tensor:
-    """Return rows whose values ``inside`` have mean 0 and deviation 1; zeros elsewhere, and for constant channels."""
+    """Return rows whose values ``inside`` have mean 0 and variance 1; zeros elsewhere, and for constant channels."""
     import torch
 
     count = lengths[:, None, None].to(x.dtype)
     centred = (x - x.masked_fill(~inside, 0).sum(1, keepdim=True) / count).masked_fill(~inside, 0)
     deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
-    # The rounding errors of a constant must not be scaled to deviation 1.
+    # The rounding errors of a constant must not be scaled to variance 1.
     level = 1e-5 * x.masked_fill(~inside, 0).abs().amax(1, keepdim=True)
     return torch.where(deviation > level, centred / deviation, 0.0)

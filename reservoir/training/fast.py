@@ -136,7 +136,7 @@ def blocks(q: Tensor) -> Iterator[tuple[slice, slice, int, slice]]:
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Return the generator that `keep` draws from."""
+    """Return the generator for `keep`."""
     return np.random.Generator(np.random.SFC64(seed))
 
 

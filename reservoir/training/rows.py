@@ -86,7 +86,7 @@ def to_batch(rows: Split, device: torch.device) -> Batch:
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Mean and deviation (outputs,) of each output over the training rows; the deviation of a constant output is 1."""
+    """Mean and standard deviation (outputs,) of each output over the training rows; 1 for a constant output."""
 
     # Training on (y - mean) / deviation makes learning rate and divergence bound independent of the targets' unit.
     mean: np.ndarray

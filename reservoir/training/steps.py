@@ -17,7 +17,7 @@ from reservoir.training.trainer import Processes
 
 LEARNING_RATE = 1e-3
 LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
-"""Learning rates of Lu et al. (2021) for LSTMs and for homology; `LEARNING_RATE` is that of everything else."""
+"""Learning rates of Lu et al. (2021) for LSTMs and for homology; `LEARNING_RATE` applies to everything else."""
 
 TOLERANCE = 0.01  # a validation score has converged when it stays this close to its last value
 VALIDATIONS = 3  # smallest number of validations that can show convergence

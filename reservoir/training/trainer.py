@@ -40,7 +40,7 @@ class Steps(Protocol):
     """The steps of a training run; each step depends only on the weights and on its number, from 0."""
 
     optimizer: torch.optim.Optimizer
-    names: tuple[str, ...]  # of the values that `take` returns
+    names: tuple[str, ...]  # names of the values that `take` returns
 
     def draw(self, step: int) -> Any:
         """Return the data of a step; called in another thread while the previous step runs."""

@@ -1,4 +1,4 @@
-"""A small entry, features that depend on their place alone, and a digest of what lies on disk."""
+"""A small entry, features that depend only on their position in it, and a digest of its files."""
 
 import copy
 import hashlib
@@ -37,7 +37,7 @@ def make_entry(root: Path, *, block_rows=4, **changes):
 
 
 def features(entry, split, block, columns=tuple(SHAPES)):
-    """Return the columns of a block around a large offset; the same for the same arguments."""
+    """Return the columns of a block, as values around a large offset; equal arguments give equal values."""
     low, high = entry.blocks(split)[block]
     out = {}
     for column in columns:
@@ -56,7 +56,7 @@ def targets(rows):
 
 
 def fill(entry, columns=tuple(SHAPES)):
-    """Write whatever is missing of an entry."""
+    """Write the blocks and labels that an entry lacks."""
     for split, rows in entry.spec.rows.items():
         write_targets(entry, split, targets(rows))
         for block, names in entry.missing(split, columns).items():
@@ -72,7 +72,7 @@ def claim(entry, split, block):
 
 
 def expected(entry, split, column):
-    """Return what a column was made from, all rows."""
+    """Return all rows of the features that a column was made from."""
     return np.concatenate([features(entry, split, b, [column])[column] for b in range(len(entry.blocks(split)))])
 
 
@@ -88,7 +88,7 @@ def digest(folder: Path):
 
 @pytest.fixture
 def toy():
-    """Return this module's functions, which test files cannot import under importlib mode."""
+    """Return this module's functions; under pytest's importlib mode, test files cannot import this module."""
     made = {"spec": make_spec, "entry": make_entry, "features": features, "targets": targets, "fill": fill}
     return SimpleNamespace(shapes=SHAPES, expected=expected, digest=digest, claim=claim, **made)
 

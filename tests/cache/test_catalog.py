@@ -1,4 +1,4 @@
-"""Finding, claiming, removing, repairing, and the space that is needed."""
+"""Entries are found, claimed, removed and repaired, and the space that they need is computed."""
 
 import errno
 import os
@@ -67,7 +67,7 @@ def test_what_is_made_untracked_does_not_become_the_last(tmp_path, toy):
         first, second = toy.entry(tmp_path), toy.entry(tmp_path, padding="none")
         assert last_entry(tmp_path, "toy") == second
     _ = FeatureStore(first)
-    assert last_entry(tmp_path, "toy") == first  # where there is no other, the one last used
+    assert last_entry(tmp_path, "toy") == first  # without a tracked extraction, the entry last used
     mine = toy.entry(tmp_path, compute="bfloat16")
     with pytest.raises(ZeroDivisionError), untracked():
         toy.entry(tmp_path)
@@ -112,7 +112,7 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
         except KeyboardInterrupt:
             assert entry.path.exists()
         else:
-            assert len(steps) <= when  # it was over before
+            assert len(steps) <= when  # the removal ended before this step
     if entry.path.exists():
         assert (when == 0) == (list_entries(tmp_path) == [entry])
         assert (when == 0) or "reservoir cache remove" in str(broken_entries(tmp_path)[0])
@@ -134,7 +134,7 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
 def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_specification(
     tmp_path, toy, step, again
 ):
-    """The next step is an error and makes no folder, unless another run has created the entry again."""
+    """The next step raises an error and makes no folder, unless another run has created the entry again."""
     entry = toy.entry(tmp_path)
     subprocess.run(
         [sys.executable, "-c", f"from reservoir_cache import remove; remove({str(entry.path)!r})"], check=True
@@ -142,7 +142,7 @@ def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_s
     if again:
         with toy.claim(toy.entry(tmp_path), "train", 0):
             pass
-        step(entry, toy)  # the same entry: the step belongs to it
+        step(entry, toy)  # the same key, so the step continues in the new entry
         assert list_entries(tmp_path) == [entry]
         return
     with pytest.raises(CacheError, match=r"removed .*run the same command again"):
@@ -182,7 +182,7 @@ def test_a_summary_has_size_and_dates(tmp_path, toy):
     assert (summarize(entry).used - (datetime.now(UTC) - timedelta(days=3))) / timedelta(minutes=5) == approx(0, abs=1)
     _ = FeatureStore(entry)["train"].read("final/last")
     assert summarize(entry).used > before
-    assert last_entry(tmp_path, "toy") == other  # a read is a use, but not an extraction
+    assert last_entry(tmp_path, "toy") == other  # reading counts as use, but not as extraction
 
 
 def set_used(entry, days):
@@ -191,7 +191,7 @@ def set_used(entry, days):
 
 
 def sized(root, toy, sizes, *, unfinished=()):
-    """Make entries of these sizes, in units of 10 kB, the first used longest ago; some of them are left unfinished."""
+    """Make entries of these sizes, in units of 10 kB, least recently used first; leave some unfinished."""
     entries = []
     for number, size in enumerate(sizes):
         entry = toy.entry(root, init={"kind": "random", "seed": number})
@@ -224,7 +224,7 @@ def test_prunable_chooses_entries_not_used_for_long_but_none_at_work(tmp_path, t
         ([10, 10, 10, 10], 20, [0, 1]),
         ([10, 10, 10, 10], 40, []),
         ([10, 10, 10, 10], 0, [0, 1, 2, 3]),
-        ([10, 10, 10, 50, 10], 45, [3]),  # removing the first three would not do, and with the large one is not needed
+        ([10, 10, 10, 50, 10], 45, [3]),  # the large one is enough, and the first three are not
         ([10, 10, 10, 50, 10], 35, [0, 3]),
         ([50, 10, 10], 45, [0]),
     ],
@@ -293,7 +293,7 @@ def test_repair_then_a_rerun_gives_the_same_bytes(full, toy, file, damage):
     assert [problem.path for problem in problems] == [path]
     assert full.key[:16] in str(problems[0])
     assert repair(full, problems) == problems
-    assert [problem.path for problem in verify(full)] == [path.parent]  # not finished, until extract makes it again
+    assert [problem.path for problem in verify(full)] == [path.parent]  # unfinished until extract writes the file again
     missing = {split: full.missing(split, toy.shapes) for split in full.splits}
     if file in SHARDS:
         split, name = file.split("/")
@@ -395,7 +395,7 @@ def test_a_block_has_one_holder_among_threads(entry, toy):
 def test_a_block_has_one_holder_among_processes(full, toy):
     with toy.claim(full, "train", 1) as mine:
         assert mine
-        # Nothing that reads may drop our lock, as closing a descriptor of the lock file would.
+        # Reading must not release our lock; closing a descriptor of the lock file would release it.
         full.running(), verify(full), folder_bytes(full.path), FeatureStore(full.path)["train"].read("final/last")
         Entry.open(full.path).missing("train", ["a/b"])
         process, theirs = hold(full, 1)
@@ -419,7 +419,7 @@ def test_a_killed_holder_leaves_nothing(entry, toy):
     left.write_bytes(b"half")
     with toy.claim(entry, "train", 0) as mine:
         assert not mine
-    assert left.exists()  # its owner is alive
+    assert left.exists()  # the process that owns it is alive
     with pytest.raises(CacheError, match="being written by another run"):
         write_block(entry, "train", 0, toy.features(entry, "train", 0))
     process.send_signal(signal.SIGKILL)

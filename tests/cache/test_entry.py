@@ -1,4 +1,4 @@
-"""Creating, opening and filling an entry, by page and by the writer thread."""
+"""Entries are created, opened and filled, with several pages and with the writer's thread."""
 
 import json
 import threading
@@ -41,7 +41,7 @@ def test_an_existing_entry_keeps_its_layout(tmp_path, toy):
 
 
 def tamper(entry, change):
-    """Change spec.json and give it a right checksum."""
+    """Change spec.json and update its checksum."""
     content = json.loads((entry.path / "spec.json").read_text())
     del content["crc32"]
     change(content)
@@ -207,7 +207,7 @@ def test_an_exception_in_the_body_is_the_one_seen_and_whole_blocks_are_kept(entr
         writer.put("train", 0, toy.features(entry, "train", 0))
         raise KeyError("body")
     assert sorted(entry.missing("train", toy.shapes)) == [1, 2]
-    assert [problem.path.name for problem in verify(entry)] == ["test", "train"]  # not finished, but nothing damaged
+    assert [problem.path.name for problem in verify(entry)] == ["test", "train"]  # unfinished, but undamaged
 
 
 PAGES = ["manifest.json", "manifest-1.json", "manifest-2.json"]
@@ -215,7 +215,7 @@ PAGES = ["manifest.json", "manifest-1.json", "manifest-2.json"]
 
 @pytest.fixture
 def paged(monkeypatch, toy, tmp_path):
-    """Return a full entry of 10 train rows in 5 blocks, two to a page."""
+    """Return a full entry of 10 train rows in 5 blocks, with two blocks per page."""
     monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
     return toy.fill(toy.entry(tmp_path, block_rows=2))
 
@@ -259,7 +259,7 @@ def test_a_damaged_page_is_named_and_rebuilt_from_its_own_shards(paged, toy, pag
     for contents in (True, False):
         assert [problem.path for problem in verify(paged, contents=contents)] == [path]
     assert [problem.path for problem in repair(paged)] == [path]
-    toy.fill(paged)  # the labels, if they were on that page
+    toy.fill(paged)  # writes the labels again if that page listed them
     assert toy.digest(paged.path) == before
 
 

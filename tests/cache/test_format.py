@@ -1,4 +1,4 @@
-"""FORMAT.md against the code and its files, the key of a specification, and the package as a whole."""
+"""FORMAT.md agrees with the code and its files, keys depend on every field, and imports load few modules."""
 
 import io
 import json
@@ -199,7 +199,7 @@ def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
 
 def test_a_published_file_is_complete_or_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "readout.bin"
-    assert publish.publish(path, b"first") == (5, "9271ee57")  # by gzip
+    assert publish.publish(path, b"first") == (5, "9271ee57")  # as computed by gzip
     assert reservoir_cache.file_crc32(path) == "9271ee57"
 
     def full_disk(*_):

@@ -1,4 +1,4 @@
-"""Reading: right, in order, in bounded memory, never what is damaged; and what rounding keeps."""
+"""The reader returns correct rows in order, in bounded memory, and refuses damaged files; rounding errors are small."""
 
 import os
 import tracemalloc
@@ -14,7 +14,7 @@ from reservoir_cache.shard import Place, _round, bfloat16_bits, decode, encode
 
 
 def stored(toy, entry, split, column):
-    """Return what a column reads back as, by the encoding alone."""
+    """Return the values of a column after encoding and decoding, without a file."""
     parts = [toy.features(entry, split, b, [column])[column] for b in range(len(entry.blocks(split)))]
     return np.concatenate([decode(encode(x, entry.spec.store, column=column), entry.spec.store) for x in parts])
 
@@ -112,12 +112,12 @@ def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert total == sum(range(blocks))
-    assert peak < 4 * one  # stored, decoded, and the one that the caller still holds; the column has 20
+    assert peak < 4 * one  # the stored block, the decoded one, and the caller's; the column has 20 blocks
 
 
 @pytest.fixture(params=["float16", "bfloat16", "float32"])
 def grouped(request, tmp_path, toy):
-    """Return an entry of 100 rows in blocks of 32 rows with an offset for each 8, and what was written."""
+    """Return an entry of 100 rows in blocks of 32 rows with an offset per 8 rows, and the written features."""
     data = {"digest": "d", "rows": {"train": 100}}
     spec, layout = toy.spec(store=request.param, data=data), Layout(batch_rows=4, block_rows=32, offset_rows=8)
     entry = Entry.create(tmp_path, "gpt2-random", spec, layout, {})
@@ -139,7 +139,7 @@ def test_rows_that_share_an_offset_read_as_if_they_were_a_block(grouped, tmp_pat
     np.testing.assert_array_equal(np.concatenate(list(one.blocks("final/all"))), one.read("final/all"))
     most = {"float16": 0.01, "bfloat16": 0.05, "float32": 1e-9}[entry.spec.store]
     assert np.abs(one.read("final/all") - x).max() < most
-    assert verify(entry) == [problem for problem in verify(entry) if problem.path.name == "train"]  # it has no labels
+    assert verify(entry) == [problem for problem in verify(entry) if problem.path.name == "train"]  # without labels
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_rows_that_share_an_offset_read_as_if_they_were_a_block(grouped, tmp_pat
 def test_a_column_is_indexed_like_an_array(grouped, index):
     column = FeatureStore(grouped[0])["train"]["final/all"]
     whole = np.asarray(column)
-    for _ in range(2):  # blocks are checked as a whole the first time, then rows are read alone
+    for _ in range(2):  # the first read verifies whole blocks, the second reads single rows
         found = column[index]
         np.testing.assert_array_equal(found, whole[index])
         assert np.shape(found) == whole[index].shape
@@ -174,7 +174,7 @@ def test_rows_are_gathered_without_reading_the_others(grouped, monkeypatch):
     reads.clear()
     reader._checked.clear()
     np.testing.assert_array_equal(column[[3, 40]], whole[[3, 40]])
-    assert reads == [True] * 2  # as in a new process: both blocks are compared with their checksums
+    assert reads == [True] * 2  # as in a new process, both blocks are verified
 
 
 STORES = ["float16", "bfloat16", "float32"]
@@ -232,8 +232,8 @@ def test_the_first_value_that_rounds_to_infinity_is_refused(store, limit):
 
 def test_the_value_named_as_an_overflow_is_the_farthest_from_its_channels_mean():
     x = np.zeros((5, 2, 3), np.float32)
-    x[:, :, 0] = [[1e-3, 2e5]] * 5  # the first values that overflow lie near zero, and 1e5 from the mean
-    x[:, :, 1] = -1e6  # at the mean
+    x[:, :, 0] = [[1e-3, 2e5]] * 5  # the first overflowing values are near zero, but 1e5 from the mean
+    x[:, :, 1] = -1e6  # equal to the mean
     x[3, 1, 2] = -4e5
     expected = (
         r"column c, row 13, token 1, channel 2: -400000 differs by 3.6e\+05 from its channel's mean, which overflows "
@@ -258,7 +258,7 @@ def arrays(draw, shape=SHAPES):
 
 
 def half_ulp(residual, store):
-    """Return half the spacing of the stored type at the residual, with float64 arithmetic of its own."""
+    """Return half the spacing of the stored type at the residual, computed in float64."""
     digits, smallest = {"float16": (10, -24), "bfloat16": (7, -133), "float32": (23, -149)}[store]
     exponent = np.frexp(np.abs(residual))[1] - 1
     return np.ldexp(0.5, np.maximum(exponent - digits, smallest))
@@ -273,7 +273,7 @@ def test_error_is_at_most_half_an_ulp_of_the_residual(x, store):
         return
     offset = encoded.offset.astype(np.float64)
     residual = x.astype(np.float64) - offset
-    # The subtraction and the addition are in float32; what they round is bounded by their results' size.
+    # The subtraction and the addition are in float32; the size of their results bounds their rounding errors.
     float32_rounding = 2.0**-23 * (np.abs(residual) + np.abs(x)) + 2.0**-148
     bound = half_ulp(residual * (1 + 2.0**-23), store) + float32_rounding
     assert (np.abs(decode(encoded, store).astype(np.float64) - x) <= bound).all()

@@ -3,8 +3,8 @@
     make faults                                   # everything, into benchmarks/FAULTS.md
     python -m tests.faults --scale 0.01      # a hundredth of it
 
-A fault is lost if a result differs without a message, a traceback appears, the next command does not repair the damage,
-or a process takes more memory or time than it may. The exit code is 1 if any fault was lost.
+A fault counts as lost if a result differs without a message, a traceback appears, the next command does not repair
+the damage, or a process exceeds its limit of memory or time. The exit code is 1 if any fault was lost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
         yield from fuzz.fuzz(fuzz.readers(folder), size["inputs"], 11)
     if not {"kills", "together", "machine"} & {*parts}:
         return
-    plan.BLOCK_ROWS["cpu"] = 16  # many blocks are many moments
+    plan.BLOCK_ROWS["cpu"] = 16  # many blocks give many moments at which a fault can occur
     every = (EXTRACT, *(stage for stage in (*CACHE, *PIPELINES) if stage.name.split(":")[0] in DISTURBED))
     stages = [kills.Disturbed(stage, folder / f"stage{number}") for number, stage in enumerate(every)]
     for seed, stage in enumerate(stages):
@@ -99,8 +99,8 @@ def _table(counts: list[Count], seconds: float) -> str:
         "# Faults",
         "",
         f"The table comes from `python -m tests.faults {' '.join(sys.argv[1:])}`, run on {datetime.now(UTC):%Y-%m-%d} "
-        f"in {seconds / 60:.0f} minutes on {hardware}. A fault is lost if a result differs without a message, a "
-        "traceback appears, or the next command does not repair the damage.",
+        f"in {seconds / 60:.0f} minutes on {hardware}. A fault counts as lost if a result differs without a message, "
+        "a traceback appears, or the next command does not repair the damage.",
         "",
         "| fault | tried | survived | lost |",
         "|---|---:|---:|---:|",

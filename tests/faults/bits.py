@@ -1,4 +1,4 @@
-"""Single flipped bits in everything that is kept: found, or what is read is the same."""
+"""Single flipped bits in every stored file are detected, or the values read stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutated small files through every reader, in batches in forked processes with limits of memory and time."""
+"""Every reader reads mutated small files, in batches, in forked processes with limits on memory and time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMORY, SECONDS = 3 * 2**30, 20
 
 @dataclass(frozen=True)
 class Reader:
-    """A file that is mutated, and how it is read; ``isolated`` where the product does it in a process of its own."""
+    """A file to mutate, and the function that reads it; ``isolated`` if the product reads it in a child process."""
 
     name: str
     file: Path
@@ -52,7 +52,7 @@ def fuzz(readers: list[Reader], number: int, seed: int) -> Iterator[Count]:
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    """Return a copy with bytes changed, a bit flipped, a stretch repeated, lost or taken from elsewhere, or cut off."""
+    """Return a copy with changed bytes, a flipped bit, a repeated, lost or copied range, or without its end."""
     copy = bytearray(data)
     for _ in range(int(rng.integers(1, 4))):
         place, other = (int(rng.integers(len(copy) or 1)) for _ in range(2))
@@ -74,7 +74,7 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _batch(one: Reader, copies: list[bytes], count: Count) -> None:
-    """Read the copies in forked processes; one that dies is blamed on the copy that it was at."""
+    """Read the copies in forked processes; if a process dies, count the copy that it was reading."""
     while copies:
         out, into = os.pipe()
         pid = os.fork()
@@ -93,7 +93,7 @@ def _batch(one: Reader, copies: list[bytes], count: Count) -> None:
 
 
 def _keep(one: Reader, copy: bytes) -> Path:
-    """Keep a copy that something was lost on."""
+    """Keep a copy that revealed a fault."""
     folder = Path(tempfile.gettempdir()) / "lost-inputs"
     folder.mkdir(exist_ok=True)
     path = folder / f"{one.name.replace(' ', '-').replace('/', '-')}-{len(list(folder.iterdir()))}-{one.file.name}"
@@ -113,7 +113,7 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
     for copy in copies:
         one.file.write_bytes(copy)
         reader._checked.clear()
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of processor time, so that a busy machine changes nothing
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # processor time, so that other programs have no influence
         try:
             one.read()
             line = "read"
@@ -126,7 +126,7 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
 
 
 def readers(folder: Path) -> list[Reader]:
-    """Write a small file of every format of own data."""
+    """Write a small file in each format that users' data may have."""
     return [*_tables(folder), *_folders(folder)]
 
 
@@ -167,7 +167,7 @@ def _tables(folder: Path) -> list[Reader]:
 
 
 def _folders(folder: Path) -> list[Reader]:
-    """Write a series as the archives publish them, and folders of sounds and of pictures by class."""
+    """Write a series as the archives publish them, and folders of sounds and of images by class."""
     from PIL import Image
     from scipy.io import wavfile
 

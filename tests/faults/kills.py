@@ -1,4 +1,4 @@
-"""The stages that are disturbed: killed or failing at named steps, killed at any moment, or run twice at once."""
+"""Disturbances of stages: kills and failures at named steps, kills at random moments, and two runs at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.faults.rounds import Count, Ended, ended, forked
 
 
 class Disturbed:
-    """A stage, the folder that it begins with, and what an undisturbed run leaves there."""
+    """A stage, its initial folder, and the result of an undisturbed run."""
 
     def __init__(self, stage: Stage, folder: Path) -> None:
         self.name, self._stage = stage.name, stage
@@ -30,12 +30,12 @@ class Disturbed:
         self._wanted = self._outcome()
 
     def fresh(self) -> None:
-        """Begin anew, at the path that the stage names."""
+        """Restore the initial folder, at the path that the stage uses."""
         shutil.rmtree(self.root)
         shutil.copytree(self._begins, self.root)
 
     def start(self, fault: str = "", log: Path | None = None) -> int:
-        """Start the stage in a forked process; return its number."""
+        """Start the stage in a forked process; return the process ID."""
         return forked(self._run, log or self._log, fault=fault)
 
     def attempt(self, fault: str = "", kill_after: float | None = None) -> Ended:
@@ -48,7 +48,7 @@ class Disturbed:
         return [ended(pid, log) for pid, log in [(self.start(log=log), log) for log in logs]]
 
     def wrong(self) -> str:
-        """Run the stage again if something is missing; return what is wrong then."""
+        """Run the stage again if its result is incomplete; return a description of remaining faults, or ""."""
         if self._outcome() == self._wanted:
             return ""
         done = self.attempt()
@@ -57,7 +57,7 @@ class Disturbed:
         return "" if (found := self._outcome()) == self._wanted else found[:300]
 
     def steps(self, draw: random.Random) -> list[str]:
-        """Return every visit to a step that an undisturbed run makes, each step's first visit before all others."""
+        """Return every visit to a step in an undisturbed run, beginning with the first visit to each step."""
 
         def work() -> None:
             self._run()
@@ -74,7 +74,7 @@ class Disturbed:
             step.run(self.root)
 
     def _outcome(self) -> str:
-        """Return what a reader finds, and the names of all that was left half made."""
+        """Return what a reader finds, and the names of leftover temporary files."""
         reader._checked.clear()  # as in a new process
         left = [str(path) for path in self.root.rglob(".*") if path.name.endswith((".part", ".tmp"))]
         try:
@@ -90,7 +90,7 @@ def kill(stage: Disturbed, number: int, seed: int) -> Iterator[Count]:
     for fault in stage.steps(draw)[: number // 2]:
         disturb(stage, at_step, fault)
     while anywhere.tried < number - at_step.tried:
-        # Late moments fall behind the end where the machine is less busy than it was.
+        # If the machine is now less busy, the stage ends before the latest moments.
         seconds *= 0.97
         disturb(stage, anywhere, "", draw.uniform(0, seconds))
     yield at_step
@@ -100,13 +100,13 @@ def kill(stage: Disturbed, number: int, seed: int) -> Iterator[Count]:
 def disturb(stage: Disturbed, count: Count, fault: str, after: float | None = None) -> None:
     """Kill a stage at a named step, or after some seconds, and count whether the next command completes it."""
     stage.fresh()
-    if stage.attempt(fault, after).killed:  # and has not come to its end before
+    if stage.attempt(fault, after).killed:  # false if it ended first
         wrong = stage.wrong()
         count.add(not wrong, f"{fault or f'after {after:.3f} s'}: {wrong}")
 
 
 def together(stage: Disturbed, rounds: int) -> Count:
-    """Run a stage in two processes at once; all must be as from one."""
+    """Run a stage in two processes at once; the result must equal that of one process."""
     count = Count(f"two processes at once: {stage.name}")
     for number in range(rounds):
         stage.fresh()
@@ -117,7 +117,7 @@ def together(stage: Disturbed, rounds: int) -> Count:
 
 
 def failing(stage: Disturbed, error: str, number: int, seed: int) -> Count:
-    """Have a stage's disk fail at named steps: it prints a message, and the next command makes all whole."""
+    """Let a stage's disk fail at named steps: the stage must print a message, and the next command must complete it."""
     count = Count(f"{error} in {stage.name}")
     for fault in stage.steps(random.Random(seed))[:number]:
         stage.fresh()

@@ -1,13 +1,13 @@
-"""Power loss: records what a stage does to a folder, and builds every folder that a crash may leave of it.
+"""Power loss: record what a stage does to a folder, and build the folders that a crash may leave.
 
 POSIX promises little. What was written to a file is on disk only after an fsync of the file; that a name exists, was
-removed or leads to another file is on disk only after an fsync of its folder. Before that, any subset may be there:
-a crash may keep a rename and lose the content of the renamed file, or keep the second of two renames alone. A rename
-itself is atomic, as every journaling file system makes it. Of unsynced content nothing, a part up to a multiple of 512
-bytes, zeros, or all of it may be there.
+removed or leads to another file is on disk only after an fsync of its folder. Before that, any subset of the changes
+may be on disk: a crash may keep a rename and lose the content of the renamed file, or keep the second of two renames
+alone. A rename itself is atomic, as every journaling file system makes it. Unsynced content may be absent, cut at a
+multiple of 512 bytes, zero, or complete.
 
 `Recorder` compares the folder before and after every call that changes it, so it also sees what libraries write
-without Python. `Trace.crashes` yields the states, each the content of every file by its path.
+without Python. `Trace.crashes` yields these states: the content of every file by its path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ State = dict[str, bytes | None]
 
 @dataclass(frozen=True)
 class Written:
-    """The content of a file became this."""
+    """The new content of a file."""
 
     node: int
     content: bytes
@@ -45,14 +45,14 @@ class Written:
 
 @dataclass(frozen=True)
 class Named:
-    """Names changed in one step: (folder, name) now leads to a node, or to None."""
+    """Names changed in one step: each (folder, name) now refers to a node, or to None."""
 
     names: tuple[tuple[int, str, int | None], ...]
 
 
 @dataclass(frozen=True)
 class Synced:
-    """A file's content, or a folder's names, are on disk; ``site`` is the line of the program that asked for it."""
+    """An fsync of a file's content or of a folder's names; ``site`` is the line of the program that called it."""
 
     node: int
     site: str
@@ -60,31 +60,31 @@ class Synced:
 
 @dataclass(frozen=True)
 class Returned:
-    """A step of the stage came to its end: what it published must survive from now on."""
+    """The end of a step of the stage: the files that it published must survive from now on."""
 
     durable: bool
 
 
 @dataclass
 class Trace:
-    """What happened to a folder, in order, beginning with what was there."""
+    """The events in a folder, in order, beginning with those that describe its initial content."""
 
     root: int
-    kinds: dict[int, bool] = field(default_factory=dict)  # node: whether it is a folder
+    kinds: dict[int, bool] = field(default_factory=dict)  # by node: whether it is a folder
     events: list[Written | Named | Synced | Returned] = field(default_factory=list)
-    start: int = 0  # number of events that describe what was there, all of it on disk
+    start: int = 0  # number of events that describe the initial content, which is on disk
 
     def sites(self) -> list[str]:
-        """Return who asked for an fsync, each once."""
+        """Return the lines of the program that called fsync, without duplicates."""
         return sorted({event.site for event in self.events if isinstance(event, Synced)})
 
     def without(self, site: str) -> Trace:
-        """Return what would have happened without the fsync calls of one place in the program."""
+        """Return the trace without the fsync calls of one line of the program."""
         events = [event for event in self.events if not (isinstance(event, Synced) and event.site == site)]
         return Trace(self.root, self.kinds, events, self.start)
 
     def moments(self) -> range:
-        """Return the numbers of events after which the power may fail."""
+        """Return the moments at which the power may fail, as numbers of preceding events."""
         return range(self.start, len(self.events) + 1)
 
     def actual(self, moment: int) -> State:
@@ -110,7 +110,7 @@ class Trace:
         losses += [{n: draw.choice(variants[n]) for n in pending if draw.random() < 0.5} for _ in range(most)]
         for lost in draw.sample(losses, min(len(losses), 4 * most)):
             kept = list[Written | Named]()
-            for n, event in changes:  # all but those lost, or with another content
+            for n, event in changes:  # without the lost changes, and with the content of the torn ones
                 if n not in lost:
                     kept.append(event)
                 elif (content := lost[n]) is not None and isinstance(event, Written):
@@ -118,7 +118,7 @@ class Trace:
             yield self._state(kept)
 
     def _safe(self, moment: int) -> set[int]:
-        """Return the numbers of the changes that are on disk: what came before an fsync of the node or folder."""
+        """Return the numbers of the changes that are on disk: those before an fsync of their node or folder."""
         safe, waiting = set(range(self.start)), dict[int, list[int]]()
         for n in range(self.start, moment):
             event = self.events[n]
@@ -130,12 +130,12 @@ class Trace:
         return safe
 
     def _variants(self, number: int, synced: dict[int, bytes]) -> list[bytes | None]:
-        """Return what may be there in place of a change: nothing of it, and of content also zeros and torn sectors."""
+        """Return what a crash may leave of a change: nothing, or for content also zeros and torn sectors."""
         event = self.events[number]
         if not isinstance(event, Written) or not event.content:
             return [None]
         old = synced.get(event.node, b"")
-        kept = old if event.content.startswith(old) else b""  # what was appended to is on disk
+        kept = old if event.content.startswith(old) else b""  # only the appended part is not on disk
         new = event.content[len(kept) :]
         cut = max(len(new) // 2 // SECTOR, min(1, len(new) // (SECTOR + 1))) * SECTOR
         zeros = bytes(len(new))
@@ -174,7 +174,7 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._guard = threading.RLock()
-        self._numbers = {folder.stat().st_ino: 0}  # of inodes
+        self._numbers = {folder.stat().st_ino: 0}  # the node of each inode
         self._tree: dict[tuple[int, str], int] = {}
         self._contents: dict[int, bytes] = {}
         self.trace = Trace(0, {0: True})
@@ -219,7 +219,7 @@ class Recorder:
                 number = self._numbers.get(os.fstat(handle).st_ino)
                 if number is not None:
                     self.trace.events.append(Synced(number, call_site()))
-                # The disk of this machine need not take part.
+                # A real fsync would only take time.
 
         return syncing
 
@@ -238,24 +238,24 @@ class Recorder:
         moved = {node: key for key, node in gone.items()}
         events = self.trace.events
         for key, node in new.items():
-            # Content that a file has when it is first seen was written after it was made.
+            # The content of a file that is seen for the first time was written after its creation.
             names = [(*key, node)]
             old = moved.get(node)
-            if old in gone and old[0] == key[0]:  # between two folders it is two changes: each has its own fsync
+            if old in gone and old[0] == key[0]:  # between two folders: two changes with an fsync each
                 del gone[old]
                 names.insert(0, (*old, None))
             gone.pop(key, None)
             events.append(Named(tuple(names)))
         events += [Named(((*key, None),)) for key in gone]
         for node, path in files.items():
-            content = path.read_bytes()  # times are too coarse to show what has changed
+            content = path.read_bytes()  # modification times are too coarse to detect changes
             if content != self._contents.get(node, b""):
                 events.append(Written(node, content))
                 self._contents[node] = content
         self._tree = tree
         present = set(tree.values())
         for inode in [inode for inode, node in self._numbers.items() if node and node not in present]:
-            del self._numbers[inode]  # the system may give it to another file
+            del self._numbers[inode]  # the system may reuse the inode
 
     def _scan(self) -> tuple[dict[tuple[int, str], int], dict[int, Path]]:
         tree: dict[tuple[int, str], int] = {}
@@ -276,7 +276,7 @@ class Recorder:
 
 
 def call_site() -> str:
-    """Return the line of our packages that asked for an fsync."""
+    """Return the line of our packages that called fsync."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         package, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
@@ -288,7 +288,7 @@ def call_site() -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """A part of a stage: what is done in the folder, and whether its results must survive once it has returned."""
+    """A part of a stage: its function of the folder, and whether its results must survive after it has returned."""
 
     run: Callable[[Path], object]
     durable: bool = True
@@ -296,9 +296,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage that publishes: ``prepare`` makes the folder that it begins with, ``outcome`` reads what is there.
+    """A stage that publishes files: ``prepare`` makes its initial folder, and ``outcome`` reads the folder.
 
-    ``outcome`` must return the same for what a user would call the same state, and raise nothing.
+    ``outcome`` must return equal values for states that a user would call equal, and must not raise an error.
     """
 
     name: str
@@ -309,7 +309,7 @@ class Stage:
 
 
 def record(stage: Stage, folder: Path) -> Trace:
-    """Run a stage once in a folder that does not exist yet, and return what it did."""
+    """Run a stage once in a new folder, and return the trace."""
     folder.mkdir()
     stage.prepare(folder)
     recorder = Recorder(folder)
@@ -321,7 +321,7 @@ def record(stage: Stage, folder: Path) -> Trace:
 
 
 class Replayer:
-    """Opens crash states of a stage; states that are equal are opened once, also over several traces."""
+    """Opens crash states of a stage; equal states are opened only once, even if they are from different traces."""
 
     def __init__(self, stage: Stage, work: Path) -> None:
         self.stage, self._work = stage, work
@@ -330,7 +330,7 @@ class Replayer:
         (work / "blobs").mkdir(parents=True, exist_ok=True)
 
     def replay(self, trace: Trace, *, most: int = 64, stop: bool = False, recoveries: int = 0) -> Count:
-        """Open what crashes may leave; ``most`` states for each moment, ``stop`` at the first that is wrong."""
+        """Open the states that crashes may leave, ``most`` per moment; with ``stop``, end at the first wrong one."""
         found, draw = Count(f"power loss in {self.stage.name}"), random.Random(0)
         seen = set[tuple[str, frozenset[str]]]()
         legal, last = set[str](), ""
@@ -339,10 +339,10 @@ class Replayer:
             event = trace.events[moment - 1] if moment > trace.start else None
             actual = self.open(trace.actual(moment))
             if isinstance(event, Returned) and event.durable:
-                legal = set()  # what was there before the step must not come back
+                legal = set()  # the state before the step must not come back
             legal.add(actual)
             if isinstance(event, Synced):
-                continue  # leaves fewer states than the moment before
+                continue  # has no states that the previous moment did not have
             for state in trace.crashes(moment, draw, most):
                 key = digest(state), frozenset(legal)
                 if key in seen:
@@ -377,7 +377,7 @@ class Replayer:
         return self._outcomes[key]
 
     def make(self, state: State, *, copy: bool = False) -> Path:
-        """Make a folder of a state, always under one path; unless ``copy``, files are links and must not change."""
+        """Make the folder of a state, always at the same path; unless ``copy``, its files are read-only links."""
         folder = self._work / "state"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -386,7 +386,7 @@ class Replayer:
             if content is None:
                 place.mkdir(exist_ok=True)
             elif copy or not content:
-                place.write_bytes(content)  # locks, which are empty, must not be one file
+                place.write_bytes(content)  # empty files are locks, which must be separate files
             else:
                 if content not in self._blobs:
                     self._blobs[content] = self._work / "blobs" / str(len(self._blobs))
@@ -396,9 +396,9 @@ class Replayer:
 
 
 def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 10) -> Iterator[Count]:
-    """Open what a power loss may leave of each stage; then remove each fsync, which some stage must notice.
+    """Open the states that a power loss may leave in each stage; then remove each fsync, which must break some stage.
 
-    ``most`` bounds the states of each moment, and ``recoveries`` those that the same command is run on again.
+    ``most`` limits the states per moment, and ``recoveries`` the states on which the same command is run again.
     """
     removed, noticed = set[str](), set[str]()
     for number, stage in enumerate(stages):
@@ -415,7 +415,7 @@ def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 1
 
 
 def digest(state: State) -> str:
-    """Return a digest of a state; names of temporary files count."""
+    """Return a digest of a state, which includes the names of temporary files."""
     whole = hashlib.sha256()
     for path, content in sorted(state.items()):
         whole.update(f"{path}\0{'folder' if content is None else len(content)}\0".encode())

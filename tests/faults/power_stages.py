@@ -1,4 +1,4 @@
-"""The stages that publish, small, and what a reader finds of them: for the replay of power losses."""
+"""Small runs of all stages that publish files, and functions that read the results, for the replay of power losses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.faults.rounds import RefusedError
 
 
 def short(*values: Any) -> str:
-    """Return a few digits for arrays and other values."""
+    """Return a short digest of arrays and other values."""
     whole = hashlib.sha256()
     for value in values:
         whole.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
@@ -36,12 +36,12 @@ def short(*values: Any) -> str:
 
 
 def create(root: Path) -> Entry:
-    """Make the entry, or open it."""
+    """Create the entry, or open it."""
     return make_entry(root, data={"digest": "d", "rows": {"train": 6, "test": 2}})
 
 
 def extract(root: Path, *columns: str) -> None:
-    """Write what is missing of the entry, as an extract does."""
+    """Write the blocks that the entry lacks, as `extract` does."""
     entry = create(root)
     repair(entry)
     fill(entry, columns)
@@ -86,7 +86,7 @@ def after_damage(root: Path) -> Any:
 
 
 def moments(number: int) -> Step:
-    """Return the step that keeps some moments."""
+    """Return the step that saves some moments."""
     arrays: Mapping[str, Any] = {"xx": np.full((9, 9), number, float)}
     return Step(lambda root: save_arrays(create(root), "ridge", arrays, {"n": number}))
 
@@ -133,12 +133,12 @@ def command(*arguments: object) -> None:
 
 
 def visible(folder: Path) -> Any:
-    """Return a digest of every file that a person sees in a folder."""
+    """Return a digest of every visible file in a folder."""
     return {path.name: short(path.read_bytes()) for path in sorted(folder.glob("[!.]*")) if path.is_file()}
 
 
 def waves(folder: Path) -> str:
-    """Write a small file of data and return its path; it lies outside of what is recorded."""
+    """Write a small data file outside the recorded folder, and return its path."""
     path = folder.with_name("waves.npz")
     if not path.exists():
         draw, y = np.random.default_rng(0), np.arange(60) % 2
@@ -148,7 +148,7 @@ def waves(folder: Path) -> str:
 
 
 def prepared(root: Path) -> Any:
-    """Return the digests of all prepared data that are there; nothing of it may be damaged."""
+    """Return the digests of all prepared data; none of it may be damaged."""
     from reservoir_pipelines.preparation.prepared import Prepared
 
     return sorted(Prepared.open(index.parent).digest[:8] for index in root.glob("prepared/*/[!.]*/prepared.json"))
@@ -186,7 +186,7 @@ def readout(root: Path) -> Any:
     bundle = Bundle.load(root / "readouts" / "waves" / "one") if card.exists() else None
     whole = {name: sum for name, sum in visible(card.parent).items() if not name.startswith("readout-")}
     if "fit.json" in whole:
-        whole["fit.json"] = short(read_checked(card.with_name("fit.json"))["best"])  # beside seconds, which differ
+        whole["fit.json"] = short(read_checked(card.with_name("fit.json"))["best"])  # without the seconds, which differ
     return whole, bundle and short(*bundle.readout.to_arrays()[0].values())
 
 
@@ -197,7 +197,7 @@ def run_train(root: Path, steps: int) -> None:
 
 
 def trained(root: Path) -> Any:
-    """Return where a run stands: its step, digests of its tensors, its history up to there, its result."""
+    """Return the state of a run: its step, digests of its tensors, its history up to this step, and its result."""
     from reservoir_pipelines.training.run_folder import OPTIMIZER, TRAINED, RunFolder, read_state, read_tensors
 
     run = RunFolder(root / "run")
@@ -214,12 +214,12 @@ def trained(root: Path) -> Any:
 
 
 def run_report(root: Path) -> None:
-    """Write a page of all that is kept."""
+    """Write a report of all stored results."""
     command("report", "--cache", root, "--out", root / "report.html")
 
 
 def page(root: Path) -> Any:
-    """Return a digest of the page, if it is there."""
+    """Return a digest of the page, if it exists."""
     return {name: sum for name, sum in visible(root).items() if name == "report.html"}
 
 
@@ -231,13 +231,13 @@ def run_predict(root: Path, rows: int) -> None:
 
 
 def predictions(root: Path) -> Any:
-    """Return the number of predicted rows, each of them whole."""
+    """Return the number of cells of each predicted row, or None without a file."""
     path = root / "predictions.csv"
     return [len(line.split(",")) for line in path.read_text().splitlines()] if path.exists() else None
 
 
 def run_cells(root: Path) -> None:
-    """Keep a failed cell, then its result, and the table of it."""
+    """Save a failed cell, then its result, and its table."""
     from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
@@ -249,7 +249,7 @@ def run_cells(root: Path) -> None:
 
 
 def cells(root: Path) -> Any:
-    """Return what is kept of cells and tables."""
+    """Return the saved cells and tables."""
     from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
@@ -257,7 +257,7 @@ def cells(root: Path) -> Any:
 
 
 def run_pretrain(root: Path) -> None:
-    """Pretrain a model, going on with what is there."""
+    """Pretrain a model, continuing an interrupted run."""
     text = root.with_name("words.txt")
     text.write_bytes(b" ".join(np.random.default_rng(0).choice([b"tide", b"moon", b"sand"], 3000).tolist()))
     own = ("--eval-every", 2, "--context", 16, "--short", 8, "--batch-tokens", 64, "--resume", "--steps", 3)
@@ -265,7 +265,7 @@ def run_pretrain(root: Path) -> None:
 
 
 def model(root: Path) -> Any:
-    """Return digests of the model, where it is whole, and where its pretraining stands."""
+    """Return digests of the model if it is complete, and the state of its pretraining."""
     from reservoir.backbones import load_backbone
 
     folder = root / "model"
@@ -275,7 +275,7 @@ def model(root: Path) -> Any:
 
 
 def run_import(root: Path) -> None:
-    """Import the weights of a model of torch."""
+    """Import the weights of a PyTorch model."""
     import torch
     from reservoir_pipelines import import_backbone
     from transformers import GPT2Config, GPT2Model

@@ -1,4 +1,4 @@
-"""What every part of the campaign is made of: counts, and forked processes that are killed or come to their end."""
+"""Parts that all tests of faults share: counts, and forked processes that are killed or run to their end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass
 class Count:
-    """How often a fault was tried, and where something was lost."""
+    """The number of trials of a fault, and the trials in which something was lost."""
 
     fault: str
     tried: int = 0
@@ -29,34 +29,34 @@ class Count:
 
 
 class RefusedError(Exception):
-    """A command ended with a message and another exit code than 0."""
+    """A command ended with a message and a nonzero exit code."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a forked process ended: its exit status, minus the signal that killed it; and what it wrote."""
+    """The end of a forked process: its exit status (negative: the signal that killed it), and its output."""
 
     status: int
     output: str
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed."""
+        """Whether the process was killed."""
         return self.status == -signal.SIGKILL
 
     @property
     def whole(self) -> bool:
-        """Whether it did what was asked."""
+        """Whether the process succeeded."""
         return self.status == 0
 
     @property
     def explained(self) -> bool:
-        """Whether it did what was asked, or printed a message why not."""
+        """Whether the process succeeded, or explained in a message why it did not."""
         return self.status in (0, 2) and "Traceback" not in self.output
 
 
 def forked(work: Callable[[], object], log: Path, *, fault: str = "") -> int:
-    """Start ``work`` in a forked process, all imports done; return its number."""
+    """Start ``work`` in a forked process, after all imports; return the process ID."""
     pid = os.fork()
     if pid:
         return pid

@@ -1,4 +1,4 @@
-"""A cache that somebody else prepared: no name in it leads out of it, and nothing outside is read, changed, removed."""
+"""A cache written by an attacker: no name in it leads outside, and nothing outside is read, changed or removed."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def entry(tmp_path):
 
 
 def extract(entry):
-    """Write what is missing."""
+    """Write the blocks and labels that the entry lacks."""
     fill(entry, [COLUMN])
 
 
@@ -57,7 +57,7 @@ def outside(tmp_path):
 
 
 def rewrite(path, change):
-    """Change a document and give it a right checksum, as whoever can write it can."""
+    """Change a document and update its checksum, as anyone with write permission can."""
     content = json.loads(path.read_text())
     del content["crc32"]
     change(content)
@@ -152,7 +152,7 @@ def test_nothing_is_removed_through_a_symlinked_task(entry, tmp_path):
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_what_is_not_a_plain_file_is_damage_and_only_unlinked(entry, tmp_path, file, kind):
     path, elsewhere = entry.path / file, tmp_path / "elsewhere.h5"
-    shutil.move(path, elsewhere)  # so a link to it has the listed size and checksum
+    shutil.move(path, elsewhere)  # a link to it has the listed size and checksum
     if kind == "link":
         path.symlink_to(elsewhere)
     elif kind == "pipe":
@@ -183,7 +183,7 @@ def external(file, name, path, values):
 
 def virtual(file, name, path, values):
     layout = h5py.VirtualLayout(values.shape, values.dtype)
-    layout[...] = h5py.VirtualSource(str(path), "x", values.shape)  # no such file: reads as zeros
+    layout[...] = h5py.VirtualSource(str(path), "x", values.shape)  # the source does not exist, so HDF5 reads zeros
     file.create_virtual_dataset(name, layout)
 
 
@@ -214,7 +214,7 @@ def test_values_that_lie_elsewhere_are_refused(entry, tmp_path, how, part):
         if how in (virtual, raw, empty):
             file[f"{COLUMN}/{part}"].attrs.update(attributes)
         arrays = [file[f"{COLUMN}/{name}"][()].tobytes() for name in ("values", "offset")]
-    crc = f"{zlib.crc32(arrays[1], zlib.crc32(arrays[0])):08x}"  # of what a reader that follows would read
+    crc = f"{zlib.crc32(arrays[1], zlib.crc32(arrays[0])):08x}"  # of the referenced values
 
     def renew(manifest):
         line = manifest["shards"][0]
@@ -227,7 +227,7 @@ def test_values_that_lie_elsewhere_are_refused(entry, tmp_path, how, part):
 
 @pytest.mark.parametrize("change", ["offset", "labels", "no labels"])
 def test_arrays_of_another_shape_are_damage_not_a_traceback(entry, change):
-    """The checksums are right, as whoever can write the files can renew them."""
+    """The checksums match, because anyone who can write the files can update them."""
     name = "00000-0.h5" if change == "offset" else "targets.h5"
     path = entry.path / "train" / name
     with h5py.File(path, "r+") as file:

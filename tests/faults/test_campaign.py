@@ -1,4 +1,4 @@
-"""The campaign of faults, a few rounds of it: kills, power losses, flipped bits; ``make faults`` runs the whole."""
+"""A few rounds of kills, power losses and flipped bits lose nothing; ``make faults`` runs all rounds."""
 
 import os
 import random
@@ -27,7 +27,7 @@ def test_nothing_is_lost(tmp_path):
 
 
 def extract_all(root):
-    """Write what is missing of an entry, as an extraction does."""
+    """Write the blocks and labels that an entry lacks, as `extract` does."""
     entry = make_entry(root)
     repair(entry)
     for split, rows in entry.spec.rows.items():
@@ -37,7 +37,7 @@ def extract_all(root):
 
 
 def killed_at(root, moment):
-    """Extract in a forked process, which kills itself when so many lines of the package have run; return its end."""
+    """Extract in a forked process that kills itself after ``moment`` lines of our packages; return its exit code."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -62,19 +62,19 @@ def killed_at(root, moment):
 def test_killed_at_any_line_and_rerun_the_bytes_are_those_of_an_undisturbed_run(tmp_path):
     extract_all(tmp_path / "whole")
     whole, draw = digest(tmp_path / "whole"), random.Random(7)
-    assert len(whole) == 1 + 3 + 1 + 2 + 2  # the specification, shards of both splits, labels and manifests
+    assert len(whole) == 1 + 3 + 1 + 2 + 2  # specification, shards, labels, manifests
     assert killed_at(tmp_path / "short", 3000) == -signal.SIGKILL
     for number in range(10):
         root = tmp_path / str(number)
         ends = [killed_at(root, draw.randrange(1, 3000)), killed_at(root, draw.randrange(1, 1500))]
-        assert set(ends) <= {0, -signal.SIGKILL} and ends[0] != 0  # the second may come after the end
+        assert set(ends) <= {0, -signal.SIGKILL} and ends[0] != 0  # the second run may end before it is killed
         extract_all(root)
         assert digest(root) == whole, number
 
 
 @pytest.fixture(scope="module")
 def extraction(tmp_path_factory):
-    """Return an extraction that can be disturbed, in blocks of 16 rows: many moments at which a kill can fall."""
+    """Return an extraction that can be disturbed; blocks of 16 rows give many moments for a kill."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
         yield kills.Disturbed(EXTRACT, tmp_path_factory.mktemp("extraction"))

@@ -1,4 +1,4 @@
-"""Processes: they import nothing from the current folder, end when the command is killed, and end on Ctrl-C."""
+"""Child processes import nothing from the current folder, end when the command is killed, and end on Ctrl-C."""
 
 import os
 import shutil
@@ -118,7 +118,7 @@ def is_alive(pid):
         return False
 
 
-# Sends the signal when the named module is about to be imported, so that no clock decides.
+# Sends the signal just before the named module is imported, so that the test does not depend on time.
 CODE = """
 import os, signal, sys
 

@@ -1,4 +1,4 @@
-"""Files from somebody else decide nothing: where work runs, where results go, which module or code is run."""
+"""Files from other people do not decide where work runs, where results are written, or which code is run."""
 
 import json
 import operator
@@ -51,7 +51,7 @@ WHERE = {
 
 @pytest.fixture
 def listening(monkeypatch):
-    """Yield a socket that notices whoever connects, and its address."""
+    """Yield a socket that detects connections, and its address."""
     monkeypatch.setattr("reservoir_pipelines.workers.PATIENCE", 1)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -76,7 +76,7 @@ def entry(extracted, cache):
 
 
 def change_call(entry, **changes):
-    """Write another call into an entry, as whoever hands it on can: no key covers it, and a checksum is no secret."""
+    """Change the call recorded in an entry, as anyone can: the key does not cover it, and the checksum is no secret."""
     content = read_json(entry / "spec.json", indent=2)
     call = content["made_with"]["call"]
     more = changes.pop("more", {})
@@ -159,7 +159,7 @@ class Est(LogisticRegression):
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch, cache):
-    """Put a module into the current folder and on the import path; return the file that importing it writes."""
+    """Put a module into the current folder, on the import path; return the file that it writes when imported."""
     marker = tmp_path / "imported"
     (tmp_path / "evilmod.py").write_text(MODULE.format(marker=str(marker)))
     monkeypatch.chdir(tmp_path)
@@ -194,7 +194,7 @@ def test_a_recipe_names_nothing_to_import(evil, tmp_path, call, place):
             "c.toml: the readout 'evilmod.Est'",
         ),
         ("[predict]\ntrust = true", ("predict", ".", "."), "c.toml: 'trust' lets a readout run code"),
-        # Not estimators, though their names begin with that of scikit-learn: no predict, a module, and functions.
+        # Names in scikit-learn that are not estimators: a class without predict, a module, and functions.
         ('[fit]\nreadout = "sklearn.base.BaseEstimator"', ("fit", "digits"), ""),
         ('[fit]\nreadout = "sklearn.utils.validation.np"', ("fit", "digits"), ""),
         ('[fit]\nreadout = "sklearn.os.system"', ("fit", "digits"), ""),
@@ -300,7 +300,7 @@ def test_a_model_folder_does_not_have_kernels_fetched(tmp_path, key):
             load_backbone(str(folder), init)
 
 
-WIDTH = 16  # of the tiny GPT-2 of conftest.py
+WIDTH = 16  # of the tiny GPT-2 in conftest.py
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +340,7 @@ def scaled(estimator):
 
 
 def put(folder, data):
-    """Replace the archive of a readout and renew every checksum, as whoever hands a readout on can."""
+    """Replace the archive of a readout and update every checksum, as any previous owner can."""
     (file,) = folder.glob("readout-*.skops")
     file.write_bytes(data)
     card = read_checked(folder / "readout.json")
@@ -349,7 +349,7 @@ def put(folder, data):
 
 
 def shadowed_method(marker):
-    """Return an estimator with an attribute in place of its method, which writes what it is given to a file."""
+    """Return an estimator whose method is replaced by an attribute that writes its argument to a file."""
     model = scaled(KNeighborsClassifier())
     model[-1].predict = operator.methodcaller("tofile", str(marker))
     return model
@@ -366,7 +366,7 @@ GADGETS = {"shadowed_method": shadowed_method, "bound_method": bound_method}
 
 
 def load_and_predict(folder, inputs):
-    """Load an archive as somebody does who trusts all that it names, and predict."""
+    """Load an archive, trusting all types that it names, and predict."""
     (file,) = folder.glob("readout-*.skops")
     data = file.read_bytes()
     model = skops.io.loads(data, trusted=skops.io.get_untrusted_types(data=data))

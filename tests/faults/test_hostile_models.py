@@ -76,7 +76,7 @@ def mutated_safetensors(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def load_folder(folder: Path) -> None:
-    """Load a folder in each way that ``extract`` may."""
+    """Load a folder in each way that ``extract`` supports."""
     family, _ = find(str(folder))
     load_backbone(str(folder), "random")
     load_native(str(folder)) if family.native_input else load_backbone(str(folder), "pretrained")
@@ -139,7 +139,7 @@ def test_mutated_tokenizers_read_texts_or_are_refused(tmp_path: Path):
 
 
 def mutated_pickle(data: bytes, rng: np.random.Generator) -> bytes:
-    """Return an archive as ``torch.save`` writes it with a member, mostly the pickle, changed or missing."""
+    """Return an archive of ``torch.save`` with one changed or missing member, usually the pickle."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         members = {name: old.read(name) for name in old.namelist()}
@@ -154,7 +154,7 @@ def mutated_pickle(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 def import_to_new_folder(source: Path, out: Path) -> None:
-    """Import a model and remove the copy; a refused one must leave nothing."""
+    """Import a model and remove the copy; a refused model must leave no files."""
     try:
         import_backbone(source, out)
     finally:
@@ -184,7 +184,7 @@ def tiny_onnx() -> Any:
 
 
 def mutable(kind: str, folder: Path) -> tuple[Path, Path, Callable[[bytes, np.random.Generator], bytes]]:
-    """Write a model in a format that is imported; return what is imported, the file to change, and what changes it."""
+    """Write a model in a format for import; return the path to import, the file to mutate, and the mutator."""
     from safetensors.torch import load_file
 
     if kind == "pickle":
@@ -199,7 +199,7 @@ def mutable(kind: str, folder: Path) -> tuple[Path, Path, Callable[[bytes, np.ra
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     save_as_gguf(save("llama", folder), file)
-    end = file.read_bytes().index(b"token_embd") + 1000  # counts, settings and descriptions come before the values
+    end = file.read_bytes().index(b"token_embd") + 1000  # counts, settings and descriptions precede the values
     return file, file, lambda data, rng: mutated(data[:end], rng) + data[end:]
 
 

@@ -1,4 +1,4 @@
-"""Symbolic links and caches of others: nothing outside is written or removed, and a read-only cache is read."""
+"""Symbolic links and caches of other users: nothing outside is written or removed; read-only caches can be read."""
 
 import os
 import shutil
@@ -125,8 +125,8 @@ def shared():
 
 @contextmanager
 def other_user(root, *, writing):
-    """Be a user who does not own the cache; ``writing``: who may write to it all the same."""
-    cache_locks._open_locks.clear()  # as in a process of that user's own
+    """Become a user who does not own the cache; with ``writing``, the user may write to it nevertheless."""
+    cache_locks._open_locks.clear()  # as in a new process of that user
     for path in (root, *root.rglob("*")):
         path.chmod((0o777 if writing else 0o755) if path.is_dir() else (0o666 if writing else 0o644))
     mask = os.umask(0)
@@ -156,7 +156,7 @@ def test_a_read_only_cache_is_listed_verified_and_fitted_from_and_nothing_in_it_
     own.chmod(0o777)
     fit = ("fit", data, "--cache", cache, "--columns", "final/mean", "--select", "valid", "--device", "cpu")
     assert call("extract", data, "--cache", cache, "--layers", "final", *EXTRACT)[0] == 0
-    assert call(*fit, "--out", shared / "warm")[0] == 0  # imports what the other user may not read
+    assert call(*fit, "--out", shared / "warm")[0] == 0  # import modules that the other user may not read
     call("extract", data, "--cache", shared / "warm-cache", "--layers", "embed", *EXTRACT)
     before = files(cache)
     with other_user(cache, writing=False):

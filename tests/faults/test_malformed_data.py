@@ -1,4 +1,4 @@
-"""Malformed and hostile data: one line, or the data, in bounded time and memory, and nothing is left behind."""
+"""Malformed and hostile data are read or refused in one line, in bounded time and memory, and leave no files."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
 
 def idx(change):
-    """Return a case: MNIST's files, one of them changed."""
+    """Return a case: MNIST's files with one of them changed."""
 
     def case(folder):
         samples.mnist_files(folder)
@@ -54,7 +54,7 @@ def packed_and_cut(folder):
 
 
 def cifar(change, *, binary=True):
-    """Return a case: CIFAR's files, one of them changed."""
+    """Return a case: CIFAR's files with one of them changed."""
 
     def case(folder):
         samples.cifar_files(folder, samples.cifar_arrays(), binary=binary)
@@ -79,7 +79,7 @@ def pickled(**values):
 
 
 def listops(train):
-    """Return a case: Long Range Arena's files, with these lines for training."""
+    """Return a case: Long Range Arena's files with these lines for training."""
 
     def case(folder):
         folder.mkdir()
@@ -93,7 +93,7 @@ def listops(train):
 
 
 def homology(valid):
-    """Return a case: TAPE's files, with these bytes for validation."""
+    """Return a case: TAPE's files with these bytes for validation."""
 
     def case(folder):
         folder.mkdir()
@@ -107,7 +107,7 @@ def homology(valid):
 
 
 def npz(*flags, **changed):
-    """Return a case: a good file, with some arrays changed; None leaves one out."""
+    """Return a case: a valid file with some arrays changed; None leaves an array out."""
 
     def case(folder):
         folder.mkdir()
@@ -119,7 +119,7 @@ def npz(*flags, **changed):
 
 
 def file(name, data):
-    """Return a case: a file of these bytes."""
+    """Return a case: a file with this content."""
 
     def case(folder):
         folder.mkdir()
@@ -270,7 +270,7 @@ def read_all(name, **parameters):
 
 
 def outcome(name, **parameters):
-    """Return the one line of an `InputError`, or "" where the file was read."""
+    """Return the one line of an `InputError`, or "" if the file was read."""
     try:
         read_all(name, **parameters)
     except InputError as error:
@@ -280,14 +280,14 @@ def outcome(name, **parameters):
 
 
 def small_in_memory(name, message, **parameters):
-    """Refuse, without ever holding much; NumPy and Python count what they take."""
+    """Assert that a file is refused in little memory, counting what NumPy and Python allocate."""
     line, peak = traced(lambda: outcome(name, **parameters))
     assert message in line, line
     assert peak < 400 * MEGABYTE
 
 
 def traced(call):
-    """Return what a call returns, and the most that it held."""
+    """Return the result of a call, and its peak memory."""
     tracemalloc.start()
     try:
         return call(), tracemalloc.get_traced_memory()[1]
@@ -336,7 +336,7 @@ def test_an_array_of_nothing_has_no_rows(tmp_path):
 
 
 PICKLES = {
-    # A tuple of two of what came before, thirty times over, is a billion of them.
+    # Pairs nested sixty deep: each tuple holds the previous one twice, so the last has more than 10^18 leaves.
     "a tuple of tuples": b"\x80\x02K\x01\x85" + b"q\x00h\x00\x86" * 60 + b".",
     "a key of tuples": b"\x80\x02}K\x01\x85" + b"q\x00h\x00\x86" * 60 + b"K\x01s.",
     "a list in itself": b"\x80\x02]q\x00h\x00a.",
@@ -407,7 +407,7 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
 def test_pipes_and_empty_folders_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(tmp_path / "mine.npz")
-    with pytest.raises(InputError, match="a folder without pictures"):
+    with pytest.raises(InputError, match="a folder without images"):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()
@@ -420,7 +420,7 @@ BARE = "".join(f"{n % 2}\t{n}.5\t{n}\tNaN\n" for n in range(12))
 
 @pytest.fixture
 def refused(cache, capsys):
-    """Return a function that runs extract on data that it must refuse, and returns its message of one line."""
+    """Return a function that runs `extract` on data that it must refuse, and returns its one-line message."""
 
     def refuse(*arguments):
         assert run(["extract", *map(str, arguments)]) == 2

@@ -1,4 +1,4 @@
-"""Bad disks, hostile names, pictures that fail: one line with a remedy, and no result is lost."""
+"""Faulty disks, hostile names and plots that fail give one line with a remedy, and no result is lost."""
 
 import errno
 import io
@@ -55,7 +55,7 @@ FEW = ["--param", "train_rows=64", "--param", "valid_rows=20", "--param", "test_
     ],
 )
 def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
-    """HDF5 would crash the process after a failed write; a limit on the size of files stands in for a full disk."""
+    """HDF5 would crash the process after a failed write; a limit on the size of files simulates a full disk."""
     limited = (
         "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most})); {COMMAND}"
@@ -80,7 +80,7 @@ def test_a_picture_that_cannot_be_written_is_told_by_its_folder(capfd):
         (errno.EROFS, "/some/place", 2, "can be written"),
         (errno.EISDIR, "/some/place", 2, "not a folder"),
         (errno.ENOSPC, "/some/place", 1, "free some disk space"),
-        (errno.ENOSPC, None, 1, "free some disk space"),  # a write names no path
+        (errno.ENOSPC, None, 1, "free some disk space"),  # the error of a failed write has no path
         (errno.EIO, None, 1, "check the disk"),
         (errno.EBUSY, "/some/place", 1, "fix the cause"),
     ],
@@ -131,7 +131,7 @@ def test_tables_messages_and_progress_are_escaped(capsys):
     notify(EVIL + " [red]")
     out, error = capsys.readouterr()
     assert not hostile(out + error)
-    assert len(out.splitlines()) == 6  # a title, the head, two rows, and the end
+    assert len(out.splitlines()) == 6  # a title, the headings and their rule, two rows, and a blank line
     assert "[bold red]x[/]" in out and "[red]" in error
     assert len(error.splitlines()) == 1
 
@@ -198,7 +198,7 @@ FOLDERS = os.pathsep.join(str(Path(__file__).resolve().parents[2] / part) for pa
 
 
 def write_labelled(path, names, rows=60):
-    """Write sequences of two classes with these names, which their mean tells apart."""
+    """Write sequences of two classes with these names, which differ in their mean."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(rows, 6, 2)).astype(np.float32)
     x[rows // 2 :] += 2
@@ -233,7 +233,7 @@ def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, cap
     assert found.saved.is_file() and found.best.test_score > 0.8
     warned = [line for line in capsys.readouterr().err.splitlines() if "could not be drawn" in line]
     names = ("sweep.png", "confusion.png")
-    assert [f"{tmp_path / 'fit' / name}: the picture could not be drawn (no ink at all)" for name in names] == [
+    assert [f"{tmp_path / 'fit' / name}: the plot could not be drawn (no ink at all)" for name in names] == [
         line.partition(";")[0] for line in warned
     ]
 

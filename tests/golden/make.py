@@ -1,7 +1,7 @@
 """Make the golden files of the formats that this version writes: ``python -m tests.golden.make FOLDER``.
 
-Run it once when a format gets a new version, into a new folder. Files that are there already stay as they are for
-ever: `tests/test_golden.py` opens all of them, so that no later version stops reading what an earlier one wrote.
+Run it once when a format gets a new version, into a new folder. Existing golden files never change:
+`tests/golden/test_golden.py` opens all of them, so that no later version stops reading what an earlier one wrote.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MODEL += ("--compute", "float32", "--patch", "3")
 
 
 def sequences(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return waves of two frequencies, (rows, 12), and which one each row has."""
+    """Return waves of two frequencies, (rows, 12), and the number of the frequency of each row."""
     y = np.arange(rows) % 2
     noise = np.random.default_rng(0).normal(0, 0.3, (rows, 12))
     return (np.sin(np.arange(12) * (1 + y[:, None])) + noise).astype(np.float32), y
@@ -35,12 +35,12 @@ def features(store: FeatureStore) -> dict[str, str]:
 
 
 def main(out: Path) -> None:
-    """Write an entry, a readout and a run, and what was read of them when they were made."""
+    """Write an entry, a readout and a run, and the values that this version reads from them."""
     from reservoir_pipelines.cli import run
 
-    work = Path(tempfile.gettempdir()) / "golden"  # kept as the origin of the data
+    work = Path(tempfile.gettempdir()) / "golden"  # the entry records this path
     work.mkdir()
-    os.chdir(work)  # so that no path of this machine is kept
+    os.chdir(work)  # so that all other recorded paths are relative
     x, y = sequences(60)
     np.savez("waves.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], 20))
     np.savez("new.npz", x=x[:4])

@@ -22,7 +22,7 @@ ENTRIES, RUNS = ([folder for folder in GOLDEN if (folder / name).exists()] for n
 
 @pytest.fixture
 def copied(request, tmp_path):
-    """Return a copy of a golden folder, and what was read of it when it was made."""
+    """Return a copy of a golden folder, and the values that were read from it when it was made."""
     folder = shutil.copytree(request.param, tmp_path / "golden")
     return folder, json.loads((folder / "expected.json").read_text())
 

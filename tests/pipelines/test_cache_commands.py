@@ -1,4 +1,4 @@
-"""What is kept is listed with what made it and can be removed; doctor finds what is broken and names a remedy."""
+"""`cache` lists and removes what is stored; `doctor` finds what is broken and names a remedy."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SMALL = {"backbone": ONE_BLOCK, "init": "random", "limit": 60, "layers": "final"
 
 @pytest.fixture
 def listed(call):
-    """Return what `cache list` knows of the entries, and the text that it prints."""
+    """Return the JSON of `cache list`, and the text that it prints."""
 
     def listing():
         return json.loads(call("cache", "list", "--json")[1]), call("cache", "list")[1]
@@ -57,7 +57,7 @@ def test_batches_of_estimators_are_one_line_and_go_together(call, cache, listed)
         x = rng.standard_normal((60, 12, 1))
         ReservoirClassifier(backbone=ONE_BLOCK, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)
     entries, text = listed()
-    assert len(entries) == 4  # listed one by one in JSON
+    assert len(entries) == 4  # JSON lists each entry
     assert text.count("\nrows ") == 1
     assert "3 batches of the estimators" in text
     assert call("cache", "remove", "rows")[0] == 0

@@ -1,4 +1,4 @@
-"""The estimators over raw sequences: scikit-learn's contract, one pass per row, and equality with doing it by hand."""
+"""Estimators of raw sequences: scikit-learn's contract, one pass per row, and equality with the separate steps."""
 
 import re
 import warnings
@@ -23,7 +23,7 @@ from reservoir.tasks import task_named
 
 @pytest.fixture(autouse=True)
 def passes(cache, monkeypatch):
-    """Begin as a new process with an empty cache; return the rows of every forward pass."""
+    """Clear all caches, as in a new process; return the number of rows of every forward pass."""
     counted = []
 
     def counting(model, scaling, x, *rest):
@@ -36,14 +36,14 @@ def passes(cache, monkeypatch):
 
 
 def forget():
-    """Do as a new process does: know nothing of rows or models."""
+    """Forget all rows and models, as in a new process."""
     rowcache._shared.cache_clear()
     rowcache._loaded.cache_clear()
 
 
 @pytest.fixture
 def classifier(tiny_gpt2):
-    """Return the constructor with a small backbone, one column, and values as they are."""
+    """Return the constructor with a small backbone, one column, and values that are not standardised."""
     plain = {"backbone": str(tiny_gpt2), "layers": "block01", "pool": "mean", "patch": 1, "standardise": False}
     return lambda **settings: ReservoirClassifier(**(plain | settings))
 
@@ -59,7 +59,7 @@ def waves(rows=60, values=20, channels=2, seed=0):
 
 
 def loud(rows=60):
-    """Return rows whose label the raw input does not show to a linear model, and what makes a reservoir show it."""
+    """Return rows and labels that no linear model of the raw input predicts, and options of a reservoir that does."""
     x, _ = waves(rows, channels=1)
     level = np.abs(x).mean(axis=(1, 2))
     return x, level > np.median(level), {"layers": "embed", "pool": "std"}
@@ -144,7 +144,7 @@ def test_memory_is_bounded_and_dropped_rows_are_computed_again(classifier, passe
 
 
 def by_hand(model, x, columns):
-    """Return features of float sequences, straight through the frozen model, in other batches."""
+    """Return features of float sequences, computed directly with the frozen model in other batches."""
     frozen = rowcache.shared_model(model._task, model._plan.reservoir, compute=model._plan.compute)
     found = forward(frozen, None, x.astype(np.float32), np.full(len(x), x.shape[1]), columns, 5)
     return {name: values.reshape(len(x), -1) for name, values in found.items()}
@@ -221,7 +221,7 @@ def test_a_damaged_entry_is_named_and_repaired(classifier, passes, cache):
 
 
 def test_two_runs_of_the_same_rows_wait_for_each_other(classifier, passes, cache, monkeypatch):
-    """Another process holds the only block; the rows are computed when it lets go."""
+    """Another process has locked the only block; the rows are computed when it releases the lock."""
     x, y = waves()
     classifier().fit(x, y)
     (entry,) = list_entries(cache)

@@ -1,4 +1,4 @@
-"""The command line: one line and exit code 2 for mistakes, JSON alone with --json, quick starts, progress in lines."""
+"""A mistake gives one line and exit code 2, --json prints only JSON, and commands start fast and show progress."""
 
 import gzip
 import io
@@ -30,7 +30,7 @@ def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
     fitted = json.loads(out)
     assert set(fitted["best"]) >= {"columns", "readout", "alpha", "valid_score", "test_score"}
     assert fitted["best"]["test_score"] == fitted["test_score"] > 0.5
-    assert fitted.keys() >= {"metric", "valid_score", "evaluation"}  # as the results of train and tune
+    assert fitted.keys() >= {"metric", "valid_score", "evaluation"}  # as in the results of train and tune
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
     code, out, _ = call("predict", fitted["readout"], tmp_path / "new.npz", "--json")
     found = json.loads(out)
@@ -237,7 +237,7 @@ MISTAKES = [
 
 
 def ask(*arguments, heavy=HEAVY, **env):
-    """Run a command in a process of its own; return its exit code, stdout, and stderr without what it imported."""
+    """Run a command in a new process; return its exit code, stdout, and stderr without the list of imports."""
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(heavy=heavy), *map(str, arguments)],
         capture_output=True,
@@ -277,7 +277,7 @@ def test_a_finished_extraction_is_found_without_torch_and_a_changed_model_is_not
     later = tiny_gpt2 / "config.json"
     os.utime(later, ns=(later.stat().st_atime_ns, later.stat().st_mtime_ns + 1))
     with pytest.raises(AssertionError, match="torch"):
-        ask("extract", "digits", *options)  # it might be another model: it has to be looked at
+        ask("extract", "digits", *options)  # it may be another model, so its content is read
 
 
 def test_predict_imports_what_it_computes_with(cache, tmp_path):
@@ -300,7 +300,7 @@ def test_a_readout_is_applied_without_what_only_fits_one():
 
 @pytest.fixture
 def pass_time(monkeypatch):
-    """Return a function that lets time pass, which otherwise stands still."""
+    """Stop the clock; return a function that advances it."""
     now = [1000.0]
     monkeypatch.setattr(output, "clock", lambda: now[0])
 
@@ -312,7 +312,7 @@ def pass_time(monkeypatch):
 
 def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
     with meter("extract", 1000) as bar:
-        for _ in range(10):  # a second each: too soon
+        for _ in range(10):  # a second each, so no line is due
             pass_time(1)
             bar.advance(20)
         pass_time(25)  # 35 s and 21%
@@ -322,7 +322,7 @@ def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
         pass_time(20)  # 40 s later: 400 rows in 75 s, so 600 take 112 s
         bar.advance(90)
         pass_time(100)
-        bar.advance(600)  # the end, which the result tells
+        bar.advance(600)  # no line for the end, because the result follows
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.strip() for line in err.splitlines()] == [
@@ -337,7 +337,7 @@ def test_progress_is_printed_while_a_cell_has_redirected_its_messages(pass_time,
         output.notify("a message of the cell")
         bar.advance(5)
         pass_time(40)
-        for _ in range(6000):  # until the other thread has looked at the clock
+        for _ in range(6000):  # until the other thread has read the clock
             time.sleep(0.01)
             if seen := capsys.readouterr().err:
                 break

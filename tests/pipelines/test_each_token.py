@@ -1,4 +1,4 @@
-"""A label of every residue or value: known by form, fitted token by token, predicted as long as the sequence."""
+"""Labels of every residue or value are recognised by their form, fitted per token, and predicted for all tokens."""
 
 import csv
 import json
@@ -90,7 +90,7 @@ def test_lists_and_arrays_of_labels_are_read_alike(form, tmp_path):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     else:
         x = np.array([["AGV".index(one) for one in sequence.ljust(longest, "A")] for sequence, _ in rows])
-        y = np.array([label + [9] * (longest - len(label)) for label in numbers])  # what stands behind is ignored
+        y = np.array([label + [9] * (longest - len(label)) for label in numbers])  # labels after the end are ignored
         np.savez(path, x=x, y=y, lengths=np.array([len(label) for label in numbers]))
     source = task_named(str(path))
     assert source.task.each == "token" and source.task.classes == 3 and source.task.readout_tokens == longest
@@ -114,7 +114,7 @@ def test_targets_of_every_value_of_a_series(tmp_path):
 
 
 def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
-    """EsmTokenizer tells no offsets; the letters stand between its first and its last token."""
+    """EsmTokenizer gives no offsets; the letters are between its first and its last token."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Evaluations: every metric equals scikit-learn's on the same labels, in tables, JSON and pictures, with baselines."""
+"""Evaluations and baselines: metrics equal scikit-learn's on the same labels, in tables, JSON and plots."""
 
 import json
 import re
@@ -91,7 +91,7 @@ def test_two_classes_have_an_auc_and_regressions_have_errors():
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory, tiny_gpt2):
-    """Return what fits a readout of own data of a kind and writes labelled new sequences: (fit, file)."""
+    """Return a function that fits a readout to data of a kind and writes labelled new sequences: (fit, file)."""
     folder = tmp_path_factory.mktemp("evaluation")
     draw = np.random.default_rng(0)
     made = {}
@@ -141,7 +141,7 @@ def test_scores_name_their_metric_and_regressions_are_not_in_percent(own, call):
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
 def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call):
-    """One JSON value, class names beside probabilities, and how well the labels were met."""
+    """The command prints one JSON value with probabilities by class name, and the accuracy."""
     done, file = own(kind)
     code, out, _ = call("predict", done.saved, file, "--json")
     assert code == 0
@@ -249,7 +249,7 @@ def test_the_interval_is_that_of_a_bootstrap_over_rows(outputs):
     picks = draw.integers(120, size=(2000, 120))
     expected = np.quantile([r2_score(y[pick], predicted[pick]) for pick in picks], [0.025, 0.975])
     np.testing.assert_allclose(r2_interval(y, predicted), expected, atol=0.02)
-    counts = np.full(120, 3)  # samples of a row are drawn together
+    counts = np.full(120, 3)  # all samples of a row are drawn together
     np.testing.assert_allclose(r2_interval(y.repeat(3, 0), predicted.repeat(3, 0), counts), expected, atol=0.02)
     groups = np.arange(120).repeat(3)
     assert r2_interval(y[groups], predicted[groups], None, groups) == r2_interval(y[groups], predicted[groups], counts)
@@ -312,7 +312,7 @@ def assert_same_score(found, features, x, peer):
 
 def test_the_raw_input_is_read_by_the_better_of_ridge_and_logistic_regression(tmp_path):
     x = DRAW.normal(size=(900, 3, 2)).astype(np.float32)
-    x[:, 0, 0] *= np.where(DRAW.random(900) < 0.05, 40, 1)  # far from the border, which pulls least squares askew
+    x[:, 0, 0] *= np.where(DRAW.random(900) < 0.05, 40, 1)  # outliers far from the boundary bias least squares
     np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0, 0] + x[:, 1, 0] > 0).astype(int))
     features, done, _ = fit_with_baselines(tmp_path, tmp_path / "d.npz")
     assert done.raw is not None and done.raw.readout == "logistic" and done.raw == done.baselines[0]
@@ -380,10 +380,10 @@ def test_series_are_compared_with_summary_statistics(tmp_path):
 
 def test_labels_of_every_token_are_compared_with_windows_of_the_input(tmp_path):
     x = DRAW.integers(0, 3, size=(80, 20))
-    np.savez(tmp_path / "d.npz", x=x, y=np.roll(x, 1, axis=1))  # the label is the symbol before
+    np.savez(tmp_path / "d.npz", x=x, y=np.roll(x, 1, axis=1))  # the label is the previous symbol
     features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **EMBEDDED)
     done = fit(features, columns="raw", select="valid", out=tmp_path / "fit")
-    assert done.best.test_score < 0.5  # of one symbol
+    assert done.best.test_score < 0.5  # the current symbol does not give the label
     assert [one.name for one in done.baselines] == ["raw, windows of 9"]
     assert done.baselines[0].test_score > 0.9
     level = DRAW.normal(size=(80, 20, 1)).cumsum(axis=1)

@@ -1,4 +1,4 @@
-"""Every task, family and init runs from the command line to an accuracy, and a wrong one ends in exit code 2."""
+"""Every task, family and init gives an accuracy on the command line, and an unknown one gives exit code 2."""
 
 import json
 
@@ -18,7 +18,7 @@ from tests.tasks import samples
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """One cache for all, so that the digits are prepared once."""
+    """Return one cache for all tests, so that the digits are prepared once."""
     return tmp_path_factory.mktemp("cache")
 
 
@@ -33,7 +33,7 @@ def test_extract_and_fit_work(kind, root, tmp_path, capsys):
         entry = json.loads(capsys.readouterr().out)
         train, valid = FeatureStore(entry["entry"])["train"], FeatureStore(entry["entry"])["valid"]
         x, new = (np.concatenate([split[name] for name in entry["columns"]], axis=1) for split in (train, valid))
-        # Ten classes: far above chance is what a working reservoir of width 16 gives.
+        # With ten classes, a working reservoir of width 16 is far above chance.
         assert make_pipeline(StandardScaler(), RidgeClassifier()).fit(x, train.y).score(new, valid.y) > 0.25, init
     assert run(["fit", entry["entry"], "--columns", entry["columns"][0], *settings]) == 0
     assert json.loads(capsys.readouterr().out)["best"]["valid_score"] > 0.15

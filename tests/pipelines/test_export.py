@@ -1,4 +1,4 @@
-"""export equals predict and runs without this package; explain adds up to the score."""
+"""Exported models equal `predict` and run without this package; contributions of `explain` add up to the score."""
 
 import json
 import subprocess
@@ -37,11 +37,11 @@ CASES = {
     "raw tokens": {"layers": "embed", "pool": "mean"},
 }
 COLUMNS = {"raw and more": "embed/mean+embed/segments8+raw"}
-ROUNDING = {"rounded": 1e-3}  # predict's batches have rows of like length, whose last bits in bfloat16 are others
+ROUNDING = {"rounded": 1e-3}  # other batches of predict change the last bits in bfloat16
 
 
 def sequences():
-    """Return rows of several lengths; the padding must not matter."""
+    """Return rows of several lengths, with padding that must have no influence."""
     draw = np.random.default_rng(0)
     x = draw.normal(2.0, 3.0, size=(ROWS, LONGEST, DIM)).astype(np.float32)
     lengths = draw.integers(9, LONGEST + 1, ROWS)
@@ -62,7 +62,7 @@ def labels(case, x):
 
 @pytest.fixture(scope="module")
 def readouts(tmp_path_factory, tiny_gpt2):
-    """Return a function that fits a readout once per setting: (its folder, the file of its sequences)."""
+    """Return a function that fits a readout once per setting, and returns its folder and the file of its sequences."""
     root, made = tmp_path_factory.mktemp("export"), {}
 
     def make(case):
@@ -86,7 +86,7 @@ def readouts(tmp_path_factory, tiny_gpt2):
 
 
 def expected(saved, file):
-    """Return the probabilities, or the values, that predict gives for a file."""
+    """Return the probabilities, or the values, that `predict` gives for a file."""
     answers = list(predict(saved, file))
     return np.array([p.probabilities or p.label for p in answers], np.float64).reshape(len(answers), -1)
 
@@ -129,7 +129,7 @@ def test_the_program_equals_the_module(readouts, tmp_path, case):
     run = torch.export.load(done.model).module()
     whole = run(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
     np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=ROUNDING.get(case, 1e-5))
-    # Another batch of another length, with something else behind the ends.
+    # Another batch of another length, with other padding.
     few = lengths < 16
     inside = (np.arange(16) < lengths[few, None]).reshape(-1, 16, *[1] * (x.ndim - 2))
     padded = np.where(inside, x[few, :16], x.dtype.type(5))
@@ -223,7 +223,7 @@ def test_onnx_equals_predict(readouts, tmp_path, capfd):
 
 
 def run_onnx(done, inputs, capfd):
-    """Return the probabilities of an exported model, which the command line described in one line."""
+    """Return the probabilities of an exported model, called as the printed line says."""
     runtime = pytest.importorskip("onnxruntime")
     assert done.reader
     begins = f"begins after the {done.reader.suffixes[-2][1:]} ({done.reader.name}) and reads {' and '.join(inputs)}"
@@ -249,7 +249,7 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
     answers = list(predict(saved, tmp_path / "pets.jsonl"))
     done = export(saved, to="onnx", out=tmp_path / "m.onnx")
     assert done.tokens == (2, 24)
-    # The model's own tokenizer.json cuts and pads otherwise.
+    # The model's own tokenizer.json has other settings for truncation and padding.
     read = Tokenizer.from_file(str(done.reader)).encode_batch([*texts, "dog and " * 20])
     inputs = {
         "input_ids": np.array([one.ids for one in read]),
@@ -270,7 +270,7 @@ def test_a_model_of_pictures_is_exported_after_its_processor(cache, tmp_path, ca
         path = tmp_path / "pictures" / ["dark", "light"][row % 2] / f"{row}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256 - 90 * (row % 2), (9, 11, 3), np.uint8)).save(path)
-    sizes = {"size": {"shortest_edge": 20}, "crop_size": {"height": 17, "width": 14}}  # patches of 4 leave pixels over
+    sizes = {"size": {"shortest_edge": 20}, "crop_size": {"height": 17, "width": 14}}  # not multiples of a patch
     model = save_with_processor("dinov2", tmp_path / "model", **sizes)
     root, name = str(tmp_path / "pictures"), str(model)
     features = extract(root, backbone=name, layers="block01", pool="cls,mean", compute="float32")
@@ -304,7 +304,7 @@ def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_gpt2):
-    """Return a function that fits columns of one small task: (readout, its file)."""
+    """Return a function that fits columns of one small task, and returns the readout and its file."""
     root = tmp_path_factory.mktemp("explain")
     draw = np.random.default_rng(0)
     x = draw.normal(size=(60, 20, 2)).astype(np.float32)

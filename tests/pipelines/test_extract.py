@@ -1,4 +1,4 @@
-"""extract: features equal the model's, interruptions do not change bytes, nothing is computed twice; its forecast."""
+"""`extract` stores the features of the model, computes none twice, and survives interruptions; forecasts are close."""
 
 import io
 import json
@@ -28,7 +28,7 @@ from tests.reservoir.models import save_with_extractor
 
 
 def files_of(entry):
-    """Every file of the features by name, with its bytes."""
+    """Return the bytes of every HDF5 file of an entry by name."""
     return {str(p.relative_to(entry)): p.read_bytes() for p in sorted(entry.rglob("*.h5"))}
 
 
@@ -78,7 +78,7 @@ def test_a_damaged_shard_is_computed_again(small):
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    assert small().reused  # nobody has read it yet
+    assert small().reused  # the damaged file is not read
     with pytest.raises(CacheError, match=r"damaged.*cache repair"):
         [first[split].read(column) for split in first for column in first.columns]
     assert [problem.path for problem in repair(first.store.entry)] == [victim]
@@ -94,7 +94,7 @@ def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypat
     real, real_open = h5py.File, io.open
     monkeypatch.setattr(h5py, "File", lambda name, *a, **k: opened.append(str(name)) or real(name, *a, **k))
     monkeypatch.setattr(io, "open", lambda name, *a, **k: opened.append(str(name)) or real_open(name, *a, **k))
-    for again in (small, partial(small, batch_rows=7)):  # the call as it was, and one that has to find out what it is
+    for again in (small, partial(small, batch_rows=7)):  # an equal call, and one without a receipt
         assert again().reused
         assert str(first.entry / "train" / "manifest.json") in opened
         assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
@@ -107,7 +107,7 @@ def test_changed_weights_of_the_same_size_and_time_make_another_entry(cache, tin
     tensors = load_file(file)
     tensors["transformer.h.0.mlp.c_fc.bias"] += 1
     save_file(tensors, file, {"format": "pt"})
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync -t, cp -p and tar do
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync -t, cp -p and tar set them
     assert file.stat().st_size == before.st_size
     assert extract("digits", backbone=str(folder), **settings).entry != first.entry
 
@@ -131,7 +131,7 @@ def test_a_larger_limit_contains_the_rows_of_a_smaller_one(cache):
 
 
 LETTERS = np.random.default_rng(0).integers(20, 2001, 8192)
-PADDED = {  # most tokens of a row, and usual ones of texts: lengths of 20 to 2,000 letters as models see them
+PADDED = {  # maximum length in tokens, and lengths of the rows (None: those of ListOps)
     "listops": (512, None),
     "homology": (1024, np.random.default_rng(0).lognormal(np.log(145), 0.55, 4096).clip(21, 860).astype(int)),
     "letters": (2000, LETTERS),
@@ -147,10 +147,10 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
     split = np.repeat(["train", "valid", "test"], 90)
     np.savez(task, x=draw.normal(size=(270, 30, 2)), y=np.arange(270) % 2, lengths=lengths, split=split)
     monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-    monkeypatch.setattr(run, "LEAST_BLOCKS", 2)
+    monkeypatch.setattr(run, "MIN_BLOCKS", 2)
     made = []
     for tokens in (1, 10**9):
-        monkeypatch.setattr(run, "MOST_TOKENS", tokens)
+        monkeypatch.setattr(run, "MAX_TOKENS", tokens)
         settings = {"backbone": str(tiny_gpt2), "layers": "embed,final", "compute": "float32", "patch": 1}
         made.append(extract(task, cache=tmp_path / str(tokens), **settings))
     small, large = made
@@ -164,7 +164,7 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PADDED)
 def test_padding_is_below_five_percent(device, name):
-    """ListOps' own lengths, lengths drawn like those of TAPE's proteins (21 to 860, mean 167), and of strings."""
+    """The lengths are those of ListOps, some drawn like TAPE's proteins (21 to 860, mean 167), and those of strings."""
     tokens, lengths = PADDED[name]
     if lengths is None:
         source = task_named("listops", train_rows=4096, valid_rows=1, test_rows=1)
@@ -179,7 +179,7 @@ def test_padding_is_below_five_percent(device, name):
         found += sum(len(batch) * padded[batch[-1]] for batch in cut)
         shapes |= {len(batch) * padded[batch[-1]] for batch in cut}
     assert found < 1.05 * lengths.sum()
-    assert len(shapes) < 200  # each costs memory: code that is compiled for it
+    assert len(shapes) < 200  # oneDNN keeps compiled code for each shape in memory
 
 
 def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch):
@@ -201,7 +201,7 @@ SETTINGS = {"compute": "float32", "layers": "embed,final"}
 
 @pytest.fixture
 def costly(monkeypatch, tiny_gpt2):
-    """Make a token that goes through the model, padding too, and a row that is written cost time of a clock."""
+    """Replace the clock by one that advances with each token of the model (and padding), and with each written row."""
     from reservoir.fpt import FPT
 
     now, plain, write = [0.0], FPT.features, writer._write_encoded
@@ -281,7 +281,7 @@ def test_sounds_are_planned_as_the_samples_that_the_model_reads(cache, tmp_path)
     model = {"backbone": str(save_with_extractor("wav2vec2", tmp_path / "model")), "compute": "float32"}
     found, done = forecast_of(str(tmp_path / "calls"), **model), extract(str(tmp_path / "calls"), **model)
     assert done.store.entry.spec.input["kind"] == "native"
-    assert found.columns == len(done.columns) and found.tokens == 79  # and not the 3 frames of a spectrum
+    assert found.columns == len(done.columns) and found.tokens == 79  # a spectrum would have 3 frames
 
 
 def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache, call):

@@ -1,4 +1,4 @@
-"""extract with workers or a dask cluster writes the bytes of one process, even if a worker or connection is lost."""
+"""Workers and dask clusters write the same bytes as one process, even if a worker or the connection is lost."""
 
 import multiprocessing
 import os
@@ -23,12 +23,12 @@ SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 
 @pytest.fixture(scope="module", autouse=True)
 def short_blocks():
-    """Cut 600 rows into 39 blocks, one to a task of a worker."""
+    """Cut 600 rows into 39 blocks, one block per task of a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-        patch.setattr(run, "MOST_TOKENS", 1)
+        patch.setattr(run, "MAX_TOKENS", 1)
         patch.setattr(run, "TASK_BLOCKS", 1)
-        patch.setattr(workers, "PAYS_OFF", 0)  # even the least work goes to processes
+        patch.setattr(workers, "PAYS_OFF", 0)  # use processes even for little work
         yield
 
 
@@ -48,7 +48,7 @@ def files_of(done):
 
 
 def after_shards(root, act):
-    """Do something once ten of the 39 blocks are there; return the thread that does."""
+    """Start a thread that calls ``act`` when ten of the 39 blocks exist; return the thread."""
 
     def watch():
         while len(list(root.rglob("0*-0.h5"))) < 10:
@@ -78,7 +78,7 @@ def test_a_broken_connection_is_opened_again(cluster, expected, tiny_gpt2, tmp_p
     def lose_the_connection(futures, **settings):
         for number, future in enumerate(as_completed(futures, **settings)):
             yield future
-            if number == 9 and not lost:  # of 39 blocks
+            if number == 9 and not lost:  # after 9 of 39 blocks
                 lost.append(number)
                 raise CommClosedError
 
@@ -96,7 +96,7 @@ def test_blocks_of_a_killed_worker_go_to_another(cluster, expected, tiny_gpt2, t
     try:
         with distributed.Client(cluster, set_as_default=False) as client:
             client.wait_for_workers(2)
-        watch = after_shards(tmp_path, other.kill)  # by then it has been given blocks
+        watch = after_shards(tmp_path, other.kill)  # after it has been given blocks
         settings = SETTINGS | {"scheduler": cluster.scheduler_address}
         done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)
         watch.join()
@@ -124,7 +124,7 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
 
 @pytest.fixture
 def share(tiny_gpt2, tmp_path):
-    """Return what a worker of a cluster is sent, and the run of the process that sends it."""
+    """Return the `Share` that is sent to a worker of a cluster."""
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
     ours = run.start_run(options, prepare("digits", cache=tmp_path), tmp_path)
     key, versions = ours.spec.key, workers.program_versions()
@@ -164,10 +164,10 @@ def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
     options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
     share = run.Share(options, prepare("digits", cache=root).path, alone.store.entry.key)
-    assert run.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # which is there already
+    assert run.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # the block exists already
     (alone.entry / "train" / "00001-0.h5").unlink()
     assert run.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
     other = replace(share, options=replace(options, seed=1))
-    run._runs.clear()  # as in a process of its own
+    run._runs.clear()  # as in a new process
     with pytest.raises(InputError, match=r"cache key .* differs"):
         run.work(other, alone.entry, alone.columns, [("train", 0)])

@@ -1,4 +1,4 @@
-"""fit gives scikit-learn's readouts on the same features; how one is chosen, saved and drawn; refusals."""
+"""`fit` gives the same readouts as scikit-learn, and chooses, saves and plots one; invalid options are refused."""
 
 import csv
 import shutil
@@ -57,7 +57,7 @@ def test_every_readout_equals_scikit_learn(extracted, fitted):
         peer = make_pipeline(StandardScaler(), RidgeClassifier(alpha=result.alpha))
         peer.fit(train[result.columns[0]].astype(np.float64), train.y.ravel())
         accuracy = peer.score(valid[result.columns[0]].astype(np.float64), valid.y.ravel())
-        # A tie between two classes may fall either way in the last bits: one row of 300 at the most.
+        # Rounding may decide a tie between two classes, in at most one of 300 rows.
         assert abs(accuracy - result.valid_score) <= 1 / 300, result
 
 
@@ -121,7 +121,7 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
         expected = peer.decision_function(scaler.transform(test) * share)
         order = np.r_[width - 64 : width, 0 : width - 64] if columns.startswith("raw") else np.arange(width)
         np.testing.assert_allclose(done.readout.scores(test[:, order]), expected, atol=1e-5)
-    # tune judges the same: the kernel of both is that of the features that fit reads
+    # `tune` uses the same features: the sum of its kernels is the kernel of the features of `fit`
     sides = [ColumnKernel.of(Pool.of(features).column(name)) for name in ("final/mean", "raw")]
     z = scaler.transform(x) * share
     np.testing.assert_allclose((sides[0] + sides[1]).matrix(), z @ z.T, rtol=1e-4, atol=1e-3)
@@ -139,12 +139,12 @@ def test_predict_equals_the_readout_on_cached_features(extracted, fitted, tmp_pa
     predictions = list(predict(fitted.saved, file))
     expected = fitted.readout.predict(test[fitted.best.columns[0]]).ravel()
     labels = np.array([p.label for p in predictions])
-    # The cache rounds to float16, predict does not: a row on the border may differ.
+    # The cache rounds to float16, and `predict` does not, so the label of a row near the boundary may differ.
     assert (labels == expected).mean() >= 0.99
     chances = np.array([p.probabilities for p in predictions])
     np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-4)
     assert (chances.argmax(axis=1) == labels).all()
-    # Raw images are accepted as well as patches, and mean the same.
+    # Raw images and patches are both accepted, and give the same labels.
     images = load_digits().images[:20].astype(np.uint8)
     patches = images.reshape(20, 4, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(20, 16, 4)
     np.savez(tmp_path / "images.npz", x=images)
@@ -219,7 +219,7 @@ def test_a_learning_curve_ends_at_the_score_of_the_fit_on_all_rows(extracted, tm
     assert whole.valid_range == (done.best.valid_score,) * 2 and whole.valid_score == done.best.valid_score
     assert whole.test_range == (done.best.test_score,) * 2
     assert few.valid_score < whole.valid_score
-    assert few.test_range[0] < few.test_score < few.test_range[1]  # other rows in each draw
+    assert few.test_range[0] < few.test_score < few.test_range[1]  # each draw has other rows
     assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
@@ -254,7 +254,7 @@ def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
         fit_seeds([extracted.store.entry] * 2, 3)
 
 
-@pytest.mark.parametrize("repeats", [1, 3])  # few targets, and so many that every penalty has no weights of its own
+@pytest.mark.parametrize("repeats", [1, 3])  # 2 and 6 targets
 def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(400, 8, 2)).astype(np.float32)
@@ -377,7 +377,7 @@ def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, word
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Return a function that draws some readouts, the last of them chosen, and returns the axes."""
+    """Return a function that plots some readouts, of which the last is chosen, and returns the axes."""
     figures = []
 
     def keep(figure, *_arguments, **_settings):
@@ -455,7 +455,7 @@ def held(x, y, name="held"):
 def test_the_grid_is_extended_where_its_end_scores_best(folds, width):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((250, 4)) @ rng.standard_normal((4, width))
-    source = held(x, x[:, :1] + 1e-9 * rng.standard_normal((250, 1)))  # the smaller the penalty, the better
+    source = held(x, x[:, :1] + 1e-9 * rng.standard_normal((250, 1)))  # smaller penalties are better
     kept = RidgeFitter(classes=0, alphas=ALPHAS, folds=folds, widens=False).fit(source)
     wide = RidgeFitter(classes=0, alphas=ALPHAS, folds=folds).fit(source)
     assert kept.at_edge
@@ -486,7 +486,7 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
         found = evaluate(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
         accuracies.append(found.scores["accuracy"])
         p_values.append(compare(found, evaluate(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])))
-        assert trials[best].result.valid_score > 0.5  # the best of many flatters itself: it is not what is reported
+        assert trials[best].result.valid_score > 0.5  # the best of many is above chance by selection
     assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(100 * 60)
     for level in (0.05, 0.1, 0.25, 0.5):
         assert abs(np.mean(np.array(p_values) <= level) - level) <= 3 * np.sqrt(level * (1 - level) / 100)
@@ -530,7 +530,7 @@ def test_balanced_readouts_are_chosen_by_balanced_accuracy(folds):
     x, y = source.splits["valid"]
     expected = balanced_accuracy_score(y, found.readout.predict(x))
     assert found.result.valid_score == pytest.approx(expected, abs=0.03 if not folds else 0.1)
-    assert found.result.valid_score < 0.9  # the share of negatives, which is the accuracy of saying no, is 0.92
+    assert found.result.valid_score < 0.9  # the constant answer "negative" has accuracy 0.92
 
 
 def test_balanced_weights_count_the_rows_that_a_readout_is_fitted_to():
@@ -566,7 +566,7 @@ def test_a_race_leaves_no_moments_of_some_rows_behind(tmp_path, monkeypatch, tin
     settings = {"backbone": str(tiny_gpt2), "limit": 1200, "layers": "all", "pool": "mean"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
     monkeypatch.setattr("reservoir_pipelines.fitting.sources.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.sources.FEWEST", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.sources.MIN_RACE_ROWS", 100)
     done = fit(extract("digits", cache=tmp_path / "raced", **settings))
     scores = {(result.name, result.alpha): result.valid_score for result in without.table}
     assert done.left_out and all(scores[result.name, result.alpha] == result.valid_score for result in done.table)
@@ -576,7 +576,7 @@ def test_race_leaves_the_best_third_and_names_the_others(tmp_path, monkeypatch):
     extracted = extract("digits", limit=300, layers="block01,block02", pool="mean,max,last", cache=tmp_path)
     without = fit(extracted)
     monkeypatch.setattr("reservoir_pipelines.fitting.sources.RACED_ROWS", 100)
-    monkeypatch.setattr("reservoir_pipelines.fitting.sources.FEWEST", 100)
+    monkeypatch.setattr("reservoir_pipelines.fitting.sources.MIN_RACE_ROWS", 100)
     done, again = fit(extracted), fit(extracted)
     tried = {result.name for result in without.table}
     finalists = {result.name for result in done.table}

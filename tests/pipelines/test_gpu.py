@@ -1,4 +1,4 @@
-"""Extraction on a GPU: `make gpu` runs this where there is one, and prints speeds and memory."""
+"""Extraction on a GPU: `make gpu` runs these tests if there is one, and prints speeds and memory."""
 
 import sys
 import time
@@ -50,7 +50,7 @@ def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
     index = ours.rows["train"][: 2 * ours.layout.offset_rows]
     part = ours.prepared.split("train").take(index)
     loaded = load(ours.model, ours.prepared.scaling, part.x, part.lengths, ours.layout.batch_rows)
-    launch(ours.model, loaded, ours.columns)()  # as all the rest, warm
+    launch(ours.model, loaded, ours.columns)()  # warm up
     started = time.perf_counter()
     for batch in [*loaded.batches] * 4:
         ours.model.fpt.features(batch.x.to("cuda"), batch.lengths.to("cuda"), list(ours.columns))
@@ -72,7 +72,7 @@ def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
 def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "PAYS_OFF", 0)
     monkeypatch.setitem(defaults.BLOCK_ROWS, "cuda", 128)
-    monkeypatch.setattr(run, "MOST_TOKENS", 1)
+    monkeypatch.setattr(run, "MAX_TOKENS", 1)
     call = {"device": "cuda", **SMALL}
     alone = extract("digits", cache=tmp_path / "one", **call)
     expected = {str(file.relative_to(alone.entry)): file.read_bytes() for file in alone.entry.rglob("*.h5")}

@@ -13,7 +13,7 @@ from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
 
 
 class Exported(torch.nn.Module):
-    """A vision model under a name, as in a larger one, with something behind it."""
+    """A vision model as a part of a larger module, with a layer after it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Exported(torch.nn.Module):
 
 
 def exported(kind: str, folder: Path, *, dynamo: bool) -> tuple[Path, np.ndarray, np.ndarray]:
-    """Write a tiny model as ONNX; return the file, pixels, and what onnxruntime makes of them."""
+    """Write a tiny model as ONNX; return the file, pixels, and the output of onnxruntime for them."""
     onnxruntime = pytest.importorskip("onnxruntime")
     from transformers import AutoModel
 

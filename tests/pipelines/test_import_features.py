@@ -1,4 +1,4 @@
-"""Features that another program computed become an entry that is checked, fitted, joined and reported."""
+"""Features of another program become an entry that can be verified, fitted, concatenated and reported."""
 
 import json
 
@@ -18,7 +18,7 @@ DRAW = np.random.default_rng(0)
 
 @pytest.fixture
 def own(cache, tmp_path):
-    """Return a task of 80 rows, and two columns of features of each of its splits, by ``split/column``."""
+    """Return a task of 80 rows, and two columns of features for each split, by ``split/column``."""
     x, split = DRAW.normal(size=(80, 6, 1)), np.repeat([*ROWS], [*ROWS.values()])
     np.savez(tmp_path / "own.npz", x=x, y=(x.mean(axis=(1, 2)) > 0).astype(int), split=split)
     prepared = prepare(tmp_path / "own.npz")

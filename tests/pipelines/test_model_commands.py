@@ -1,4 +1,4 @@
-"""backbone and attention: what they print, draw and save, and the maps of a run over its own task and windows."""
+"""The commands `backbone` and `attention`: their output, plots and files, and the attention maps of a run."""
 
 import json
 
@@ -45,9 +45,9 @@ def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
     assert (tmp_path / "card.png").stat().st_size > 2000
     text = run(*settings)
     assert f"{card['paper_total']:,}" in text and f"{card['groups']['attention']:,}" in text
-    assert "random: normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks)" in text
+    assert "random: normal with standard deviation initializer_range, for c_proj divided by sqrt(2 x blocks)" in text
     flat = run("backbone", TINY, "--init", "random-flat", "--out", str(tmp_path / "flat.png"))
-    assert "random-flat: every matrix normal, deviation 0.02, as the random GPT-2 of Lu et al. 2021" in flat
+    assert "random-flat: every matrix normal with standard deviation 0.02" in flat
 
 
 def test_backbone_refuses_a_task_that_is_too_long(call, cache):
@@ -112,7 +112,7 @@ def by_hand(model, rows):
 
 
 def assert_maps(done, expected):
-    """Compare what was saved with the maps of each row: the first alone, and the mean where both tokens are real."""
+    """Compare the saved maps with those of each row: the first alone, and the mean over rows with both tokens."""
     longest = max(maps.shape[-1] for maps in expected)
     padded = np.full((len(expected), 2, longest, longest), np.nan)
     for row, maps in enumerate(expected):
@@ -169,7 +169,7 @@ def test_the_runs_own_scaling_is_used(cache, tmp_path, standardise):
     offset, scale = np.float32(scaling["offset"]), np.float32(scaling["scale"])
     assert (offset.min() > 2) == standardise
     model = load_run(done.path, "cpu", "float32")
-    for seed, unit in ((0, 1.0), (1, 5.0)):  # the data of the training, then other data in another unit
+    for seed, unit in ((0, 1.0), (1, 5.0)):  # the training data, then other data in another unit
         write_own(tmp_path / "own.npz", seed, unit)
         rows = first_rows(prepare(own, standardise=standardise).split("test"), 5)
         maps = attention(own, run=done.path, average=5, device="cpu")
@@ -208,8 +208,8 @@ def xor_run(cache, tmp_path):
         (["bit-xor", "--seed", "1"], "leave out the options that choose another"),
         (["bit-xor", "--param", "m=4"], "has no parameter 'm'"),
         (["bit-xor", "--out", "/proc/foo/x.png"], "/proc/foo/x.png: cannot be written ("),
-        (["bit-xor", "--out", "."], "--out .: not a picture"),
-        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not a picture"),
+        (["bit-xor", "--out", "."], "--out .: not an image file"),
+        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not an image file"),
     ],
 )
 def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, capsys, arguments, message):

@@ -1,4 +1,4 @@
-"""Texts, sounds and pictures through a pretrained model's own reader, from file to prediction."""
+"""Texts, sounds and images pass through a pretrained model's own reader, from file to prediction."""
 
 import csv
 import json
@@ -35,11 +35,11 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     assert spec.input["kind"] == "native" and {"tokenizer", "embeddings"} < set(spec.input)
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.columns[-1] == "final/mean"
     message = capfd.readouterr().err
-    assert "read by the model's own tokenizer, of 14 tokens" in message and "symbols" not in message
+    assert "read by the model's own tokenizer, with 14 tokens" in message and "symbols" not in message
     drawn = extract(str(file), backbone=str(folder), input="gaussian", layers="embed", pool="mean")
     assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
     fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
-    # New texts may have letters that no row had, and more than any row had.
+    # New texts may have unknown letters, and may be longer than all earlier ones.
     new = write_texts(tmp_path / "new.jsonl", 8, labelled=False, more=" 漢 and" * 9)
     answers = list(predict(tmp_path / "readout", new))
     assert len(answers) == 8 and {answer.label for answer in answers} <= {"feline", "canine"}
@@ -107,9 +107,13 @@ def folder(root: Path, rows: int = 12, prefix: str = "") -> Path:
 
 def test_a_folder_by_class_is_enough(cache: Path, tmp_path: Path, call):
     root = folder(tmp_path / "pictures")
-    (root / "red" / "notes.txt").write_text("no picture")
+    (root / "red" / "notes.txt").write_text("no image")
     code, out, error = call("extract", root, "--json")
-    assert code == 0 and "get 32x32 pixels in 64 patches" in error and "1 files that are not pictures" in error
+    assert (
+        code == 0
+        and "get 32x32 pixels in 64 patches" in error
+        and "files left out because they are not images: 1" in error
+    )
     assert json.loads(out)["rows"] == {"train": 14, "valid": 6, "test": 4}
     code, out, _ = call("fit", root, "--out", tmp_path / "readout", "--json")
     assert code == 0 and json.loads(out)["best"]["test_score"] == 1
@@ -128,7 +132,7 @@ def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
     upright[:3] = 255
     turned = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    exif[0x0112] = 6  # viewers rotate it by 90 degrees clockwise
     turned.save(tmp_path / "photo.png", exif=exif)
     assert (np.asarray(decoded(tmp_path / "photo.png")) == upright).all()
     Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], np.uint8)).save(tmp_path / "clear.png")
@@ -208,11 +212,11 @@ def link(path: Path) -> None:
 
 HOSTILE = {
     "bomb.ppm": (bomb, "pixels"),
-    "cut.jpg": (truncated, "not a readable picture"),
-    "text.png": (lambda path: path.write_text("hello"), "not a readable picture"),
+    "cut.jpg": (truncated, "not a readable image"),
+    "text.png": (lambda path: path.write_text("hello"), "not a readable image"),
     "ps.png": (
         lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
-        "not a readable picture",
+        "not a readable image",
     ),
     "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
     "link.png": (link, "is outside"),

@@ -1,4 +1,4 @@
-"""Own data: known by its content, with flags for columns, missing values and groups."""
+"""Users' own data is identified by its content, and flags name its columns, missing values and groups."""
 
 import json
 
@@ -18,7 +18,7 @@ SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init":
 
 
 def table(path, rows=90, seed=0, **more):
-    """Write rows of four values and a class that they show, and return the path."""
+    """Write rows of four values and a class that depends on them, and return the path."""
     draw = np.random.default_rng(seed)
     ward = np.arange(rows) % 2
     values = draw.normal(size=(rows, 4)) + 3 * ward[:, None]
@@ -52,7 +52,7 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
         (["prepare", "t.csv", "--label", "wrad"], "no column 'wrad' (--label) among ['v0', 'v1', 'v2', 'v3', 'ward']"),
         (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
         (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate does not apply to data of this kind"),
-        (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number from 0"),
+        (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number of at least 0"),
         (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),
         (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),
         (["prepare", "t.csv", "--label", "ward", "--regression"], "leave out --regression"),
@@ -73,7 +73,7 @@ def test_a_flag_that_does_not_fit_is_refused_in_one_line(cache, tmp_path, capsys
 
 
 def holes(path, rows=80, dtype=float):
-    """Write series of two channels with holes; return the path, the whole series and where they are missing."""
+    """Write series of two channels with missing values; return the path, the complete series and the mask."""
     draw = np.random.default_rng(3)
     y = np.arange(rows) % 2
     whole = np.cumsum(draw.normal(size=(rows, 12, 2)), axis=1) + 500 + 4 * y[:, None, None]
@@ -108,7 +108,7 @@ def test_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp
     train = prepared.split("train").read(0, prepared.rows["train"])
     values = prepared.scaling(train.x)[:, :, :2]
     known = train.x[:, :, 2:] == 0
-    for channel in range(2):  # mean and deviation are those of what is there
+    for channel in range(2):  # missing values do not count
         there = values[:, :, channel][known[:, :, channel]].astype(float)
         assert abs(there.mean()) < 1e-4 and abs(there.std() - 1) < 1e-4
     digests = {prepare(path, missing=missing).digest for missing in ("interpolate", "mask")}
@@ -156,7 +156,7 @@ def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
     path = table(tmp_path / "t.csv", subject=subjects.tolist())
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
-    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
+    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # as in `tune`
     groups = groups_of(features.store)
     assert judge.folds.max() == count - 1
     assert all(len(np.unique(folds[groups == one])) == 1 for folds in judge.folds for one in np.unique(groups))
@@ -196,7 +196,7 @@ def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
         find_entry(cache, str(path))
     after = extract(str(path), **ONE_BLOCK).entry
     assert find_entry(cache, str(path)).path == after != before
-    write_random(path, 1)  # as it was: another time of change, the same content
+    write_random(path, 1)  # the old content with a new modification time
     assert find_entry(cache, str(path)).path == before
 
 
@@ -216,7 +216,7 @@ def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
 
 
 def write_letters(path, rows, seed, *, labelled=True):
-    """Write a table of DNA, or a FASTA file of proteins, of which one letter is commoner in one class."""
+    """Write a table of DNA, or a FASTA file of proteins, with one letter that is more common in one class."""
     draw = np.random.default_rng(seed)
     lines = [] if path.suffix == ".fasta" else ["sequence,label" if labelled else "sequence"]
     for row in range(rows):
@@ -230,7 +230,7 @@ def write_letters(path, rows, seed, *, labelled=True):
 
 @pytest.mark.parametrize("suffix", [".csv", ".fasta"])
 def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys, suffix):
-    """Tables of pictures and texts: `test_pictures`, `test_native`."""
+    """`test_pictures` and `test_native` test tables of images and texts."""
     file, new = (
         write_letters(tmp_path / f"old{suffix}", 80, 0),
         write_letters(tmp_path / f"new{suffix}", 6, 1, labelled=False),

@@ -1,4 +1,4 @@
-"""predict: the files it reads and writes, longer sequences, sets and intervals, and input that it refuses."""
+"""`predict`: the files it reads and writes, longer sequences, sets and intervals, and input that it refuses."""
 
 import csv
 import importlib
@@ -203,7 +203,7 @@ def test_predictions_are_written_while_they_are_made_in_bounded_memory(tmp_path,
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert evaluator.result().samples == count - 5001
-    # 24,000 more rows cost some 20 bytes each for their evaluation, where they cost 0.6 KB.
+    # Each of 24,000 further rows needs about 20 bytes for its evaluation, not the 0.6 KB of a prediction.
     assert peaks[1] - peaks[0] < 24_000 * 60
 
 
@@ -271,7 +271,7 @@ def test_a_single_number_and_values_that_the_model_cannot_hold_are_refused(reado
 
 
 def waves(lengths, seed=0):
-    """Return sines of two frequencies, one for each length, and their classes."""
+    """Return sines of two frequencies, one row for each length, and their classes."""
     rng = np.random.default_rng(seed)
     y = np.arange(len(lengths)) % 2
     shown = zip(lengths, y, rng.uniform(0, 6, len(lengths)), strict=True)
@@ -336,7 +336,7 @@ NEW = 400
 
 
 def write_levels(path, rows, *, classes, seed):
-    """Write series whose level says the label, with so much noise that no readout is always right."""
+    """Write series whose level gives the label, with so much noise that no readout is always right."""
     draw = np.random.default_rng(seed)
     level = draw.normal(size=rows)
     x = level[:, None, None] + draw.normal(0, 0.3, (rows, 8, 1))
@@ -366,7 +366,7 @@ def regression(tmp_path_factory, tiny_gpt2):
 
 
 def within(covered, coverage):
-    """Whether a share of `NEW` rows differs from a coverage by chance: the new rows and the quantile both vary."""
+    """Return whether chance can explain the difference between a share of `NEW` rows and the coverage."""
     deviation = math.sqrt(coverage * (1 - coverage) * (1 / NEW + 1 / 120))
     return abs(covered - coverage) < 3 * deviation
 
@@ -431,7 +431,7 @@ def test_what_cannot_be_covered_is_refused_in_one_line(covered, regression, tmp_
     bundle = Bundle.load(regression[0])
     old = tmp_path / "old"
     old.mkdir()
-    vars(bundle)["held_out"] = None  # as earlier versions saved it
+    vars(bundle)["held_out"] = None  # as earlier versions saved bundles
     bundle.write(old)
     with pytest.raises(InputError, match="it has no validation scores for --coverage"):
         predict(old, new, coverage=0.9)

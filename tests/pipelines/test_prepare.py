@@ -1,4 +1,4 @@
-"""prepare: rows equal those of the source, whoever prepares or serves them; damaged and missing files are noticed."""
+"""`prepare`: rows equal those of the source for any workers or servers; damaged and missing files are detected."""
 
 import hashlib
 import http.server
@@ -138,7 +138,7 @@ def work_or_die(number, folder):
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Let even the least work go to processes."""
+    """Use processes even for little work."""
     monkeypatch.setattr(workers, "PAYS_OFF", 0)
 
 
@@ -231,7 +231,7 @@ def table(tmp_path):
 
 
 def rewrite(path, change):
-    """Write other values of the same number of bytes, and give the file the times that it had."""
+    """Replace values without changing the size of the file, and restore its times."""
     before = path.stat()
     with np.load(path) as stored:
         values = {**stored}
@@ -258,7 +258,7 @@ def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or real(path))
     first = files.source_contents([table], table, tmp_path)
     assert files.source_contents([table], table, tmp_path) == first
-    assert len(read) == 2  # it was written a moment ago: another change might carry the same time
+    assert len(read) == 2  # the file was just written, so a second change may have the same time
     monkeypatch.setattr(files, "UNSETTLED", -(10**18))
     for _ in range(3):
         assert files.source_contents([table], table, tmp_path) == first
@@ -286,7 +286,7 @@ def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """Return the folder of a server, and the names it was asked for; its small files are taken for MNIST's."""
+    """Return the folder of a server, whose small files replace MNIST's, and the list of requested names."""
     folder, asked = tmp_path / "served", []
     samples.mnist_files(folder, packed=True)
 

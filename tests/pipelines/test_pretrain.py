@@ -1,4 +1,4 @@
-"""Pretraining: the steps of a plain loop, the same bits after a kill, the loss of a direct computation, refusals."""
+"""Pretraining equals a plain loop, gives the same bits after a kill, computes the right loss, and refuses bad input."""
 
 import json
 import math
@@ -28,7 +28,7 @@ SMALL = {**PLAIN, "backbone": TINY, "context": 24, "short": 8, "batch_tokens": 9
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Return a file of 24 kB whose letters follow each other in no uniform way."""
+    """Return a file of 24 kB in which the next letter depends on the previous one."""
     draw = np.random.default_rng(0)
     words = [bytes(draw.choice(list(b"aeioustr"), draw.integers(1, 7)).tolist()) for _ in range(60)]
     path = tmp_path_factory.mktemp("text") / "words.txt"
@@ -44,13 +44,13 @@ def finished(text, tmp_path_factory):
 
 
 def journal(folder):
-    """Return the lines of the steps and those of the measurements."""
+    """Return the lines of the steps and the lines of the validations."""
     lines = [json.loads(line) for line in (folder / "pretraining" / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "bits" in line], [line for line in lines if "valid_bits" in line]
 
 
 def plain_loop(backbone, path, asked):
-    """Train with transformers and torch alone on the windows of the recipe; return losses in bits, norms, the model."""
+    """Train with only transformers and torch on the windows of the recipe; return losses in bits, norms and model."""
     start = LanguageModel(backbone, 256, asked["seed"])
     model = type(start.model)(start.model.config).train()
     model.load_state_dict(start.model.state_dict())
@@ -61,7 +61,8 @@ def plain_loop(backbone, path, asked):
     optimizer = torch.optim.AdamW(groups, betas=(0.9, asked["beta2"]), foreach=False, fused=False)
     found = []
     for step in range(steps):
-        # Half of the steps read short windows, a third of the rest twice as long ones, and the others the context.
+        # Half of the steps read short windows, a third of the rest read windows of twice the length, the others the
+        # context.
         window, before = (8, 0) if step < 8 else (16, 8) if step < 10 else (24, 16)
         drawn = torch.from_numpy(corpus.draw(asked["seed"], step, count // window, window + 1))
         if step in (8, 10):
@@ -205,15 +206,15 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--seed", -1], "--seed -1: give a whole number from 0 to"),
         ([text, *new, "--backbone", "t5-small"], "--backbone t5-small: t5 models cannot be pretrained"),
         ([text, *new, *tiny, "--context", 65], "--context 65: gpt2:n_layer=1"),
-        ([text, *new, *tiny, "--context", 1], "--context 1: give a whole number from 2"),
-        ([text, *new, *tiny, "--short", 0], "--short 0: give a whole number from 1"),
+        ([text, *new, *tiny, "--context", 1], "--context 1: give a whole number of at least 2"),
+        ([text, *new, *tiny, "--short", 0], "--short 0: give a whole number of at least 1"),
         ([text, *new, *tiny, "--context", 30, "--short", 31], "--short 31: give at most the context, 30"),
         ([text, *new, *tiny, "--batch-tokens", 63], "--batch-tokens 63: give at least one window, 64 tokens"),
         ([text, *new, *tiny, "--learning-rate", 0], "--learning-rate 0.0: give a positive number"),
         ([text, *new, *tiny, "--weight-decay", -1], "--weight-decay -1.0: give a number from 0 to"),
-        ([text, *new, *tiny, "--warm-up", -1], "--warm-up -1: give a whole number from 0"),
-        ([text, *new, *tiny, "--steps", 0], "--steps 0: give a whole number from 1"),
-        ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
+        ([text, *new, *tiny, "--warm-up", -1], "--warm-up -1: give a whole number of at least 0"),
+        ([text, *new, *tiny, "--steps", 0], "--steps 0: give a whole number of at least 1"),
+        ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number of at least 1"),
         ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: the tokens of a text are 256 bytes"),
         (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: give an even number"),
         ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder contains other files"),

@@ -1,4 +1,4 @@
-"""The protocol of the paper, and the model that comes with the package."""
+"""The paper's protocol, and the model that comes with the package."""
 
 import json
 import shutil
@@ -50,10 +50,10 @@ def test_the_draw_is_named_in_the_entrys_card(cache, call):
     assert code == 0 and "as the random GPT-2 of Lu et al. 2021" in card
     assert "other processors round differently" in card
     code, card, _ = call("cache", "show", ours.entry)
-    assert "random: normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks)" in card
+    assert "random: normal with standard deviation initializer_range, for c_proj divided by sqrt(2 x blocks)" in card
     code, card, _ = call("backbone", TINY, "--init", "random", "--protocol", "paper")
     assert code == 0 and "random-flat: every matrix normal" in card
-    # Features of what is drawn outright, on data that are the same either way, are those without the protocol.
+    # With an explicit init, on data that do not depend on the protocol, the features are the same as without it.
     again = extract("bit-xor", protocol="paper", **shared | {"init": "random-scaled"})
     assert again.entry == ours.entry and again.reused
 
@@ -80,10 +80,11 @@ def proteins(tmp_path):
 
 
 def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache, call):
-    """The authors multiply by the share that is kept; with one row a batch and four of validation that is seen here."""
+    """The authors multiply by the share of kept proteins; batches have one row in training and four in validation."""
     given = {"data": proteins, "protocol": "paper", "parameters": {"max_tokens": 40, "batch": 1}, "backbone": TINY}
     features = extract("homology", layers="final", pool="last", **given)
-    # Of three times eight lengths three are 39 and go; batches of four of validation with one of them go whole.
+    # 3 of 24 training proteins have 39 letters and are dropped, and so is the validation batch of four with such
+    # proteins.
     assert features.rows == {"train": 21, "valid": 20, "test": 20}
     found = fit(features, select="valid", alphas="1:10:2").evaluation.scores
     assert found["accuracy_of_all"] == pytest.approx(found["accuracy"] * 20 / 24)
@@ -95,7 +96,7 @@ def test_what_a_protein_reads_is_part_of_its_key(proteins, cache):
     given = {"data": proteins, "protocol": "paper", "backbone": TINY, "layers": "final", "pool": "last"}
     one, four = (extract("homology", parameters={"max_tokens": 48, "batch": batch}, **given) for batch in (1, 4))
     assert one.entry != four.entry
-    # Alone in its batch a protein ends with its separator, and is read there; else padding is read.
+    # A protein alone in its batch is read at its separator; a shorter one in a larger batch is read at padding.
     lengths = [30, 31, 33, 34, 36, 37, 38, 39] * 3
     assert one["train"].lengths.tolist() == [n + 2 for n in lengths]
     longer = four["train"].lengths - one["train"].lengths
@@ -108,7 +109,7 @@ def test_bit_memory_is_shown_with_the_copy_baseline(cache, call):
     small = {"n": 8, "token_bits": 4, "patterns": 2, **FEW}
     task = task_named("bit-memory", **small).task
     assert task.floor == 0.75 and type(task).from_dict(task.to_dict()) == task
-    # Copying for real: what is shown is given back, and what is not is guessed.
+    # The copy baseline, computed: visible bits are copied, and masked bits are guessed.
     rows = task_named("bit-memory").read(task_named("bit-memory").pieces()[0])["train"]
     shown = rows.x[:, -20:].astype(int)
     guessed = np.where(shown == 0, np.random.default_rng(0).integers(0, 2, shown.shape), shown > 0)
@@ -126,7 +127,7 @@ MINI = SHIPPED["mini"]
 
 @pytest.fixture
 def decoy(tmp_path, monkeypatch, tiny_gpt2):
-    """Stand in a folder that holds another model in a folder called mini."""
+    """Change to a folder that contains another model in a folder called mini."""
     monkeypatch.chdir(tmp_path)
     return shutil.copytree(tiny_gpt2, tmp_path / "mini")
 
@@ -151,7 +152,7 @@ def test_its_configuration_and_tokenizer_are_those_of_the_name():
 def test_it_is_loaded_from_the_package_in_float32_wherever_one_stands(decoy):
     stored = load_file(MINI / "model.safetensors")
     loaded = dict(load_backbone("mini", "pretrained").model.named_parameters())
-    assert len(loaded) == 6 * 12 + 3  # every tensor but the token embeddings
+    assert len(loaded) == 6 * 12 + 3  # all tensors except the token embeddings
     for name, parameter in loaded.items():
         assert parameter.dtype == torch.float32
         assert torch.equal(parameter, stored[f"transformer.{name}"].float()), name
@@ -178,7 +179,7 @@ def test_it_is_meant_where_no_backbone_is_named(decoy):
     for init in ("random", "statistics"):
         assert choose(init=init) == Reservoir(backbone="mini", init=init)
     assert choose(backbone="gpt2") == Reservoir(backbone="gpt2", init="pretrained")
-    # A folder of its name is meant only when it is written as one.
+    # A folder called mini is used only if the name is written as a path.
     assert choose(backbone="mini").backbone == "mini"
     assert choose(backbone="./mini").backbone == choose(init="mini").backbone == str(decoy)
 

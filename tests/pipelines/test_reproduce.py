@@ -55,7 +55,7 @@ def all_spots(*arguments, **options):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Return the keys of the cells that are run, in their order."""
+    """Return the keys of the cells in the order in which they run."""
     from reservoir_pipelines.reproduction import stages
 
     ran, run_cell = [], stages.run_cell
@@ -85,7 +85,7 @@ def test_cells_do_not_change_which_extraction_is_the_last(cache, tmp_path):
     mine = extract("bit-xor", init="random", depth=1, layers="final", limit=60).entry
     done = reproduce(recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]'))
     assert (done.ran, done.failed) == (1, {})
-    assert report(done.folder).page.is_file()  # one is given as well as several
+    assert report(done.folder).page.is_file()  # a single folder is accepted, too
     assert len(list(mine.parent.iterdir())) == 2
     assert last_entry(cache, "bit-xor").path == mine
 
@@ -174,7 +174,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert "--data" in spots(found)["b"]["reason"]
     assert len(runs) == 2
     call("reproduce", mine)
-    assert len(runs) == 3  # what failed is tried again
+    assert len(runs) == 3  # the failed cell runs again
 
 
 def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
@@ -254,7 +254,7 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
     (tmp_path / "ten.toml").write_text(small + "\n".join(bit))
     assert reproduce([str(tmp_path / "ten.toml")], out=done.folder).ran == 0
     page = report([done.folder]).page.read_text()
-    assert "<code>reservoir pretrain bit-memory" in page  # what a cell needs has its command on the page too
+    assert "<code>reservoir pretrain bit-memory" in page  # the command of a required cell is on the page, too
     assert "train bit-xor backbone of bit-memory" in page
     assert names == KEPT, (
         "the page reads these: with other names, raise FORMAT in reproduction_folder.py and change them here"
@@ -270,7 +270,7 @@ def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
         done = reproduce([mine], scheduler=cluster.scheduler_address)
     assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
     _, cells, kept, places = module.planned([mine], ReproduceOptions(), TaskOptions(), PlaceOptions())
-    messages = [module.run_on_worker(cell, kept, places) for cell in cells]  # finished cells only report their result
+    messages = [module.run_on_worker(cell, kept, places) for cell in cells]  # returns messages
     assert sum("% in" in line for line in messages) == 2
     assert sum("failed, task 'mnist' needs its files" in line for line in messages) == 1
 
@@ -300,7 +300,7 @@ def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
             assert (cell.task is None) == (cell.stage in ("pretrain", "backbone"))
             keys.setdefault(cell.key, set()).add(name)
     fpt = {cell.key for cell in load_recipe("table9", scale).cells if cell.settings.get("init") == "pretrained"}
-    assert all(len(keys[key]) >= 9 for key in fpt if "table17" in keys[key])  # shared, so that it runs once
+    assert all(len(keys[key]) >= 9 for key in fpt if "table17" in keys[key])  # shared by tables, so that it runs once
 
 
 def published(name):
@@ -381,8 +381,8 @@ def test_an_override_replaces_settings_of_the_scale_only():
         ("table9", ["mnist", "cifar10"], ["Pretrained", "Statistics only", "Default"], ["mnist", "cifar10"]),
         ("table18", ["mnist", "output"], ["mnist"], ["output"]),
         ("table-pretraining", ["bit-memory", "bit-xor"], ["bit-memory"], ["bit-xor, output only", "bit-xor, FPT"]),
-        ("table-inits", ["random", " last layer", "mnist"], ["random, last layer"], ["mnist"]),  # split at all commas
-        ("table9", ["mnist", "FPT"], [], []),  # it has no row FPT
+        ("table-inits", ["random", " last layer", "mnist"], ["random, last layer"], ["mnist"]),  # split at each comma
+        ("table9", ["mnist", "FPT"], [], []),  # this table has no row FPT
         ("table5", ["homology"], [], []),
     ],
 )
@@ -437,7 +437,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Checker(HTMLParser):
-    """Checks that tags nest, that ids are unique, that links have targets, and that pictures have descriptions."""
+    """Check that tags nest, that ids are unique, that links have targets, and that pictures have descriptions."""
 
     def __init__(self):
         super().__init__()
@@ -493,7 +493,7 @@ def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypat
     ours = made.tables[0]["rows"][0]["spots"][0]["mean"]
     assert f">{ours:.1f}<" in text
     assert f"({ours - 42:+.1f})" in text
-    assert "--data" in text  # what is missing says what to do
+    assert "--data" in text  # the reason for a missing number says what to do
     assert text.count("<h4>maps</h4>") == 1
     assert "diagonals at 0 back (string 2), 5 back (string 1)" in text
     assert "reservoir train bit-xor" in text
@@ -520,7 +520,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     assert f"60 rows {100 * done.curve[-1].test_score:.1f}%" in text
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text
-    assert report([]).parts == 1  # of all, the fits
+    assert report([]).parts == 1  # without names, the report shows all fits
     summary = read_checked(done.saved.parent / SUMMARY)
     del summary["evaluation"]["reliability"]
     write_checked(done.saved.parent / SUMMARY, summary)
@@ -544,7 +544,7 @@ def test_every_number_of_an_evaluation_is_on_the_page(cache, tmp_path):
     summary = read_checked(tmp_path / "fit" / SUMMARY)
     summary["evaluation"] |= {"a_new_metric": 0.125}
     write_checked(tmp_path / "fit" / SUMMARY, summary)
-    text = report([]).page.read_text()  # a fit elsewhere is found
+    text = report([]).page.read_text()  # fits in other folders are found
     assert str(done.saved.parent) in text
     assert "<dt>a new metric</dt><dd>0.125</dd>" in text
     assert "<dt>majority baseline</dt>" in text

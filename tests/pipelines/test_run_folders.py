@@ -1,4 +1,4 @@
-"""The folder of a run: what it came to is of its last step, damage is named, and a refusal leaves it free."""
+"""The folder of a run: the result is that of the last step, damage is named, and a refused run releases the lock."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes
         patch.setattr(STAGE, "_result", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
-    assert RunFolder(cache / "run").result is None  # what 2 steps came to is not what the weights are now
+    assert RunFolder(cache / "run").result is None  # the result of 2 steps does not describe the new weights
     ended = go(steps=4, resume=True)
     assert (first.steps, ended.steps) == (2, 4) and RunFolder(cache / "run").result == ended.to_dict()
     assert ended.to_dict() | {"run": "", "seconds": 0} == go(steps=4, run=cache / "other").to_dict() | {
@@ -68,7 +68,7 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     with pytest.raises(InputError, match=f"not readable .* remove the folder {best.name}, and resume from {last.name}"):
         go(steps=8, resume=True, learning_rate=0.1)
     assert max(line["step"] for line in read_journal(cache / "run" / "metrics.jsonl")) == 6
-    shutil.rmtree(best)  # as the message says: now the last one is the best there is
+    shutil.rmtree(best)  # as the message says; now the last checkpoint is the best
     assert RunFolder(cache / "run").best == last
     again = go(steps=8, resume=True, learning_rate=0.1)
     assert again.steps == 8 and again.best_step in (6, 8)
@@ -77,7 +77,7 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
 def test_a_damaged_configuration_is_refused(go, cache):
     go(steps=1)
     for config in ("", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'):
-        (cache / "run" / "config.json").write_text(config)  # without the checksum of a damaged file
+        (cache / "run" / "config.json").write_text(config)  # no checksum, so not a damaged file
         for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
             with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
                 use()
@@ -110,7 +110,7 @@ def test_every_flipped_bit_of_the_journal_is_found(tmp_path):
 
 
 def flip(path, where):
-    """Turn one bit of the byte at a share of a file's length."""
+    """Flip one bit of a file, in the byte at the fraction ``where`` of its length."""
     data = bytearray(path.read_bytes())
     data[int(where * (len(data) - 1))] ^= 4
     path.write_bytes(data)
@@ -164,7 +164,7 @@ def test_a_regression_does_not_depend_on_the_unit_of_its_targets(cache, tmp_path
     assert plain.metric == "R²" and plain.losses[-1] < 0.6 * plain.losses[0]
     assert 0.3 < plain.test_score < 1 and far.test_score == pytest.approx(plain.test_score, abs=0.02)
     assert all("accuracy" not in line for line in plain.history)
-    # In the data's own unit: as the run's model says, times the deviation, plus the mean of the training rows.
+    # Predictions are in the unit of the data: logits times the deviation, plus the mean of the training rows.
     np.savez(tmp_path / "new.npz", x=x[:9])
     labels = [
         np.array([p.label for p in predict(run.path, tmp_path / "new.npz", device="cpu")]) for run in (plain, far)

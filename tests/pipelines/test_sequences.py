@@ -1,4 +1,4 @@
-"""The estimators equal the command line on the same rows; sample weights, lists, channels, and the transformer."""
+"""The estimators equal the command line on the same rows, and take sample weights, lists and channels."""
 
 import numpy as np
 import pandas
@@ -13,7 +13,7 @@ TRAIN, FITTED = 50, 70
 
 
 def series(rows=90, values=40):
-    """Return series of one mean and deviation each, of which any rows give the same scale, and their classes."""
+    """Return series and classes; all series have the same mean and variance, so any subset gives the same scale."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, rows)
     phase = rng.uniform(0, 6, (rows, 1))
@@ -34,7 +34,7 @@ def ragged(rows=90):
 
 @pytest.fixture
 def by_command(tmp_path, cache, tiny_gpt2):
-    """Return what extract and fit find for arrays in a file, and the probabilities (or values) of its test rows."""
+    """Return the result of `fit` for arrays in a file, and the probabilities (or values) of its test rows."""
 
     def run(standardise=True, **arrays):
         rows = len(arrays["y"])

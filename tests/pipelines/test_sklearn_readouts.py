@@ -1,4 +1,4 @@
-"""Saved readouts: estimators of scikit-learn, every changed byte, and concurrent writers."""
+"""Saved readouts: scikit-learn's estimators are kept, every changed byte is detected, and writers may compete."""
 
 import json
 import multiprocessing
@@ -56,13 +56,13 @@ OTHERS = [
     ensemble.AdaBoostClassifier(n_estimators=3),
     neighbors.KNeighborsClassifier(),
     neural_network.MLPClassifier(max_iter=2),
-    linear_model.PoissonRegressor(),  # has coefficients, and gives the exponential of their sum
+    linear_model.PoissonRegressor(),  # has coefficients, but exponentiates the sum
     ensemble.GradientBoostingRegressor(n_estimators=3),
 ]
 
 
 def fitted(estimator, classes, outputs):
-    """Return a fitted pipeline as a readout, and rows it was not fitted on with channels far from 0."""
+    """Return a fitted pipeline as a readout, its training rows, and further rows; channels have means of 3000."""
     draw = np.random.default_rng(1)
     x = (3000 + draw.normal(size=(400, 5))).astype(np.float32)
     scores = (x - 3000) @ draw.normal(size=(5, outputs)) + draw.normal(size=(400, outputs))
@@ -78,7 +78,7 @@ def fitted(estimator, classes, outputs):
 def cases():
     for estimator in LINEAR_CLASSIFIERS:
         for classes in (2, 3):
-            if not (classes == 3 and getattr(estimator, "solver", "") == "liblinear"):  # scikit-learn refuses it
+            if not (classes == 3 and getattr(estimator, "solver", "") == "liblinear"):  # unsupported in scikit-learn
                 yield from ((estimator, classes, outputs) for outputs in (1, 2))
     yield from ((estimator, 0, outputs) for estimator in LINEAR_REGRESSORS for outputs in (1, 2))
 
@@ -144,7 +144,7 @@ def extracted(tmp_path_factory, tiny_gpt2):
 
 
 def same(text, card):
-    """Return whether JSON has the values of a card: a number may have got an E for its e, which changes nothing."""
+    """Return whether JSON has the values of a card; a flipped bit may turn the e of a number into an equivalent E."""
     try:
         return json.loads(text) == card
     except ValueError:
@@ -176,7 +176,7 @@ def test_every_changed_byte_is_found(extracted, readout, tmp_path):
 
 
 def bundle_of(number, width=400):
-    """Return a bundle in which every value is one number."""
+    """Return a bundle in which all values are the same number."""
     coef, offset = np.full((width, 3), float(number)), np.full(4, number, np.float32)
     return Bundle(
         task=Task(name="digits", form=Vectors(4), max_tokens=16, classes=3),

@@ -1,4 +1,4 @@
-"""Training: it learns what a readout cannot, takes the steps of a plain loop, and its runs predict and are swept."""
+"""Training learns tasks that a readout cannot, and equals a plain loop; its runs can predict and be swept."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ QUICK = {**PLAIN, "backbone": TINY, "parameters": FEW}
 
 
 def weights(done):
-    """Tensors of the last checkpoint."""
+    """Return the tensors of the last checkpoint."""
     return load_file(RunFolder(done.path).last / "trained.safetensors")
 
 
@@ -53,12 +53,13 @@ def test_bit_xor_is_learnt_by_an_fpt_and_not_by_its_output_alone(cache):
     assert done.test_score == 1.0 and done.valid_score == 1.0
     assert done.converged_step <= 300 and done.frozen_tensors > 10
     alone = train("bit-xor", train="output", dropout=0.0, **settings | {"steps": 200})
-    # No linear readout of these hidden states does better: here is a converged solver's, on all 1,024 inputs.
+    # No linear readout of these hidden states is better: `linear_accuracy` fits one to all 1,024 inputs until it
+    # converges.
     assert alone.trained == 2 * 33 and 0.5 < alone.test_score < linear_accuracy(alone.path) + 0.02 < 0.75
 
 
 def plain_losses(steps, rows):
-    """Train the same model with transformers and torch alone, and return the loss of each step."""
+    """Train the same model with only transformers and torch, and return the loss of each step."""
     from transformers import GPT2Config, GPT2Model
 
     from reservoir.backbones import load_backbone
@@ -133,7 +134,7 @@ def test_two_processes_equal_one_with_twice_the_batch(cache):
     settings = {"rows": "fresh", "steps": 6, "eval_every": 3, "dropout": 0.2, **QUICK}
     two = pair(LAUNCH, cache / "two", json.dumps({**settings, "batch": 4}))
     assert [code for code, _, _ in two] == [0, 0], two
-    # Forward passes are numbered over processes, so even what is dropped is the same as with accumulation.
+    # Forward passes are numbered across processes, so dropout masks are the same as with accumulation.
     one = train("bit-xor", batch=4, accumulate=2, **settings)
     two = Training.from_dict(RunFolder(cache / "two").result)
     np.testing.assert_allclose(two.losses, one.losses, atol=1e-6)
@@ -197,10 +198,10 @@ def test_a_diverging_loss_stops_and_names_the_last_good_checkpoint(cache):
     ("history", "step"),
     [
         ([(1, 0.5), (2, 0.7), (3, 0.995), (4, 1.0)], 3),
-        ([(1, 0.995), (2, 0.7), (3, 1.0)], None),  # one value does not stay
-        ([(1, 1.0), (2, 1.0)], None),  # nor has it had a chance to move
+        ([(1, 0.995), (2, 0.7), (3, 1.0)], None),  # a single last value cannot show convergence
+        ([(1, 1.0), (2, 1.0)], None),  # too few values to show convergence
         ([(1, 1.0), (2, 1.0), (3, 0.999)], 1),
-        ([(1, 0.5), (2, 0.5), (3, 0.5)], None),  # what a constant output has as well
+        ([(1, 0.5), (2, 0.5), (3, 0.5)], None),  # no better than a constant output
         ([], None),
     ],
 )
@@ -212,7 +213,7 @@ def test_the_baseline_is_the_best_constant_output():
     y = np.random.default_rng(0).integers(0, 3, (50, 1, 2))
     constants = [(y == [a, b]).mean() for a in range(3) for b in range(3)]
     assert baseline(y, 3) == pytest.approx(max(constants))
-    assert baseline(y.astype(float), 0) == 0.0  # of R²
+    assert baseline(y.astype(float), 0) == 0.0  # for R²
 
 
 def test_training_from_the_cache_takes_the_same_steps(cache):
@@ -271,7 +272,7 @@ CLI_QUICK = {"backbone": ONE_BLOCK, "init": "random", "steps": 20, "device": "cp
 
 
 def write_series(path, kind, rows=120):
-    """Write series, the last 30 of them for test, with two classes or two targets."""
+    """Write series with two classes or two targets; the last 30 are the test split."""
     draw = np.random.default_rng(0)
     y = np.arange(rows) % 2
     x = draw.normal(size=(rows, 6, 1)) + 2 * y[:, None, None]
@@ -309,7 +310,7 @@ SIX_STEPS = {**PLAIN, "backbone": TWO_BLOCKS, "steps": 6, "eval_every": 3}
 
 @pytest.fixture
 def own(tmp_path):
-    """Return files with sequences of different lengths: of three classes, and with two real targets."""
+    """Return files with sequences of different lengths: one with three classes, one with two real targets."""
     draw = np.random.default_rng(0)
     x, lengths = draw.normal(size=(90, 12, 2)).astype(np.float32), draw.integers(4, 13, 90)
     np.savez(tmp_path / "classes.npz", x=x, y=np.arange(90) % 3, lengths=lengths)
@@ -319,7 +320,7 @@ def own(tmp_path):
 
 
 def direct(run, x, lengths, scaling=None):
-    """Return the logits of a run's model, of one row at a time and without padding."""
+    """Return the logits of a run's model, computed for one row at a time without padding."""
     model = load_run(run, "cpu").fpt
     with torch.no_grad():
         rows = [model(torch.from_numpy(x[i : i + 1, :n]), torch.tensor([n])) for i, n in enumerate(lengths)]
@@ -390,14 +391,14 @@ def test_the_papers_baselines(name, settings, groups, cache):
 
 
 def test_the_papers_protocol_is_that_of_the_authors_code(cache):
-    """The output starts as torch's Linear does, and what lies below the trained layers is dropped too."""
+    """The output layer is initialised like torch's Linear, and dropout also acts below the trained layers."""
     settings = {**SIX_STEPS, "train": "output", "steps": 1, "learning_rate": 1e-12, "dropout": 0.3}
     rows = {"train_rows": 20, "valid_rows": 20, "test_rows": 20, "max_tokens": 60}
     ours = train("bit-xor", parameters=FEW, **settings)
     paper = train("listops", parameters=rows, protocol="paper", **settings)
     norms = [load_run(done.path).fpt.output.weight.norm(dim=1) for done in (ours, paper)]
     assert norms[0].numpy() == pytest.approx(1.41, abs=1e-3)  # orthogonal rows
-    assert 0.3 < norms[1].min() < norms[1].max() < 0.9  # uniform up to 16 ** -0.5: 0.58 on the mean
+    assert 0.3 < norms[1].min() < norms[1].max() < 0.9  # uniform up to 16 ** -0.5, so 0.58 on average
     recipe = json.loads((paper.path / "config.json").read_text())["settings"]["recipe"]
     assert (recipe["output_init"], recipe["dropout_below"]) == ("linear", True)
     dry = train("listops", parameters=rows, protocol="paper", **settings | {"dropout": 0.0})
@@ -428,9 +429,9 @@ def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_
     again = train("bit-xor", sweep={"learning_rate": [1e-5, 1e-2], "dropout": 0.0}, **SHORT)
     assert again == swept
     after = {run: (RunFolder(swept.path.parent / run).path / "metrics.jsonl").stat().st_mtime_ns for run in before}
-    assert after == before  # no step was taken
+    assert after == before  # no training step was repeated
     plain = train("bit-xor", learning_rate=swept.swept[1]["learning_rate"], dropout=0.0, resume=True, **SHORT)
-    assert plain.test_score == alone[swept.swept[1]["learning_rate"]].test_score  # kept, and finished when asked for
+    assert plain.test_score == alone[swept.swept[1]["learning_rate"]].test_score  # kept, and scored on request
 
 
 def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsys):
@@ -457,7 +458,7 @@ def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):
 
 @pytest.fixture
 def panels(tmp_path, monkeypatch):
-    """Return a function that draws a history and returns the panels of the picture."""
+    """Return a function that plots a history and returns the axes."""
     made = []
     monkeypatch.setattr(
         Figure, "savefig", lambda figure, *_, **__: figure.draw_without_rendering() or made.append(figure)

@@ -1,4 +1,4 @@
-"""A search goes on from what it kept, keeps its budget, never sees test, and says how to make its winner again."""
+"""A search continues from saved trials, keeps its budget, never reads test rows, and prints commands for its winner."""
 
 import json
 import shlex
@@ -18,11 +18,11 @@ from reservoir.option_fields import as_group, seconds_of
 from reservoir.options import ClusterOptions, OutOptions, PlaceOptions, RowOptions, ShapeOptions, TuneOptions
 
 SMALL = {"backbone": "mini:n_layer=2,n_embd=16,n_head=2"}
-LOADING = 60.0  # seconds that the libraries took before a search with a clock of its own
+LOADING = 60.0  # seconds for loading the libraries, when a test replaces the clock
 
 
 def write_waves(path, shuffled=False):
-    """Write two kinds of short waves, 36 rows with their splits; or with other labels of test."""
+    """Write 36 short waves of two classes, with splits; ``shuffled`` permutes the labels of the test rows."""
     draw = np.random.default_rng(0)
     y = np.arange(36) % 2
     x = np.sin((0.6 + 0.35 * y[:, None]) * np.arange(20) + draw.uniform(0, 6, (36, 1))) + draw.normal(0, 0.7, (36, 20))
@@ -39,7 +39,7 @@ def waves(tmp_path_factory):
 
 
 def stop_after(number, patch):
-    """Interrupt a search when so many trials have ended."""
+    """Interrupt a search after ``number`` trials."""
     add = Search.add
 
     def add_or_stop(self, trial):
@@ -52,7 +52,7 @@ def stop_after(number, patch):
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, waves):
-    """Return a search of three trials that was stopped after two, and the trials that its second call computed."""
+    """Return a search of three trials that was stopped after two, and the trials that the second call computed."""
     root, computed, add = tmp_path_factory.mktemp("cache"), [], Search.add
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_after(2, patch)
@@ -63,7 +63,7 @@ def searched(tmp_path_factory, waves):
 
 
 def tune_by(clock, task, **options):
-    """Search with another clock than that of the machine."""
+    """Search with a given clock."""
     kinds = (TuneOptions, ShapeOptions, RowOptions, PlaceOptions, ClusterOptions, OutOptions)
     return run_tune(task, *(as_group(options, kind) for kind in kinds), clock=clock, started=-LOADING)
 
@@ -110,7 +110,7 @@ def test_labels_of_test_change_nothing_but_the_final_score(searched, tmp_path):
 
 
 class SlowRows:
-    """A clock that counts the seconds that extracting and judging would take on a slow machine."""
+    """A clock that advances by the seconds that a slow machine would need to extract rows."""
 
     def __init__(self, seconds_per_row, patch):
         self.now, extract = 0.0, SearchData.extract

@@ -1,4 +1,4 @@
-"""Products on a torch device equal numpy; on the CPU, and on a GPU if there is one."""
+"""Products on a torch device equal numpy's, on the CPU and, if there is one, on a GPU."""
 
 import numpy as np
 import pytest

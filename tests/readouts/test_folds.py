@@ -56,7 +56,7 @@ def test_groups_stay_in_one_fold(folds, seed, stratified):
 def test_group_folds_are_as_balanced_as_in_scikit_learn():
     rng = np.random.default_rng(0)
     groups = rng.integers(0, 60, 900)
-    labels = (rng.random(900) < np.where(groups < 20, 0.8, 0.2)).astype(int)  # classes go with groups
+    labels = (rng.random(900) < np.where(groups < 20, 0.8, 0.2)).astype(int)  # the group predicts the class
 
     def spread(fold):
         counts = np.array([np.bincount(labels[fold == k], minlength=2) for k in range(5)])
@@ -221,7 +221,7 @@ def test_weighted_folds_are_weighted_refits(width):
 
 
 def test_channel_that_varies_in_one_fold_is_not_scaled_up_elsewhere():
-    """Rounding of float16 leaves other traces of a constant in other blocks: scaled to 1 they would be noise."""
+    """Rounding errors of a constant differ between float16 blocks; scaled to variance 1 they would be noise."""
     for width in (20, 300):
         x, y = data(120, width, 2)
         fold, rng = np.arange(120) % 4, np.random.default_rng(0)

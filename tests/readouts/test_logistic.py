@@ -16,7 +16,7 @@ ALPHAS = np.array([0.3, 10.0, 1000.0])
 
 
 def data(rows, width, classes, outputs=1, seed=0):
-    """Correlated features, one constant and one at 3000, and labels that no hyperplane separates."""
+    """Return correlated features, one of them constant and one near 3000, and labels that are not separable."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, width)) @ rng.standard_normal((width, width)) + 3
     x[:, 1] = 3000 + 0.5 * rng.standard_normal(rows)

@@ -1,4 +1,4 @@
-"""Moments equal float64 sums over all rows, for any blocks and sums of parts."""
+"""Moments equal float64 sums over all rows, for blocks of any size and for sums of parts."""
 
 import numpy as np
 import pytest

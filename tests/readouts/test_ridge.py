@@ -32,7 +32,7 @@ ALPHAS = DEFAULT_ALPHAS[::3]
 
 
 def features(rows, width, kind, seed=0):
-    """Correlated features of condition number about 10, most of them far from centred."""
+    """Return correlated features of condition number about 10, most with means far from 0."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, width)) + rng.standard_normal((rows, 1)) / 2 + 3 * rng.standard_normal(width)
     if kind == "offset":
@@ -311,7 +311,7 @@ ROWS, WIDTH = 170_000, 64
 
 @pytest.fixture(scope="module")
 def data():
-    """Channels that nearly follow one another, so that Z'Z has eigenvalues from 1e7 down to 0.01, and labels."""
+    """Return nearly collinear channels, whose Z'Z has eigenvalues from 1e7 down to 0.01, and labels."""
     rng = np.random.default_rng(0)
     spread = np.geomspace(0.3, 2e-4, WIDTH, dtype=np.float32)
     own, common = rng.standard_normal((ROWS, WIDTH), np.float32), rng.standard_normal((ROWS, 1), np.float32)
@@ -323,7 +323,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def solution(data):
-    """Coefficients of standardised features from the singular values of Z itself, which squares no condition."""
+    """Return coefficients of standardised features from the SVD of Z, which does not square its condition number."""
     x, y = data[0].astype(np.float64), np.where(data[1] == 1, 1.0, -1.0)
     mean, std = x.mean(0), x.std(0)
     z = np.concatenate([(x - mean) / std, y - y.mean(0)], axis=1)

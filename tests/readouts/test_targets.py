@@ -129,7 +129,7 @@ def test_temperature_minimises_the_loss(classes):
     chances = softmax(targets.logits(scores)[:, 0] / 0.4, axis=-1)
     y = (rng.random((2000, 1)) > chances.cumsum(-1)[:, :-1]).sum(-1, keepdims=True)
     found = targets.fit_temperature(scores, y)
-    every = np.repeat(np.arange(classes), 2000)  # each label with a little of its weight given to the other classes
+    every = np.repeat(np.arange(classes), 2000)  # smoothed labels
     weights = np.where(every == np.tile(y[:, 0], classes), 1 - 1 / 2002, 1 / 2002 / (classes - 1))
 
     def loss(temperature):
@@ -144,7 +144,7 @@ def test_temperature_minimises_the_loss(classes):
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("held", [8, 34, 200])
 def test_calibration_never_increases_the_loss_on_separable_rows(classes, held):
-    """Where validation is perfect the temperature must not run to 0: the first error would be made with certainty."""
+    """If validation has no errors, the temperature must not go to 0, or the first error would have probability 0."""
     losses = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -178,7 +178,7 @@ def test_interval_of_one_output_per_row_is_wilsons(right, wrong):
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("together", [True, False])
 def test_interval_treats_outputs_of_a_row_and_rows_of_a_group_as_dependent(together, grouped):
-    """The interval holds the truth as often as it says, whether what belongs together stands and falls together."""
+    """The interval has the stated coverage, whether values that belong together are equal or independent."""
     groups = np.repeat(np.arange(100), 50)
     rng = np.random.default_rng(0)
     held, widths = 0, []
@@ -215,7 +215,7 @@ def test_p_values_are_uniform_without_a_difference():
     rng = np.random.default_rng(0)
     exact, drawn = [], []
     for seed in range(1000):
-        easy = rng.random(400) < 0.5  # rows that both get right; on the others each has the same chance
+        easy = rng.random(400) < 0.5  # both are right on these rows; on the others they have equal chances
         a, b = (easy | (rng.random(400) < 0.5) for _ in range(2))
         exact.append(mcnemar(a, b))
         scores = rng.standard_normal((2, 60)) ** 3 + rng.standard_normal(60)

@@ -1,4 +1,4 @@
-"""A learned sum of layers: it finds the layer that predicts, and is an ordinary linear readout of the columns."""
+"""A learned weighted sum finds the predictive layer, and equals a linear readout of the columns."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ ALPHAS = np.logspace(-1, 3, 5)
 
 
 def make_layers(rows, classes, draw):
-    """Return three layers side by side (rows, 3 * 8), of which only the second knows the label, and the labels."""
+    """Return three concatenated layers (rows, 3 * 8), of which only the second predicts the label, and the labels."""
     z = draw.normal(size=(rows, 3, 8))
     values = z[:, 1] @ np.linspace(-1, 1, 8)
     y = values[:, None] if not classes else np.digitize(values, [0] if classes == 2 else [-1, 1])[:, None]
@@ -26,7 +26,7 @@ def test_the_layer_that_predicts_has_the_weight(classes):
     assert layers.weights.sum() == pytest.approx(1) and layers.weights[1] > 0.9
     swept = weighted_sweep(train, valid, targets, layers, ALPHAS)
     assert swept.accuracy[swept.best] > (0.75 if classes == 3 else 0.85)
-    # The readout of the columns side by side gives the scores of the sum.
+    # The readout of the concatenated columns gives the same scores as that of the sum.
     (x, _), readout = valid[0], swept.readout()
     (total, _), *_ = layers.blocks(valid)
     expected = np.linalg.lstsq(np.c_[total, np.ones(100)], readout.scores(x), rcond=None)

@@ -1,4 +1,4 @@
-"""Tiny models of every family in folders, as transformers saves them, and each family run by hand."""
+"""Tiny models of every family, saved by transformers, and a direct computation of each family's layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GPT2 = {"n_layer": 3, "n_embd": WIDTH, "n_head": 2, "n_positions": 32, "vocab_s
 
 _ESM = _BERT | {"position_embedding_type": "rotary", "token_dropout": True, "pad_token_id": 1, "mask_token_id": 19}
 
-# Per family: transformers' class with a head, as checkpoints are published, and its settings.
+# For each family, the class in transformers with a head, as in published checkpoints, and its settings.
 MODELS = {
     "gpt2": ("GPT2LMHeadModel", _GPT2 | {"initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 0}),
     "bert": ("BertForPreTraining", _BERT),
@@ -64,7 +64,7 @@ WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
 
 
 def save(kind: str, folder: Path) -> Path:
-    """Write a tiny model with every weight, norms and biases too, away from its initial value."""
+    """Write a tiny model in which every weight, including norms and biases, differs from its initial value."""
     generator = torch.Generator().manual_seed(1)
     if kind in RECURRENT:
         from safetensors.torch import save_file
@@ -112,7 +112,7 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     made.post_processor = processors.TemplateProcessing(
         single=pieces, special_tokens=[(token, numbers[token]) for token in filter(None, (first, last))]
     )
-    # What a file says of padding and truncation is not what is done: sentence-transformers leaves both behind.
+    # Settings for padding and truncation, which sentence-transformers leaves in its files, must have no effect.
     made.enable_truncation(3)
     made.enable_padding(length=50)
     more = {"cls_token": first} if first in ("[CLS]", "<s>") and last else {}
@@ -124,7 +124,7 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
 
 
 def save_as_gguf(folder: Path, file: Path) -> None:
-    """Write the weights of the tiny Llama of a folder as GGUF, without a tokenizer."""
+    """Write the weights of a folder's tiny Llama as GGUF, without a tokenizer."""
     import gguf
     from safetensors.torch import load_file
 
@@ -137,7 +137,7 @@ def save_as_gguf(folder: Path, file: Path) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.numpy()
-        if "q_proj" in name or "k_proj" in name:  # GGUF has the halves of a rotary pair side by side
+        if "q_proj" in name or "k_proj" in name:  # in GGUF the values of a rotary pair are adjacent
             values = values.reshape(-1, 2, 4, 16).swapaxes(1, 2).reshape(values.shape)
         writer.add_tensor(names.get_name(name, (".weight",)), np.ascontiguousarray(values))
     writer.write_header_to_file()
@@ -179,7 +179,7 @@ def layer_names(kind: str) -> list[str]:
 def hand_run(kind: str, folder: Path, embeds: torch.Tensor, positions: torch.Tensor | None) -> dict[str, np.ndarray]:
     """Return every layer's hidden states (tokens, width) of one unpadded sequence (tokens, width), without `Backbone`.
 
-    ``positions`` are those that a ViT checkpoint does not have.
+    ``positions`` are the positions of a ViT for vectors, which its checkpoint lacks.
     """
     if kind in PIXELS:
         states = _vit(folder, embeds + positions[: len(embeds)])
@@ -200,7 +200,7 @@ def _transformer(kind: str, folder: Path, embeds: torch.Tensor) -> list[torch.Te
     model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
     (blocks,) = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 3]
     last: list[torch.Tensor] = []
-    # output_hidden_states gives some families' last block after the final norm; a hook gives it bare.
+    # In some families output_hidden_states applies the final norm to the last block; a hook returns it before the norm.
     blocks[-1].register_forward_hook(lambda _m, _i, o: last.append(o[0] if isinstance(o, tuple) else o))
     out = model(inputs_embeds=embeds[None], output_hidden_states=True)
     return [*(state[0] for state in out.hidden_states[:3]), last[0][0, : len(embeds)], out.last_hidden_state[0]]

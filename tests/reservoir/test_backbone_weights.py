@@ -1,4 +1,4 @@
-"""Sources and digests of weights, and mistakes that are refused in one line."""
+"""Weights come from the stated source and have the stated digest; mistakes are refused in one line."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
 from tests.reservoir.models import save
 
-# Parameters of the published models without pooling layer and head, as their papers and model cards count them.
+# Parameters of the published models without pooling layer and head, from their papers and model cards.
 PUBLISHED = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -102,7 +102,7 @@ def test_random_weights_have_the_deviation_of_transformers(name):
 
 
 def test_random_flat_gpt2_does_not_scale_projections():
-    """Transformers 4.1.1 drew every matrix at 0.02; later ones scale `c_proj` down by the root of twice the blocks."""
+    """Transformers 4.1.1 drew matrices of standard deviation 0.02; later ones divide `c_proj` by sqrt(2 x blocks)."""
     name = "gpt2:n_layer=2,n_embd=128,n_head=2"
     flat, scaled = load_backbone(name, "random-flat"), load_backbone(name, "random")
     for parameter, drawn in flat.model.named_parameters():
@@ -113,8 +113,8 @@ def test_random_flat_gpt2_does_not_scale_projections():
         if "c_proj.weight" not in parameter:
             assert torch.equal(drawn, other)
     assert weights_digest(flat) != weights_digest(scaled)
-    assert "c_proj over sqrt(2 x blocks)" in describe_weights(scaled, "random")
-    assert describe_weights(flat, "random-flat").startswith("every matrix normal, deviation 0.02, as the random GPT-2")
+    assert "c_proj divided by sqrt(2 x blocks)" in describe_weights(scaled, "random")
+    assert describe_weights(flat, "random-flat").startswith("every matrix normal with standard deviation 0.02")
 
 
 def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):
@@ -207,7 +207,7 @@ def test_wrong_settings_are_refused(name, settings, words):
         ("allenai/longformer-base-4096:attention_window=0", "modulo by zero); change a setting"),
         ("mini:activation_function=foo", "activation_function=foo is not an activation; use one of gelu, "),
         ("distilbert-base-uncased:activation=foo", "activation=foo is not an activation"),
-        ("mini:n_layer=0", "its configuration sets blocks to 0; give a whole number from 1"),
+        ("mini:n_layer=0", "its configuration sets blocks to 0; give at least 1"),
         ("lstm:width=abc", "width to abc; give"),
         ("mini:n_embd=-32", "width to -32; give"),
         ("mini:n_positions=0", "positions to 0; give"),
@@ -243,7 +243,7 @@ def test_a_wrong_weight_is_named(kind, change_tensors, words, tmp_path):
 
 
 def test_loading_in_threads_leaves_transformers_unchanged(tiny_gpt2):
-    """Transformers replaces its own functions while it loads; threads must not leave them so."""
+    """Transformers replaces its own functions while it loads a model; loading in threads must restore them."""
     from concurrent.futures import ThreadPoolExecutor
 
     from transformers import T5Config, T5EncoderModel

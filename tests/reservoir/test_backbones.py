@@ -32,10 +32,10 @@ def test_attention_maps_equal_those_of_transformers(kind, tmp_path):
     folder = save(kind, tmp_path / kind)
     backbone = load_backbone(str(folder), "pretrained")
     maps = attention_maps(backbone, EMBEDS, LENGTHS, layer=2)
-    if kind in SOUNDS:  # transformers' own takes samples alone
+    if kind in SOUNDS:  # the model in transformers accepts only samples
         theirs, name = partial(_of_encoder, backbone.model.encoder), "hidden_states"
         backbone.model.set_attn_implementation("eager")
-    elif kind in PIXELS:  # transformers' own takes images alone: its layers are walked with what enters them here
+    elif kind in PIXELS:  # the model in transformers accepts only images
         theirs, name = backbone.model, "pixel_values"
         theirs.set_attn_implementation("eager")
     else:
@@ -68,7 +68,7 @@ def test_attention_maps_leave_the_model_unchanged(tmp_path):
 
 CIFAR10 = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10)
 
-# Lu et al. 2021, Table 8 and its appendix: depth, width, and the parameters that they train on cifar10, in thousands.
+# Lu et al. 2021, Table 8 and appendix: depth, width, and parameters trained on cifar10, in thousands.
 PAPER = {
     "gpt2": (12, 768, 106),
     "gpt2-medium": (24, 1024, 190),
@@ -150,7 +150,7 @@ NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 
 
 def ask(endpoint, home, *asked):
-    """Load backbones in another process; return what came of each, and stderr."""
+    """Load backbones in another process; return the digest or error of each, and stderr."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
@@ -161,7 +161,7 @@ def ask(endpoint, home, *asked):
 
 
 def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2):
-    kept = tmp_path / "hub" / "models--tiny--gpt2"  # as the hub's library keeps what it has downloaded
+    kept = tmp_path / "hub" / "models--tiny--gpt2"  # the layout of the hub library's cache
     shutil.copytree(tiny_gpt2, kept / "snapshots" / COMMIT)
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text(COMMIT)

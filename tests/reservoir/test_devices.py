@@ -1,4 +1,4 @@
-"""Every branch for a GPU, run on the CPU as if it were one."""
+"""All branches for a GPU run on a CPU that is treated as a GPU."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ SETTINGS = {"limit": 120, "compute": "float32", "layers": "embed,final", "pool":
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Have the CPU treated as a GPU; return the number of values that were pinned, by function."""
+    """Treat the CPU as a GPU; return the number of pinned values by function."""
     pinned, empty = {"pin_memory": 0, "empty": 0}, torch.empty
 
     def pin_memory(tensor):
@@ -52,7 +52,7 @@ def test_features_of_a_gpu_are_those_of_the_cpu_under_another_key(on_cpu, gpu, t
     assert found.store.entry.made_with["instructions"] == "pretended"
     for split in on_cpu:
         for column in on_cpu.columns:
-            # Batches of a GPU are larger, so products round differently.
+            # A GPU has larger batches, so products round differently.
             np.testing.assert_allclose(found[split].read(column), on_cpu[split].read(column), rtol=2e-3, atol=2e-3)
     assert gpu["empty"] == sum(found[split].read(column).size for split in found for column in found.columns)
     assert gpu["pin_memory"] > gpu["empty"] / 100

@@ -1,4 +1,4 @@
-"""Every family, layer and pooling equals the model run by hand, and its trained parameters those of a list."""
+"""For every family, each layer and pooling equals a direct computation, and the trained parameters equal a list."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def model(folder):
 def batch():
     lengths = torch.tensor(LENGTHS)
     x = torch.randn(5, TOKENS, 5, generator=torch.Generator().manual_seed(1))
-    x[torch.arange(TOKENS) >= lengths[:, None]] = 7.0  # what stands at padding must not matter
+    x[torch.arange(TOKENS) >= lengths[:, None]] = 7.0  # padding must have no influence
     return x, lengths
 
 
@@ -54,7 +54,7 @@ def by_hand(kind, folder, model, batch):
 
 
 def hand_pool(h, pooling):
-    """Pool one unpadded sequence (tokens, width), written out in NumPy."""
+    """Pool one unpadded sequence (tokens, width) with NumPy."""
     n = len(h)
     if pooling == "last":
         return h[-READOUT_TOKENS:]
@@ -110,7 +110,7 @@ def test_bfloat16_equals_float32_up_to_rounding(kind, folder, model, batch):
     exact, rough = model.features(*batch, columns), rounded.features(*batch, columns)
     for column in columns:
         assert rough[column].dtype == torch.float32
-        # Each product rounds its factors to 8 bits, and three blocks of large weights pass that on and add to it.
+        # Each product rounds its factors to 8 bits, and the errors grow through three blocks of large weights.
         assert (rough[column] - exact[column]).norm() < exact[column].norm() * 2**-5, column
     assert (kind in RECURRENT) == torch.equal(rough["final/mean"], exact["final/mean"])
 
@@ -195,11 +195,11 @@ ENDS = ["inputs.map.weight", "inputs.map.bias", "output.weight", "output.bias"]
 
 
 def affine(*norms):
-    """Return the names of the parameters of norms."""
+    """Return the names of the weights and biases of norms."""
     return [f"{norm}.{end}" for norm in norms for end in ("weight", "bias")]
 
 
-# Of block 0 (and, for the second entry, outside of the blocks): norms and positions, by the family's own names.
+# Prefix of a block's parameters, and its norms and positions (`OUTSIDE`: those outside the blocks), by family.
 BLOCK = {
     "gpt2": ("h.{}.", affine("ln_1", "ln_2")),
     "bert": ("encoder.layer.{}.", affine("attention.output.LayerNorm", "output.LayerNorm")),

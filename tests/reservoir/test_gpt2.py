@@ -20,7 +20,7 @@ EMBEDS = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
 
 
 def saved(folder, kind=GPT2Model, **settings):
-    """Return a model of transformers', and the folder that it was saved in."""
+    """Return a model of transformers, and the folder that it is saved in."""
     torch.manual_seed(0)
     model = kind(GPT2Config(**SMALL | settings)).eval()
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_without_the_private_kernel_product_and_gelu_run_separately(fault, monke
 
 
 def kept(heads, tokens, rate, seed):
-    """Return which probabilities are kept, (heads, tokens, tokens), as the blocks draw them."""
+    """Return the dropout mask (heads, tokens, tokens) that the blocks draw."""
     keep = torch.zeros(heads, tokens, tokens, dtype=torch.bool)
     draw = fast.generator(seed)
     for several, rows, seen, _ in fast.blocks(torch.empty(heads, tokens, 1)):
@@ -152,7 +152,7 @@ def test_block_attention_equals_attention_with_whole_matrices(batch, heads, toke
 
 
 def test_values_in_bfloat16_with_queries_and_keys_in_float32():
-    """Rotary positions leave queries and keys in float32 under autocast, and the values in bfloat16."""
+    """Under autocast, rotary positions leave queries and keys in float32, and values are in bfloat16."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 70, 16, generator=draw).requires_grad_() for _ in range(3))
     exact = torch.autograd.grad(fast.CausalAttention.apply(q, k, v, 0.3, 0.1, 3).square().sum(), (q, k, v))
@@ -196,7 +196,7 @@ def test_faster_model_gives_the_same_outputs(kind, tmp_path):
     for one, other in zip(quick.parameters(), plain.parameters(), strict=True):
         if other.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, atol=1e-2, rtol=1e-2)
-    # With dropout the outputs scatter around the plain model's with the plain model's spread.
+    # With dropout, the outputs of both models have the same mean and spread.
     torch.manual_seed(0)
     spread = []
     for model in (plain, quick):

@@ -1,4 +1,4 @@
-"""Native input of text, vision and audio models, compared with transformers' own readers and models."""
+"""Native input of text, vision and audio models, compared with readers and models of transformers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def text_features(
 
 @torch.no_grad()
 def text_by_hand(kind: str, folder: Path, text: str, most: int = 20) -> dict[str, np.ndarray]:
-    """Return what a script with transformers alone has of one text: all layers, pooled."""
+    """Return the pooled layers of one text, computed with only transformers."""
     from transformers import AutoModel, AutoTokenizer, T5EncoderModel
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -62,7 +62,7 @@ def text_by_hand(kind: str, folder: Path, text: str, most: int = 20) -> dict[str
     model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
     (blocks,) = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 3]
     last: list[torch.Tensor] = []
-    # output_hidden_states gives some families' last block after the final norm; a hook gives it bare.
+    # In some families output_hidden_states applies the final norm to the last block; a hook returns it before the norm.
     blocks[-1].register_forward_hook(lambda _m, _i, o: last.append(o[0] if isinstance(o, tuple) else o))
     out = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], output_hidden_states=True)
     n = tokens["input_ids"].shape[1]
@@ -81,7 +81,7 @@ def test_text_features_equal_a_script_with_transformers(kind: str, tmp_path: Pat
     for row, text in enumerate(texts):
         for column, expected in text_by_hand(kind, tmp_path / kind, text).items():
             np.testing.assert_allclose(found[column][row, 0], expected, atol=1e-5, err_msg=f"{column} {text}")
-    # One by one, without any padding, they are the same.
+    # Texts that are read one by one, without padding, have the same features.
     alone = [text_features(model, [text], columns, 1) for text in texts]
     for column in columns:
         np.testing.assert_allclose(np.concatenate([one[column] for one in alone]), found[column], atol=1e-5)
@@ -212,7 +212,7 @@ def pixel_features(
 
 @torch.no_grad()
 def pixels_by_hand(folder: Path, shown: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what a script with transformers alone has of images: all layers, pooled."""
+    """Return the pooled layers of images, computed with only transformers."""
     from PIL import Image
     from transformers import AutoImageProcessor, AutoModel
 
@@ -224,7 +224,7 @@ def pixels_by_hand(folder: Path, shown: np.ndarray) -> dict[str, np.ndarray]:
     names = layer_names("vit")
     states = dict(zip(names, [*out.hidden_states[:4], out.last_hidden_state], strict=True))
     if torch.equal(out.hidden_states[3], out.last_hidden_state):
-        del states["block03"]  # where transformers gives it after the norm
+        del states["block03"]  # here transformers returns it after the norm
     pools = {"cls": lambda h: h[:, 0], "mean": lambda h: h.mean(1), "last": lambda h: h[:, -1]}
     pools["segments2"] = lambda h: torch.cat(
         [half.mean(1) for half in (h[:, : h.shape[1] // 2], h[:, h.shape[1] // 2 :])], 1
@@ -281,7 +281,7 @@ LENGTHS = np.array([400, 33, 6, 250, 251])
 
 @pytest.fixture(scope="module", params=["wav2vec2-group", "wav2vec2-layer", "hubert-group", "hubert-layer"])
 def folder(request, tmp_path_factory):
-    """Return a model of either family with either norm; those with a norm of each layer are scaled before."""
+    """Return a model of either family with either norm; with layer norms, the sounds are standardised first."""
     kind, norm = request.param.split("-")
     name, settings = MODELS[kind]
     large = norm == "layer"
@@ -299,7 +299,7 @@ def load_sounds(folder: Path, task: Task = SOUND_TASK) -> LoadedModel:
 
 def sounds() -> np.ndarray:
     x = np.random.default_rng(0).normal(0.1, 0.4, (5, 400, 1)).astype(np.float32)
-    x[np.arange(400) >= LENGTHS[:, None]] = 9  # what stands behind a sound must not matter
+    x[np.arange(400) >= LENGTHS[:, None]] = 9  # padding must have no influence
     return x
 
 
@@ -309,7 +309,7 @@ def columns(model: LoadedModel) -> list[str]:
 
 @torch.no_grad()
 def sounds_by_hand(folder: Path, samples: np.ndarray) -> dict[str, np.ndarray]:
-    """Return what a script with transformers alone has of one sound: all layers, pooled."""
+    """Return the pooled layers of one sound, computed with only transformers."""
     from transformers import AutoModel, Wav2Vec2FeatureExtractor
 
     extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder)
@@ -332,7 +332,7 @@ def test_features_equal_a_script_with_transformers_in_any_batch(folder):
     model, x = load_sounds(folder), sounds()
     found = forward(model, None, x, LENGTHS, columns(model), 32)
     for row, n in enumerate(LENGTHS):
-        if n >= 20:  # a shorter one has no token there
+        if n >= 20:  # transformers makes no token of a shorter sound
             expected = sounds_by_hand(folder, x[row, :n, 0])
             for column, values in expected.items():
                 np.testing.assert_allclose(found[column][row, 0], values, atol=1e-5, rtol=1e-5, err_msg=column)

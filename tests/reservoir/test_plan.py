@@ -1,4 +1,4 @@
-"""Options and the plan: what is refused, what each kind of data gets by default, and why."""
+"""Options and the plan: which options are refused, and the defaults of each kind of data with their reasons."""
 
 import json
 from dataclasses import fields, replace
@@ -100,7 +100,7 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     plan, all_columns = plan_of(task, rows), plan_of(task, 10)
     values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
     size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
-    assert size <= max(2e8, 16 * rows * values) or plan.columns == ("embed/all",)  # one column is the least
+    assert size <= max(2e8, 16 * rows * values) or plan.columns == ("embed/all",)  # at least one column is stored
     assert bool(plan.more) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
     assert not plan.more or (more in plan.note and "GB" in plan.note and "200 MB" in plan.reasons["pool"])
@@ -120,7 +120,7 @@ def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
     assert [len(plan.candidates) for plan in letters.values()] == [6, 5, 5, 8]
     assert letters[4000].poolings == ("shares13", "max", "min", "segments8")
     given = plan_of(SYMBOLS, 2000, layers="embed,block01")
-    for layers in ("block02", "embed,block02"):  # all columns of layers that were asked for are tried
+    for layers in ("block02", "embed,block02"):  # all columns of explicitly named layers are tried
         plan = plan_of(SYMBOLS, 600, layers=layers)
         assert {*plan.columns} <= {*plan.candidates}
     assert given.layers == ("embed", "block01") and given.poolings[0] == "mean" and given.reasons["layers"] == "given"
@@ -269,11 +269,11 @@ def test_every_option_has_a_type_that_is_checked():
 @pytest.mark.parametrize(
     ("used", "tiles", "products", "faster", "precision"),
     [
-        (True, True, True, False, "bfloat16"),  # nothing is tried
+        (True, True, True, False, "bfloat16"),  # no trial is run
         (True, False, True, True, "bfloat16"),
         (True, False, True, False, "float32"),
         (True, False, False, True, "float32"),
-        (False, True, True, True, "float32"),  # the library is kept from what the processor has
+        (False, True, True, True, "float32"),  # the library was limited to fewer instructions
     ],
 )
 def test_bfloat16_trial_runs_only_if_instructions_do_not_decide(monkeypatch, used, tiles, products, faster, precision):

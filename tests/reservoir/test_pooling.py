@@ -99,7 +99,7 @@ def test_poolings_that_share_a_sorted_copy_equal_each_one_by_torch_alone(lengths
     hidden, counts = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)
     shared = LayerPooling(hidden, counts, [*PLAIN, "all"], 1, LONGEST)
     for pooling in (*PLAIN, "all"):
-        # Hidden states with gradients are pooled by torch alone, without numpy and without a shared copy.
+        # Hidden states with gradients are pooled with only torch, without NumPy and without a shared copy.
         by_torch = pool(hidden.clone().requires_grad_(), counts, pooling, max_tokens=LONGEST).detach()
         assert torch.equal(shared(pooling), by_torch), pooling
     before = hidden.clone()
@@ -142,7 +142,7 @@ def test_forms_of_a_row_equal_those_of_numpy_and_ignore_padding():
         expected = np.divide(centred, deviation, out=np.zeros_like(centred), where=deviation > 1e-3)
         np.testing.assert_array_equal(both[row, :n, :3], x[row, :n])
         np.testing.assert_allclose(both[row, :n, 3:], expected, atol=2e-5)
-    found = row_forms(x, lengths, "differences")  # a third form, scaled by row
+    found = row_forms(x, lengths, "differences")  # adds a third form, standardised by row
     np.testing.assert_array_equal(found[:, :, :6], both)
     np.testing.assert_array_equal(found[:, :, 6:], row_forms(steps, lengths, "series"))
     assert not found[:, :, 6:].isnan().any()

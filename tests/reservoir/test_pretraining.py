@@ -1,4 +1,4 @@
-"""Corpora and language models: draws by seed and step, text in order, stated entropies."""
+"""Corpora depend on seed and step, keep the order of text, and have the stated entropies."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ def test_drawn_windows_depend_only_on_seed_and_step(name):
 
 
 def chi_square(found, probabilities):
-    """Return Pearson's statistic over its degrees of freedom, which is 1 give or take their root."""
+    """Return Pearson's chi-square statistic divided by its degrees of freedom, about 1 for the right probabilities."""
     expected = found.sum() * probabilities
     return float(((found - expected) ** 2 / expected).sum()) / (len(found) - 1)
 
@@ -64,7 +64,7 @@ def test_tokens_have_the_stated_probabilities(name):
 
 
 def lengths_of_sequences(window, half):
-    """Check with a plain stack that what closes is what was opened last; return the tokens at which the stack empties.
+    """Check with a stack that each closing token matches the last opened one; return the positions of empty stacks.
 
     A window's last sequence may be cut.
     """
@@ -82,7 +82,7 @@ def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
     lengths = range(90, 121, 2)
     for window in Nesting(12).windows(generator(0), 60, 700):
         ends = set(lengths_of_sequences(window, 6))
-        # From every end of a sequence another is reached in one of the lengths, until the window ends.
+        # From the start of the window, steps of allowed lengths reach the ends of sequences, up to its last one.
         reached, frontier = set(), {0}
         while frontier:
             reached |= frontier
@@ -123,7 +123,7 @@ def test_each_held_out_token_counts_once(tmp_path_factory, length, tokens):
     path = tmp_path_factory.mktemp("text") / "text"
     path.write_bytes(bytes(length * 20 * [65]))
     text = Text(path)
-    text._tokens["valid"] = np.arange(length, dtype=np.uint32)  # in place of its bytes, to tell which is which
+    text._tokens["valid"] = np.arange(length, dtype=np.uint32)  # distinct values instead of bytes
     held = text.held_out("valid", tokens)
     assert (held.first >= 1).all() and held.windows.shape == (len(held), tokens)
     counted = [w[first:] for w, first in zip(held.windows, held.first, strict=True)]
@@ -171,7 +171,7 @@ def test_too_little_text_for_a_window_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return what writes a tiny model of a family, in half precision as many are published."""
+    """Return a function that writes a tiny model of a family in half precision, like many published models."""
     root = tmp_path_factory.mktemp("shapes")
 
     def make(family):
@@ -212,7 +212,7 @@ def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_
         ("gpt2:n_embd=abc", "n_embd takes int"),
         ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),
         ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"is invalid \('foo'\)"),
-        ("gpt2:n_layer=0", "sets blocks to 0; give a whole number from 1"),
+        ("gpt2:n_layer=0", "sets blocks to 0; give at least 1"),
         ("nothing-like-it", "nothing-like-it"),
     ],
 )

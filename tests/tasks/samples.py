@@ -11,7 +11,7 @@ from reservoir.tasks.listops import CLOSE, OPERATOR, SYMBOLS
 
 
 class Payload:
-    """Creates a file when it is unpickled by the ordinary reader."""
+    """An object that creates a file when Python's pickle module loads it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ def mnist_files(folder: Path, train: int = 60, test: int = 12, *, packed: bool =
 
 
 def cifar_arrays(rows: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return six batches of images (rows, 3072), colour by colour, and labels."""
+    """Return six batches of images (rows, 3072), with one colour after the other, and their labels."""
     rng = np.random.default_rng(1)
     return [
         (rng.integers(0, 256, (rows, 3072), dtype=np.uint8), rng.permutation(np.arange(rows) % 10).astype(np.uint8))
@@ -72,7 +72,7 @@ def cifar_files(folder: Path, batches, *, binary: bool = True) -> None:
 
 
 def decode_text(symbols, *, nested=False):
-    """Return an expression as text; ``nested`` with the parentheses of Long Range Arena's files."""
+    """Return an expression as text; ``nested`` adds the parentheses of Long Range Arena's files."""
     if not nested:
         return " ".join(SYMBOLS[symbol] for symbol in symbols)
     stack = [[]]

@@ -1,4 +1,4 @@
-"""Arrays of one's own, and whole numbers that name or measure."""
+"""Users' own arrays, and the rule for whole numbers: symbols or values."""
 
 import json
 import pickle
@@ -125,7 +125,7 @@ WAVES = np.sin(TIME * RNG.uniform(0.05, 0.3, (300, 1)) + 6 * RNG.random((300, 1)
 
 
 def zipf(vocabulary, rows, tokens):
-    """Draw words as often as words are used, with numbers in no order."""
+    """Draw words by Zipf's law, numbered in random order."""
     chance = 1 / np.arange(1, vocabulary + 1)
     return RNG.permutation(vocabulary)[RNG.choice(vocabulary, (rows, tokens), p=chance / chance.sum())]
 
@@ -135,7 +135,7 @@ NAMES = {
     "few DNA": RNG.integers(0, 4, (10, 5)),
     "bits": RNG.integers(0, 2, (300, 100)),
     "states with long stays": np.repeat(RNG.integers(0, 6, (300, 10)), 10, axis=1),
-    "text": np.frombuffer((__doc__ * 40).encode(), np.uint8)[:3000].reshape(-1, 100),
+    "text": np.frombuffer((__doc__ * 60).encode(), np.uint8)[:3000].reshape(-1, 100),
     "words": zipf(50_000, 300, 100),
     "few words": zipf(20_000, 40, 30),
 }
@@ -154,7 +154,7 @@ VALUES = {
 def test_the_rule(name):
     x = (NAMES | VALUES)[name]
     assert read_integers(x).names == (name in NAMES), read_integers(x).why
-    # What follows the lengths is padding, and says nothing.
+    # Padding after the lengths has no influence.
     lengths = np.full(len(x), x.shape[1])
     assert read_integers(np.pad(x, ((0, 0), (0, 50))), lengths).names == (name in NAMES)
 

@@ -1,4 +1,4 @@
-"""Data as people have it: bad rows, tables of labels, folders of recordings, columns of paths, unknown letters."""
+"""Imperfect data is read: bad rows, tables of labels, folders of recordings, columns of paths and unknown letters."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def bad_table(path):
     rows = good_rows()
     rows[3][0], rows[7][0], rows[9][2], rows[11][0], rows[20][1] = "ERR", "", "", "inf", "ERR"
     rows[5].append("one too many")
-    rows[30][0] = '"1\n2"'  # a line break in a cell: all lines behind it are counted on
+    rows[30][0] = '"1\n2"'  # a line break in a cell shifts the numbers of all later lines
     rows[35][0] = "ERR"
     return table(path, rows)
 
@@ -110,7 +110,7 @@ def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
 
 
 def recordings(folder, suffix=".csv", rows=20):
-    """Write recordings of two channels, whose label is in their offset, and the table of labels; return the values."""
+    """Write recordings of two channels whose offset gives the label, and the table of labels; return the values."""
     folder.mkdir()
     values = {}
     for n in range(rows):

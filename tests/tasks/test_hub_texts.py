@@ -1,4 +1,4 @@
-"""Datasets of the hub's library: folders on disk, splits, labels and texts read in stretches, and scripts never run."""
+"""Datasets of Hugging Face's library: folders, splits, labels and texts are read in pieces, and scripts never run."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -17,7 +17,7 @@ TEXTS = [f"row {n} is {'good' if n % 2 else 'bad'}" + " so" * (n % 5) for n in r
 
 
 class Part:
-    """What is used of a `datasets.Dataset`, without the package."""
+    """A stand-in for `datasets.Dataset` with the attributes that are used."""
 
     def __init__(self, columns, named=()):
         kinds = {list: SimpleNamespace(dtype="string"), int: SimpleNamespace(dtype="int64")}
@@ -35,7 +35,7 @@ class Part:
 
 @pytest.fixture
 def library(monkeypatch):
-    """Stand in for the package, which need not be installed; the dataset that it loads is set by the test."""
+    """Replace the package, which need not be installed; the test sets the dataset that it loads."""
     made = ModuleType("datasets")
     vars(made).update(__version__="4.1.0", disable_progress_bars=lambda: None, found=None, calls=[])
 

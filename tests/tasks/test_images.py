@@ -143,7 +143,7 @@ def test_edges_answer_strongly_to_few_windows():
     directions = RNG.standard_normal(weights.shape)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
 
-    def kurtosis(units):  # the windows of other images of discs stand for photographs
+    def kurtosis(units):  # measured on windows of other random images, instead of photographs
         answers = others @ units.T
         return np.mean((answers**4).mean(0) / (answers**2).mean(0) ** 2)
 

@@ -1,4 +1,4 @@
-"""Modular addition: all pairs, the sums, and splits that no swapped pair crosses."""
+"""Modular addition: all pairs, their sums, and splits that keep a pair and its swap together."""
 
 import pytest
 

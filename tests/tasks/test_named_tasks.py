@@ -159,7 +159,7 @@ def value_of(words):
 
 
 class Words:
-    """An iterator over words that can look one ahead."""
+    """An iterator over words with one word of lookahead."""
 
     def __init__(self, text):
         self.words = [w for w in text.split() if w not in "()"]
@@ -254,7 +254,7 @@ def test_a_generated_piece_is_a_split_of_different_expressions():
 
 
 def lra_files(folder, rows=(40, 12, 9), shortest=100, longest=900):
-    """Write files as Long Range Arena has them; return texts and values by split."""
+    """Write files in the format of Long Range Arena; return texts and values by split."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for seed, (name, number) in enumerate(zip(("train", "val", "test"), rows, strict=True)):
@@ -354,7 +354,8 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     # TAPE's vocabulary: padding, mask, class, separator, unknown, then the letters from A (5) to Z (29), without J.
     alphabet = [letter for letter in string.ascii_uppercase if letter != "J"]
     letters_of = [record["primary"] for record in parts["valid"]]
-    # Four rows a batch, of like length; each is read up to the longest of its batch, and all go where that is too long.
+    # Batches of four rows of similar length: rows are padded to the longest; if that is too long, the whole
+    # batch is dropped.
     order = sorted(range(len(letters_of)), key=lambda row: len(letters_of[row]))
     longest = {row: len(letters_of[order[at // 4 * 4 + 3]]) + 2 for at, row in enumerate(order)}
     kept = [row for row in range(len(letters_of)) if longest[row] <= 30]

@@ -1,4 +1,4 @@
-"""Tables of one's own: the rules by which columns get their roles, and tables that are refused in one line."""
+"""Users' own tables: the rules by which columns get their roles, and tables that are refused in one line."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ def source_of(path, content, **parameters):
 
 
 def all_rows(source):
-    """Return a task's rows by split."""
+    """Return the rows of a task by split."""
     (piece,) = source.pieces()
     splits = source.read(piece)
     for name, split in splits.items():
@@ -337,7 +337,7 @@ def test_a_last_column_that_is_not_there_is_missing(tmp_path):
 
 
 def fill_class_folder(folder: Path, kind: str, rows: int = 4):
-    """Write rows of two classes into a folder, and what programs leave there unseen."""
+    """Write files of two classes into a folder, and hidden files as other programs leave them."""
     for name in ("Vögel", "große Hunde"):
         for row in range(rows):
             for place in (folder / name, folder / name / ".ipynb_checkpoints"):
@@ -368,7 +368,7 @@ def test_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
 
 @pytest.mark.parametrize(("offset", "fits"), [(1e9, False), (1e3, True)])
 def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fits):
-    x = np.stack([VALUES, offset + 0.01 * VALUES, np.full((ROWS, 3), 0.1)], axis=2)  # the last does not vary at all
+    x = np.stack([VALUES, offset + 0.01 * VALUES, np.full((ROWS, 3), 0.1)], axis=2)  # the last channel is constant
     np.savez(tmp_path / "t.npz", x=x, y=LABEL)
     source = task_named(str(tmp_path / "t.npz"))
     with nullcontext() if fits else pytest.raises(InputError, match=r"x varies too little for float32 in column 1"):
@@ -428,7 +428,7 @@ def test_ambiguous_tables_are_refused_in_one_line(tmp_path, columns, message):
 
 
 def in_order(splits, array):
-    """Return the rows as the file has them, which takes the splits in turns."""
+    """Return the rows in the order of the file, which alternates between the splits."""
     parts = [getattr(splits[name], array) for name in ("train", "valid", "test")]
     return np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
 

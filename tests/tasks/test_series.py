@@ -1,4 +1,4 @@
-"""Series of the archives, and windows of them."""
+"""Series of the UCR and UEA archives, and their windows."""
 
 import numpy as np
 import pytest
@@ -131,7 +131,7 @@ def test_windows_are_those_of_a_plain_loop(patch, stride, dilations, pad):
     rng = np.random.default_rng(0)
     x = rng.normal(5, 2, size=(9, 31, 2)).astype(np.float32)
     reach = 1 if pad == "same" else (patch - 1) * max(dilations) + 1
-    lengths = np.r_[reach, 31, rng.integers(reach, 32, 7)]  # what stands behind a row is not zero
+    lengths = np.r_[reach, 31, rng.integers(reach, 32, 7)]  # padding is not zero
     windows = Windows(patch=patch, stride=stride, dilations=dilations, pad=pad)
     tokens, counts = windows(x, lengths)
     for row, length in enumerate(lengths.tolist()):

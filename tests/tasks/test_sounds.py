@@ -1,4 +1,4 @@
-"""Sounds from wav files: samples beside scipy's, frames of a spectrum, folders and tables, and headers that lie."""
+"""Sounds: samples equal scipy's, folders and tables are read as frames of a spectrum, and wrong headers are refused."""
 
 import struct
 import sys

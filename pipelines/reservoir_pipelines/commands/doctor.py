@@ -17,7 +17,7 @@ from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import size_text
 
-LEAST_FREE = 10**9
+MIN_FREE_BYTES = 10**9
 EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}
 
 
@@ -78,7 +78,7 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
     finally:
         probe.unlink(missing_ok=True)
     free = shutil.disk_usage(root).free
-    remedy = "" if free > LEAST_FREE else "reservoir cache prune --older 30d"
+    remedy = "" if free > MIN_FREE_BYTES else "reservoir cache prune --older 30d"
     yield "disk", f"{size_text(free)} free", remedy
 
 

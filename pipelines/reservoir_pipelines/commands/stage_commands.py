@@ -148,7 +148,7 @@ CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__datacl
 SHOWN_TRIALS = 12  # number of the best trials that are printed
 SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
-MOST_RECALLS = 10  # rows of the table of recall
+MAX_RECALLS = 10  # rows of the recall table
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
 
 
@@ -242,7 +242,7 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
     if not found.classes:
         lines = [("rows", f"{found.rows:,}"), *lines]
     tables: list[Table] = [(("on test", ""), lines)]
-    worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS] if found.classes else []
+    worst = sorted(found.recall.items(), key=lambda item: item[1])[:MAX_RECALLS] if found.classes else []
     if worst:
         title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
         tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
@@ -321,7 +321,7 @@ def explain(
     file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
     given: dict[str, Any],
 ) -> Answer:
-    """Draw what each position adds to the score of a label."""
+    """Plot what each position adds to the score of a label."""
     done = api.explain(readout, file, **given)
     lines = []
     for number, row in enumerate(done.rows):
@@ -415,7 +415,7 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
 
 
 def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Draw which tokens attend to which in one block."""
+    """Plot which tokens attend to which in one block."""
     done = api.attention(task, **given)
     strength = done.diagonal_strength
     rows = [
@@ -423,7 +423,7 @@ def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
         ("backbone", f"{done.backbone}, block {done.layer}"),
         ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
         *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight elsewhere")]),
-        ("colours", f"0 to {done.top:.3g}; pass --top to use the same scale in another picture"),
+        ("colours", f"0 to {done.top:.3g}; pass --top to use the same scale in another plot"),
         ("plot", done.plot),
         ("arrays", done.arrays),
     ]

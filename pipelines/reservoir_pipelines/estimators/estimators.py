@@ -169,7 +169,7 @@ class _ReservoirEstimator(BaseEstimator):
         return rows.scaled(self._scaling)
 
     def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
-        """Return a function from the name of a column, or of several joined by a plus, to features (rows, width)."""
+        """Return a function that maps the name of a column, or several joined by a plus, to features (rows, width)."""
 
         @cache
         def columns() -> Callable[[str], np.ndarray]:  # loads the model when first called; the raw input needs none

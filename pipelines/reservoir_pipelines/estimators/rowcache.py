@@ -49,7 +49,7 @@ class Rows:
 
 
 def is_list(x: Any, *, equal: bool = True) -> bool:
-    """Return whether X is a list of sequences: of arrays, or of lists, which with ``equal`` may have equal lengths."""
+    """Return whether X is a list of sequences (arrays or lists); with ``equal`` these may have equal lengths."""
     if isinstance(x, np.ndarray):
         return x.dtype == object and x.ndim == 1 and bool(len(x)) and isinstance(x[0], np.ndarray | list | tuple)
     if not isinstance(x, list | tuple) or not len(x) or not hasattr(x[0], "__len__"):

@@ -1,1 +1,1 @@
-"""The stage ``extract``: one frozen forward pass, its pooled hidden states cached."""
+"""The stage ``extract``: one frozen forward pass, whose pooled hidden states are cached."""

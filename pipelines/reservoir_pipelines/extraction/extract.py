@@ -1,4 +1,4 @@
-"""The stage ``extract``: one frozen forward pass over a task, with its pooled hidden states cached to HDF5."""
+"""The stage ``extract``: one frozen forward pass over a task, whose pooled hidden states are cached in HDF5."""
 
 import hashlib
 import json

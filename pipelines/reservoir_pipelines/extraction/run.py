@@ -54,12 +54,12 @@ Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
 
 PADDING = "right, masked"
 LIMIT_SEED = 0
-MOST_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
-LEAST_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
+MAX_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
+MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
-TASK_BLOCKS, MOST_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MOST_TASKS` tasks
+TASK_BLOCKS, MAX_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MAX_TASKS` tasks
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
 """Rows that each worker of a cluster computes first, and the tolerance for them, in standard deviations of a column.
 
@@ -94,7 +94,7 @@ def start_run(
     spec = make_spec(prepared, rows, model, plan.store)
     # A file holds several blocks of the plan if they are small and quick to compute.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
-    most = min(MOST_TOKENS // prepared.task.max_tokens, sum((planned or spec.rows).values()) // LEAST_BLOCKS)
+    most = min(MAX_TOKENS // prepared.task.max_tokens, sum((planned or spec.rows).values()) // MIN_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, most)
     layout = Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
     data = as_group(options, RowOptions).to_dict() | {"waveform": bool(prepared.task.parameters.get("waveform"))}
@@ -111,7 +111,7 @@ class Run:
     root: Path
     prepared: Prepared
     shapes: Mapping[str, tuple[int, int]]  # (tokens, width) of each column
-    layout: Layout  # of a new entry; an existing entry keeps its own
+    layout: Layout  # for a new entry; an existing entry keeps its own
     model: LoadedModel
     rows: dict[str, np.ndarray]
     spec: Spec
@@ -325,7 +325,7 @@ def compute_missing(
 
 @dataclass(frozen=True)
 class Share:
-    """The arguments of a call of extract that a worker repeats; the worker's cache key must equal ``key``."""
+    """The arguments with which a worker repeats a call of extract; the worker's cache key must equal ``key``."""
 
     options: ExtractOptions
     prepared: Path
@@ -344,7 +344,7 @@ def share_blocks(
     advance: Callable[[int], None],
 ) -> int:
     """Let other processes compute the blocks ``todo`` of an entry; return the number of rows that they computed."""
-    size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
+    size = min(TASK_BLOCKS, -(-len(todo) // MAX_TASKS) or 1)
     init = Path(options.init or "")
     full = replace(  # full paths, for processes that were started in another folder
         options,

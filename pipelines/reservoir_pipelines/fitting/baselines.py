@@ -1,4 +1,4 @@
-"""Baselines without a reservoir: linear models of the raw input, and of simple statistics of it."""
+"""Baselines without a reservoir: linear models of the raw input, and of its simple statistics."""
 
 import math
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from reservoir_pipelines.fitting.sources import InputFeatures, Pool, RawSource
 from reservoir_pipelines.output import count_text, notify
 
 WINDOW = 9  # tokens of a window, if the reservoir has no windows
-MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
-MOST_ROWS, MOST_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
+MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
+MAX_ROWS, MAX_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
 ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved for each fold
 CHEAP = 4e10  # multiplications that logistic regression may always take: a few seconds
 # Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a minute for each fold.
 CALLS = 2e8
-FEWEST = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
+MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
 
 def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fitted]:
@@ -49,7 +49,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     if task.classes and not (known and isinstance(fitter, LogisticFitter)):
         untried += _logistic(raw, pool, fitter, fits)
     tokens = raw.store["train"].rows * task.max_tokens
-    every = math.ceil(max(raw.store["train"].rows / MOST_ROWS, tokens / MOST_TOKENS))
+    every = math.ceil(max(raw.store["train"].rows / MAX_ROWS, tokens / MAX_TOKENS))
     fewer = _one_of(every, raw)
     statistics = [replace(fewer, title=name, features=made) for name, made in _statistics(fewer)]
     if statistics and every > 1:
@@ -75,7 +75,7 @@ def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit])
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
-    def work(number: float) -> float:  # moments, principal axes, some hundred passes, and calls for each output
+    def work(number: float) -> float:  # moments, principal axes, about a hundred passes, and calls for each output
         axes = min(number, width)
         products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
         return (fitter.folds + 1) * (products + CALLS * outputs * max(1, classes / 4))
@@ -83,7 +83,7 @@ def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit])
     widths = [pool.source(fit.result.name).width() for fit in fits]
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
     every = 1
-    while work(samples / every) > most and samples >= FEWEST * (every + 1):
+    while work(samples / every) > most and samples >= MIN_ROWS * (every + 1):
         every += 1
     if work(samples / every) > most:
         both = f"{count_text(outputs, 'label')} of {max(classes, 1):,} classes and {width:,} features"
@@ -123,11 +123,11 @@ def _statistics(raw: RawSource) -> Iterator[tuple[str, InputFeatures]]:
     letters: dict[str, Any] = {"analyzer": "char", "lowercase": False, "dtype": np.float32}
     made = {
         "composition": TfidfVectorizer(use_idf=False, norm="l1", **letters),
-        "k-mer counts": CountVectorizer(ngram_range=(1, 3), max_features=MOST_FEATURES, **letters),
+        "k-mer counts": CountVectorizer(ngram_range=(1, 3), max_features=MAX_FEATURES, **letters),
     }
     if are_words(task.alphabet):
         words = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
-        made = {"tf-idf": TfidfVectorizer(sublinear_tf=True, max_features=MOST_FEATURES, token_pattern=words)}
+        made = {"tf-idf": TfidfVectorizer(sublinear_tf=True, max_features=MAX_FEATURES, token_pattern=words)}
     for name, vectorizer in made.items():
         vectorizer.fit(text for x, lengths in raw.rows("train") for text in _texts(task, x, lengths))
         yield name, partial(_counts, task, vectorizer)

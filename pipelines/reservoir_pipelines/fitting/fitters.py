@@ -60,7 +60,7 @@ GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers; memory grows with its square."""
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
-MOST_BYTES = 2 * 10**9  # largest size of the float32 features that an estimator gets at once
+MAX_BYTES = 2 * 10**9  # largest size of the float32 features that an estimator gets at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class ColumnFit:
     results: tuple[Result, ...]
     best: int
     solve: Callable[[], Readout] | None
-    layer_weights: Mapping[str, float] = field(default_factory=dict)  # of each column in a weighted sum
+    layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
 
     @property
     def result(self) -> Result:
@@ -97,7 +97,7 @@ class ColumnFit:
 
 
 def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFit:
-    """Return the fit of a sweep over the penalties of a ``readout`` of concatenated columns."""
+    """Return the fit of concatenated columns by a kind of ``readout``, from its sweep over penalties."""
     settings = zip(swept.path.alphas, swept.accuracy, swept.loss, swept.path.converged, strict=True)
     results = tuple(
         Result(
@@ -115,7 +115,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
 
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
-    """Append a fit; only the best fit and that of the raw input, a baseline, keep their models."""
+    """Append a fit; only the best fit and the fit of the raw input, a baseline, keep their models."""
     # Solving takes time, and a model that is not solved yet holds the features or their moments in memory.
     fits.append(new)
     best = max(fits, key=lambda fit: fit.result.merit)
@@ -125,7 +125,7 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
 def fit_penalties(
     readout: str, columns: tuple[str, ...], swept: Callable[[np.ndarray], Sweep], alphas: np.ndarray, *, widens: bool
 ) -> ColumnFit:
-    """Return the fit of a grid of penalties, or, if it ``widens`` and its end scores best, of a wider grid."""
+    """Return the fit of a grid of penalties; with ``widens``, use a wider grid if an end scores best."""
     found = column_fit(readout, columns, swept(alphas))
     wider = extended_alphas(alphas, found.best) if widens and found.at_edge else None
     return found if wider is None else column_fit(readout, columns, swept(wider))
@@ -155,11 +155,11 @@ class RidgeFitter(PenaltyFitter):
     repeats: int = 1
     refits: bool = False
     one_standard_error: bool = False
-    # The kernel matrix of the last fit, by columns. A fit with more columns computes only the part of the new ones.
+    # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
-        """Return the coding of a source's labels; class weights count all rows that the final readout is fitted to."""
+        """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
         return source.targets(self.classes, self.balanced, KNOWN if self.folds or self.refits else ("train",))
 
     def fit(self, source: Source) -> ColumnFit:
@@ -203,7 +203,7 @@ class RidgeFitter(PenaltyFitter):
         return solve(gather(source.stream("train"), targets), alphas, source.emphasis)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
-        """Fit a readout that was chosen on valid to train and valid, and return it with its temperature unchanged."""
+        """Return a readout that was chosen on valid, fitted again to train and valid, with the same temperature."""
         alphas, emphasis = np.array([alpha]), source.emphasis
         if moments := stored_moments(source, self.targets(source), source.stream("train")):
             both = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
@@ -332,9 +332,9 @@ class EstimatorFitter:
         blocks, size = [], 0
         for block in source.blocks("train"):
             size += block[0].nbytes
-            if size > MOST_BYTES:
+            if size > MAX_BYTES:
                 problem = (
-                    f"--readout {self.path}: the features of training rows need more than {MOST_BYTES / 1e9:.0f} GB"
+                    f"--readout {self.path}: the features of the training rows need more than {MAX_BYTES / 1e9:.0f} GB"
                 )
                 raise InputError(f"{problem}; use ridge or logistic, which read them in blocks, or fewer rows")
             blocks.append(block)
@@ -398,7 +398,7 @@ def _import(path: str) -> Callable[..., Any]:
         remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
         raise InputError(f"--readout {path}: no such readout ({error}); {remedy}") from error
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
-    # A recipe may name scikit-learn's estimators, but nothing else that its modules happen to hold.
+    # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
     if not estimates or foreign:
         raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name another class")
@@ -433,7 +433,7 @@ def _literal(text: str) -> Any:
 
 
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
-    """Return the fitter of the options, for labels of some classes and the folds that `choose_folds` returned."""
+    """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
     if options.one_standard_error and not folds:
         raise InputError("--one-standard-error needs cross-validation of ridge readouts; add --select cv5")
@@ -489,7 +489,7 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     found = evaluate(readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups)
     found = found.with_baseline(task.floor, kept)
     metric = best.result.metric
-    interval = None if metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
+    interval = None if metric == "balanced_accuracy" else found.interval  # that of the plain accuracy
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
     return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
 

@@ -1,4 +1,4 @@
-"""The files of a fit: the table of every readout, the chosen one for `predict`, the summary, and the pictures."""
+"""The files of a fit: the table of every readout, the chosen one for `predict`, the summary, and the plots."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "
 
 
 def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default: Path, options: FitOptions) -> None:
-    """Write all files of a fit; the pictures mark ``shown``, the best readout of the reservoir."""
+    """Write all files of a fit; the plots mark ``shown``, the best readout of the reservoir."""
     folder, title = done.results.parent, f"{pool.task.name}, {pool.title}"
     made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
     commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]

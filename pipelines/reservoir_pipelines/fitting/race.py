@@ -44,6 +44,6 @@ def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> l
 def _products(source: Source, fitter: Fitter) -> int:
     """Return the estimated multiplications of a fit in billions, at least 1."""
     (samples, outputs), width = source.labels("train").shape, source.width()
-    size = min(samples, width)  # of the matrix that is decomposed for each fold
+    size = min(samples, width)  # the matrix that is decomposed for each fold is size x size
     scored = width * outputs * max(1, fitter.classes) * len(DEFAULT_ALPHAS)
     return 1 + round((samples * (width * size + scored) + (fitter.folds + 1) * size**3) / 1e9)

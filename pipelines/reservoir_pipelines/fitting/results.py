@@ -100,7 +100,7 @@ class CurvePoint(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, scores: Sequence[tuple[float, float]]) -> "CurvePoint":
-        """Return the point of the validation and test scores of some draws."""
+        """Return the point of the curve for the validation and test scores of some draws."""
         valid, test = zip(*scores, strict=True)
         return cls(rows, fmean(valid), fmean(test), (min(valid), max(valid)), (min(test), max(test)))
 
@@ -137,7 +137,7 @@ class Fit:
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved : Path
-        Files with the table of every readout, its picture, and the chosen readout for `predict`.
+        Files with the table of every readout, its plot, and the chosen readout for `predict`.
     seconds : float
         Wall time.
     """

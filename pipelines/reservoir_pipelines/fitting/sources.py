@@ -37,7 +37,7 @@ KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
 PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
 RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
-SHARE, FEWEST, MOST = 1 / 10, 600, 5000  # share of the training rows in the race, and its limits in rows
+RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
 RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
 RAW_BYTES = 2**27  # largest raw input of a split that is kept in memory
 MEMORY_BYTES = 2**28  # size of features that cross-validation keeps in memory
@@ -286,7 +286,7 @@ class Pool:
 
     @property
     def title(self) -> str:
-        """Name of the entry, or of the first of several, with the number of the others and a digest of all names."""
+        """Name of the entry; for several, name of the first, number of the others, and digest of all names."""
         names = [store.entry.path.name for store in self.stores]
         if len(names) == 1:
             return names[0]
@@ -363,7 +363,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     if len(wanted) == 1 and wanted[0].startswith("best:"):
         number = wanted[0].removeprefix("best:")
         if not number.isdigit() or int(number) < 1:
-            raise InputError(f"--columns {wanted[0]}: not a number of columns; give a whole number from 1, as best:4")
+            raise InputError(f"--columns {wanted[0]}: not a number of columns; give at least 1, as in best:4")
         wanted, most = ["all"], int(number)
     named = wanted != ["all"]
     sources: dict[str, ColumnSource | RawSource] = {}
@@ -405,11 +405,11 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
 
 
 def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows | None:
-    """Return random rows to fit all columns to first; None if that saves no time, or a class or group is missing."""
+    """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
     train, valid = pool.store["train"], pool.store["valid"]
     if train.rows < RACED_ROWS:
         return None
-    size = min(max(round(SHARE * train.rows), FEWEST), MOST)
+    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
     held_out = round(size * valid.rows / train.rows) if folds else min(valid.rows, RACE_VALID_ROWS)
     draw = np.random.default_rng(0)
     sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
@@ -421,7 +421,7 @@ def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows
 
 
 def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray | None:
-    """Return the group of each row of train, then of valid, or of ``some`` of them; None if the rows have no groups."""
+    """Return the group of each row in train, then valid, or of ``some`` rows; None if the rows have no groups."""
     groups = {split: store[split].groups for split in KNOWN}
     if any(of is None for of in groups.values()):
         return None
@@ -429,7 +429,7 @@ def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray |
 
 
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
-    """Return the folds of every sample of train, then of valid, (n, repeats), in repeated random assignments.
+    """Return the fold of each sample in train, then valid, (n, repeats), for repeated random assignments.
 
     Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
     """
@@ -440,18 +440,18 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
 
 
 def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples of train, then of valid, each block with its part of the ``folds`` of `assign_folds`."""
+    """Yield all samples of train, then of valid, each block with its part of ``folds`` (see `assign_folds`)."""
     return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
 
 
 def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
-    """Return the moments of a cached column, of all training samples or of each fold of train and valid.
+    """Return the moments of a cached column: of all training samples, or of each fold of train and valid.
 
     The moments are computed from ``blocks`` once, and stored in the entry. The result is None if none are stored.
     """
     if not isinstance(source, ColumnSource) or source.some:
         return None
-    # With fewer samples per feature, the float64 moments would be larger than the float16 features.
+    # With at most four samples per feature, the float64 moments would be larger than the float16 features.
     if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry

@@ -20,7 +20,7 @@ from reservoir_pipelines.plots import COLOURS, INK, figure_of, picture, save, st
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import open_readout
 
-MOST_LETTERS = 120  # letters that are legible in one row
+MAX_LETTERS = 120  # letters that are legible in one row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class Explained(Record):
     score: float  # the logit of the class minus the mean of all logits, or the predicted value
     added: list[float]  # what each position adds, compared with the mean token of the explained sequences
     elsewhere: float  # the rest of the score: the intercept, and poolings that are not sums over positions
-    occluded: list[float]  # drop of the score if a stretch is hidden, divided by the positions of the stretch
+    occluded: list[float]  # drop of the score if positions are hidden, divided by their number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """The explanations of some sequences, the unit of all their scores and shares, and the path of their picture."""
+    """The explanations of some sequences, the unit of all their scores and shares, and the path of their plot."""
 
     rows: tuple[Explained, ...]
     unit: str  # logits for classes, the unit of the label for a regression
@@ -44,7 +44,7 @@ class Explanation(Record):
 
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
-    """Draw what each position of some sequences adds to the score of their predicted class."""
+    """Plot what each position of some sequences adds to the score of their predicted class."""
     bundle = open_readout(readout, linear=True)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
         problem = f"readout {readout}: it gives each sequence several labels"
@@ -93,7 +93,7 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
 
 @picture
 def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
-    letters = bool(task.alphabet) and int(lengths.max()) <= MOST_LETTERS
+    letters = bool(task.alphabet) and int(lengths.max()) <= MAX_LETTERS
     heights = [0.35 if letters else 1.0, 1.6]
     figure = figure_of(9, 1.1 * sum(heights) * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
     panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=heights * len(rows))[:, 0]

@@ -252,7 +252,7 @@ def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
     """Return the SHA-256 of a task's description and arrays, which does not depend on their division into files.
 
     It covers the description and the scaling as canonical JSON; the name and row count of each split; and for each
-    array the type, the shape of a row and the little-endian bytes, or for pictures the length and bytes of each file.
+    array the type, the shape of a row and the little-endian bytes, or for images the length and bytes of each file.
     """
     hasher = hashlib.sha256()
 

@@ -62,7 +62,7 @@ class PreparedSplit:
 
     @cached_property
     def groups(self) -> np.ndarray | None:
-        """The number of the group of each row, (rows,) of int64; None if the rows have no groups."""
+        """The group number of each row, (rows,) of int64; None if the rows have no groups."""
         with _opened(self.files[0][0]) as file:
             given = "groups" in file
         return self._read("groups", 0, len(self)) if given else None

@@ -12,7 +12,7 @@ from reservoir.backbones import Backbone
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
-from reservoir.pretraining.corpora import HELD_OUT, MOST_TOKENS, Corpus, corpus_named
+from reservoir.pretraining.corpora import HELD_OUT, MAX_VOCABULARY, Corpus, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
@@ -144,7 +144,7 @@ def pretrain(
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
     window = recipe.context + 1
-    # This raises `InputError` for a corpus that is too short before anything is written.
+    # Before anything is written, this raises `InputError` if the corpus is too short.
     held_out = {split: source.held_out(split, window) for split in HELD_OUT}
     described = source.describe()
     settings = {"corpus": described, "backbone": backbone, "recipe": recipe.to_dict(), "compute": compute}
@@ -181,7 +181,7 @@ def pretrain(
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
-        write_checked(run.path / RESULT, done.to_dict())  # last, so that a resumed run draws its picture
+        write_checked(run.path / RESULT, done.to_dict())  # last, so that a resumed run draws its plot
         return done
 
 
@@ -193,8 +193,8 @@ def _pretrain_bit_memory(
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
             raise InputError(f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option; remove the flag")
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
-    if not 1 <= vocabulary <= MOST_TOKENS:
-        raise InputError(f"--vocabulary {vocabulary}: give a whole number from 1 to {MOST_TOKENS:,}")
+    if not 1 <= vocabulary <= MAX_VOCABULARY:
+        raise InputError(f"--vocabulary {vocabulary}: give a whole number from 1 to {MAX_VOCABULARY:,}")
     if rows < 1:
         raise InputError(f"--batch-tokens {options.batch_tokens}: give at least one row, {ROW_TOKENS} tokens")
     model = LanguageModel(backbone, vocabulary, seed)
@@ -226,7 +226,7 @@ def _pretrain_bit_memory(
 
 
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:
-    """Copy the weights of a backbone into a language model of its shape, except the token embeddings."""
+    """Copy the weights of a backbone into a language model of the same shape, except the token embeddings."""
     inner = model.model.base_model
     missing, unexpected = inner.load_state_dict(backbone.model.state_dict(), strict=False)
     if unexpected or not all(name.startswith(backbone.family.unused) for name in missing):

@@ -17,7 +17,7 @@ from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.views import fit_part, run_part
 from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
 
-MOST = 12  # largest number of fits on the page; the latest are shown
+MAX_FITS = 12  # largest number of fits on the page; the latest are shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
     fits = [folder for folder in folders if str(folder) not in theirs and (folder / SUMMARY).is_file()]
     fits.sort(key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)
     parts = []
-    for number, path in enumerate(made + fits[:MOST], start=1):
+    for number, path in enumerate(made + fits[:MAX_FITS], start=1):
         try:
             parts.append(_part(path, number))
         except InputError as error:

@@ -1,4 +1,4 @@
-"""The page's part about a reproduction: tables with the paper's numbers, pictures, and the command of each cell."""
+"""The page's part about a reproduction: tables with the paper's numbers, plots, and the command of each cell."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _number_text(value: Any, measure: str) -> str:
 
 
 def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
-    """Return the pictures of a table; pictures of costs are at the top of the page."""
+    """Return the plots of a table; plots of costs are at the top of the page."""
     cells = ((row["name"], k) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for k in c)
     found = {key: (name, results[key]) for name, key in cells if key in results}
     if table["drawn"] in ("attention", "deviations"):

@@ -1,4 +1,4 @@
-"""Values, facts and pictures of one result: a fit, a training run, attention maps, or a backbone."""
+"""Values, facts and plots of one result: a fit, a training run, attention maps, or a backbone."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from reservoir_pipelines.training.run_folder import Training
 
-MOST_POINTS = 60  # points of a stored curve
-MOST_CLASSES = 40  # largest number of classes of a confusion matrix on the page
+MAX_POINTS = 60  # points of a stored curve
+MAX_CLASSES = 40  # largest number of classes of a confusion matrix on the page
 WORST = 10  # classes whose recall is listed
 Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
@@ -84,9 +84,9 @@ def train_values(done: Training) -> dict[str, Any]:
 
 
 def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
-    """Return at most `MOST_POINTS` points of a curve, each the mean over an interval."""
+    """Return at most `MAX_POINTS` points of a curve, each the mean over an interval."""
     points = plots.curve_points(history, name)
-    parts = np.array_split(points, min(len(points), MOST_POINTS)) if len(points) else []
+    parts = np.array_split(points, min(len(points), MAX_POINTS)) if len(points) else []
     return [[float(part[-1, 0]), round(float(part[:, 1].mean()), 5)] for part in parts]
 
 
@@ -167,13 +167,13 @@ def _training_facts(values: Values, metric: str) -> Facts:
 
 
 def picture_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
-    """Return the HTML of the picture that ``draw(axes, ...)`` draws, or empty HTML if drawing fails."""
+    """Return the HTML of the plot that ``draw(axes, ...)`` draws, or empty HTML if drawing fails."""
     source = page_picture(size, draw, *arguments)
     return Markup('<figure><img src="{}" alt="{}"></figure>' if source else "").format(source, description)
 
 
 def pictures_of(stage: str, values: Values) -> list[Markup]:
-    """Return the pictures of a result; an empty list for a stage without pictures."""
+    """Return the plots of a result; an empty list for a stage without plots."""
     if stage == "fit":
         return _fit_pictures(values)
     if stage == "train":
@@ -200,7 +200,7 @@ def pictures_of(stage: str, values: Values) -> list[Markup]:
 
 
 def curve_picture(values: Values) -> Markup:
-    """Return the picture of the learning curve of a fit; empty without a curve."""
+    """Return the plot of the learning curve of a fit; empty without a curve."""
     curve, metric = values.get("curve"), values["metric"]
     if not curve:
         return Markup("")
@@ -220,7 +220,7 @@ def _fit_pictures(values: Values) -> list[Markup]:
         text = f"validation {metric} of every layer under every setting"
         pictures.append(picture_of(text, plots.draw_settings, columns, settings, scores, best, metric))
     pictures.append(curve_picture(values))
-    if counts and len(counts) <= MOST_CLASSES:
+    if counts and len(counts) <= MAX_CLASSES:
         text = "confusion matrix: how many rows of each class were predicted as each class"
         side = 0.75 * plots.confusion_side(classes)
         pictures.append(picture_of(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))

@@ -30,7 +30,7 @@ from reservoir_pipelines.training.train import train
 
 STEPS, ROWS = 8, 32  # steps and rows of a trial
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
-MOST_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
+MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
 
 def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> Ran:
     given = groups("attention", settings | {"out": plot})
     done = attention(task, *given)
     shown = np.nan_to_num(done.mean.mean(axis=0))
-    if (factor := -(-len(shown) // MOST_TOKENS)) > 1:
+    if (factor := -(-len(shown) // MAX_TOKENS)) > 1:
         side = len(shown) // factor
         whole = side * factor
         shown = shown[:whole, :whole].reshape(side, factor, side, factor).mean(axis=(1, 3))

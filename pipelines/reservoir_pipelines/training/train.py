@@ -149,7 +149,7 @@ def _train_once(
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
             plot_confusion(run.path / CONFUSION, done.evaluation, title)
-            # The result is written last, so that a resumed run draws the pictures of a killed one.
+            # The result is written last, so that a resumed run draws the plots of a killed one.
             write_checked(run.path / RESULT, done.to_dict())
         return done
 

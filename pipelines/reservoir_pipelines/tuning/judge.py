@@ -17,7 +17,7 @@ VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColumnKernel:
-    """Kernel matrices (n, n) of the samples of train and valid: of columns and of the raw input, with their widths."""
+    """Kernel matrices (n, n) of columns and of the raw input, for the samples of train and valid, with their widths."""
 
     columns: np.ndarray | float = 0.0
     raw: np.ndarray | float = 0.0
@@ -26,14 +26,14 @@ class ColumnKernel:
 
     @classmethod
     def of(cls, source: Source) -> "ColumnKernel":
-        """Return the inner products of all samples of a source."""
+        """Return the inner products between all samples of a source."""
         x = np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)])
         if source.columns == (RAW,):
             return cls(raw=kernel_matrix(x), raw_width=x.shape[1])
         return cls(columns=kernel_matrix(x), width=x.shape[1])
 
     def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
-        """Return the kernel matrix of the columns of both, concatenated: the sum of the two matrices."""
+        """Return the kernel matrix of the concatenated columns: the sum of the two matrices."""
         return ColumnKernel(
             columns=self.columns + other.columns,
             raw=self.raw + other.raw,
@@ -49,7 +49,7 @@ class ColumnKernel:
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of columns that are concatenated
+Kernels = dict[tuple[str, ...], ColumnKernel]  # the keys are names of concatenated columns
 
 
 @dataclass(frozen=True, kw_only=True)

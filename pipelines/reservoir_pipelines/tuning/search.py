@@ -23,7 +23,7 @@ from reservoir.plan import (
     default_windows,
     kind_of,
 )
-from reservoir.pooling import WIDEST_TOKENS
+from reservoir.pooling import MAX_TOKEN_FEATURES
 from reservoir.random import generator
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import DEFAULT_BACKBONE, full_name, load_model
@@ -60,7 +60,7 @@ def draw_candidate(
         return {"init": "random"} if share < 0.35 else {}
 
     # Aligned sequences need their positions, so poolings that keep every token are included if they are not too wide.
-    aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * width <= WIDEST_TOKENS else []
+    aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * width <= MAX_TOKEN_FEATURES else []
     if kind == "series":
         stride = default_windows(task, rows, tokens)["stride"]
         found = {"stride": stride, "pad": "same", "normalise": one(*SCALES)}
@@ -108,15 +108,15 @@ ROUNDS = (25, 100, 400, 800)
 USUAL = 400  # rows of the first round if the budget allows it
 AT_LEAST = 10  # smallest number of candidates of the first round
 SURVIVORS = 0.25  # share of a round's candidates that are tried again in the next one
-PROBE_SHARE = 0.2  # share of the time for trials that measuring the cost on more rows may take
+PROBE_SHARE = 0.2  # limit of the time for measuring the cost on more rows, as a share of the time for trials
 END_SHARE = 0.4  # share of the budget for the final extraction and fit; it limits the joined reservoirs
-FIRST_SHARE = 0.6  # share of the remaining time for trials, for a round that is not the last
+FIRST_SHARE = 0.6  # share of the remaining time for trials that a round other than the last may use
 CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
-CONSTANT = 0.5  # share of the cost of trials assumed not to grow with the work: loading, files
+CONSTANT = 0.5  # assumed share of a trial's cost that does not grow with the work: loading, files
 UNKNOWN = 3.0  # factor on the predicted cost of a backbone that was not tried yet
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
-START_UP = 4.0  # seconds of the final fit on an idle machine that do not depend on its size: libraries, pictures, files
-MOST_DELAY = 2.5  # the largest factor on `START_UP` for a machine that also runs other programs
+START_UP = 4.0  # seconds of the final fit on an idle machine that do not depend on its size: libraries, plots, files
+MAX_DELAY = 2.5  # the largest factor on `START_UP` for a machine that also runs other programs
 FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
 JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
@@ -157,7 +157,7 @@ class SearchData:
     task: str
     options: ExtractOptions
     prepared: Prepared
-    folder: Path  # of the trials; its name identifies rows, seed, backbone, weights and precision
+    folder: Path  # holds the trials; its name identifies rows, seed, backbone, weights and precision
     width: int  # hidden width of the default backbone
     default: dict[str, Any]  # the candidate that `extract` would compute
 
@@ -226,7 +226,7 @@ class SearchData:
 class Costs:
     """Seconds of trials by backbone, as a constant and a part that grows with the work."""
 
-    constant: float  # share of the cost that is assumed not to grow until trials of different sizes are measured
+    constant: float  # assumed constant share of the cost, until trials of different sizes have been measured
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, backbone: str, work: float, seconds: float) -> None:
@@ -304,7 +304,7 @@ class Search:
         return self.judges[limit]
 
     def kernels(self, trials: list[ReservoirTrial]) -> dict[int, ColumnKernel]:
-        """Return the kernel of the best columns of each trial, by its number, and that of the raw input."""
+        """Return the kernels of the raw input and of each trial's best columns, by trial number."""
         found: dict[int, ColumnKernel] = {}
         with silenced():
             for trial in trials:
@@ -324,7 +324,7 @@ class Search:
         trials = list(self.trials.values())
         delay = (self.clock() - self.started) / max(time.process_time() - self._used, 1e-3)
         # Time for a slow start is reserved only after the first candidates, because a search needs several candidates.
-        start_up = START_UP * (min(max(delay, 1.0), MOST_DELAY) if len(trials) >= AT_LEAST else 1.0)
+        start_up = START_UP * (min(max(delay, 1.0), MAX_DELAY) if len(trials) >= AT_LEAST else 1.0)
         if not trials:
             return start_up
         rows = self.data.rows(limit, tuple(self.data.prepared.rows))

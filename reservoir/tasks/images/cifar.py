@@ -1,4 +1,4 @@
-"""CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey."""
+"""CIFAR-10: in colour as patches; and in grey, one pixel per token, as in Long Range Arena."""
 
 import math
 import pickletools
@@ -18,7 +18,7 @@ BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data
 BATCH_ROWS = 10_000
 RECORD = 1 + 3072
 
-MOST_BYTES = 64 * 2**20  # twice the size of a batch
+MAX_BYTES = 64 * 2**20  # twice the size of a batch
 
 FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
 
@@ -39,8 +39,8 @@ def find_batches(task: str, data: Path | None) -> list[Path]:
 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (rows, 32, 32, 3) and labels (rows,), as bytes, of a batch of binary records or of a pickle."""
-    if path.stat().st_size > MOST_BYTES:
+    """Return images (rows, 32, 32, 3) and labels (rows,), as bytes, from a file of binary records or a pickle."""
+    if path.stat().st_size > MAX_BYTES:
         raise InputError(f"{path}: {path.stat().st_size} bytes, not the 31 million of a batch; check the file")
     data = path.read_bytes()
     if path.suffix == ".bin":  # a record is a label and the red, green and blue values, a byte each
@@ -196,7 +196,7 @@ class Cifar10Lra(Cifar10):
         return self._task("cifar10-lra", Vectors(1), SIDE * SIDE)
 
     def scaling(self) -> Scaling:
-        """Return the standardisation by mean 0.5 and deviation 0.5, for bytes."""
+        """Return the standardisation by mean 0.5 and standard deviation 0.5, for bytes."""
         return Scaling.constant(1 / 127.5, 1, offset=127.5)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:

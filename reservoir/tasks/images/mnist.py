@@ -16,7 +16,7 @@ from reservoir.tasks.source import Piece, Source, check_protocol, check_sequence
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
 FOLDERS = ("", "mnist", "MNIST/raw")
-MOST_EXPANSION = 50
+MAX_EXPANSION = 50
 """Largest accepted expansion of a large file; files of published data sets expand by less than a tenth of this."""
 
 FREE_BYTES = 2**26  # up to this size an array may expand by any factor: sorted labels compress to almost nothing
@@ -163,7 +163,7 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
             if shape[1:] != sides:
                 raise InputError(f"{path}: images of {shape[1:]} pixels, not {sides}; check that it is a file of MNIST")
             size = math.prod(shape)
-            if size > max(FREE_BYTES, MOST_EXPANSION * path.stat().st_size):
+            if size > max(FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
                 raise InputError(f"{path}: its header claims the shape {shape}; the file is damaged: fetch it again")
             body = file.read(size + 1)  # no more is unpacked, however long the file claims to be
     except (OSError, EOFError, zlib.error) as error:

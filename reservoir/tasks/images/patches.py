@@ -11,10 +11,10 @@ from reservoir.tasks.rows import row_hash
 from reservoir.tasks.source import classes_of, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
-PADDING = 4  # pixels of black around an image that a crop may reach into
-MOST_DEGREES = 20.0
+PADDING = 4  # width in pixels of the black border that a crop may include
+MAX_DEGREES = 20.0
 
-MARGIN = 2  # pixels around an image, copies of its border, that overlapping windows may reach into
+MARGIN = 2  # width in pixels of the border, a copy of the outermost pixels, that overlapping windows may include
 LEVELS = 24  # stored levels per unit of whitened values
 BLOCK = 512  # images worked on at once, so that the index arrays stay in the processor's cache
 
@@ -122,7 +122,7 @@ def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
     steps = np.uint64(2 * PADDING + 1)
     down, right = ((_bits(chance, start, 16) % steps).astype(np.int32) - PADDING for start in (0, 16))
     flipped = _bits(chance, 32, 1).astype(bool)
-    angle = np.deg2rad(MOST_DEGREES * (_bits(chance, 33, 31) / 2**30 - 1)).astype(np.float32)
+    angle = np.deg2rad(MAX_DEGREES * (_bits(chance, 33, 31) / 2**30 - 1)).astype(np.float32)
     # Each new pixel looks up an old one: backwards through the rotation, the flip and the crop.
     y, x = np.meshgrid(*(np.arange(n, dtype=np.float32) - (n - 1) / 2 for n in (height, width)), indexing="ij")
     cosine, sine = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]

@@ -11,9 +11,12 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 
 NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
-MOST_EXPANSION = 200  # largest factor of stored bytes that is accepted; random bits stored as float64 expand 60 times
+MAX_EXPANSION = 200
+"""Largest expansion of stored bytes that is accepted; random bits stored as float64 expand 60 times."""
+
 FREE_BYTES = 2**27  # arrays up to this size may be compressed by any factor: rows of zeros are harmless
-MOST_HEADER = 10_000  # bytes; headers of plain arrays need about a hundred, and NumPy parses long headers slowly
+MAX_HEADER = 10_000
+"""Largest header of an array in bytes; plain arrays need about a hundred, and NumPy parses long headers slowly."""
 
 
 class Arrays:
@@ -28,7 +31,7 @@ class Arrays:
         self._arrays = dict(arrays)
         self.files: list[Path] = []  # files that are read in addition to the named one
         self.notes: list[str] = []
-        self.chosen: dict[str, Any] = {}  # choices made by rule, needed to read new data
+        self.chosen: dict[str, Any] = {}  # choices of the rules, which are needed to read new data
         self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
         self.dtypes = ({"x": x[1]} if x else {}) | {name: array.dtype for name, array in arrays.items()}
 
@@ -45,7 +48,7 @@ class Arrays:
 
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
     """Refuse an array that would unpack to far more bytes than are stored for it."""
-    if size > FREE_BYTES and size > MOST_EXPANSION * stored:
+    if size > FREE_BYTES and size > MAX_EXPANSION * stored:
         problem = f"{path}: array {name!r} claims {size} bytes, but only {stored} are stored"
         raise InputError(f"{problem}; write the file again, without compression")
 
@@ -53,7 +56,7 @@ def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
 def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
     """Refuse sequences if the longest makes the padded array far larger than their values."""
     size, real = len(lengths) * int(lengths.max()) * token_bytes, int(lengths.sum()) * token_bytes
-    if size > FREE_BYTES and size > MOST_EXPANSION * real:
+    if size > FREE_BYTES and size > MAX_EXPANSION * real:
         row, rows = int(np.argmax(lengths)), len(lengths)
         problem = f"{where}, row {row}: {lengths[row]} tokens, to which all {rows} rows would be padded; together"
         raise InputError(f"{problem} they have only {real // token_bytes} tokens; cut the row, or leave it out")
@@ -103,8 +106,8 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         width = 2 if version == (1, 0) else 4
         length = int.from_bytes(file.read(width), "little")
-        if length > MOST_HEADER:
-            problem = f"{path}: the header of array {name!r} has {length:,} bytes, more than {MOST_HEADER:,}"
+        if length > MAX_HEADER:
+            problem = f"{path}: the header of array {name!r} has {length:,} bytes, more than {MAX_HEADER:,}"
             raise InputError(f"{problem}; the file is damaged: write it again")
         file.seek(-width, 1)
         shape, _, dtype = read(file)

@@ -13,12 +13,12 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.labels import FEW_CLASSES, read_labels
-from reservoir.tasks.own.tables import EMPTY, MOST_TEXT, OR_FILL, SUFFIXES, Table, read_table
+from reservoir.tasks.own.tables import EMPTY, MAX_TEXT, OR_FILL, SUFFIXES, Table, read_table
 
 USUAL_LABELS = (
     "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
 )  # fmt: skip
-"""Usual names of columns of labels, in lower or upper case."""
+"""Usual names of label columns, in lower or upper case."""
 
 SEQUENCES = ("x", "sequence")
 IDS = ("id", "series_id", "case")
@@ -26,17 +26,17 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
-FEWEST_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
-MOST_ODD = 0.05  # largest share of labels that are not numbers in a column of targets, without --regression
+MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
+MAX_ODD = 0.05  # largest share of labels that are not numbers in a column of targets, without --regression
 
 FILES = {
-    "pictures": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+    "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
     "sounds": (".wav", ".flac", ".ogg", ".mp3"),
     "recordings": (".csv", ".tsv", ".parquet"),
 }
-"""Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
+"""Suffixes of files that are one sequence each; a folder is read as the first kind of which it has files."""
 
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
 
 
@@ -50,7 +50,7 @@ class Roles:
     group: str = ""
     sequence: str = ""
     notes: list[str] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)  # choices made by rule, needed to read new data
+    chosen: dict[str, Any] = field(default_factory=dict)  # choices of the rules, which are needed to read new data
 
 
 def text_columns(asked: OwnDataOptions) -> list[str]:
@@ -117,10 +117,10 @@ def _join_ids(table: Table, asked: OwnDataOptions) -> None:
 
 
 def _unique_id(table: Table, names: list[str]) -> str:
-    """Return a column that is named like an id and whose cells are unique; refuse one whose cells are not."""
+    """Return a column with the name of an id and unique cells; refuse a column with such a name and repeated cells."""
     for name in filter(NAMED_ID.fullmatch, names):
         texts = table.frame[name].astype(str)
-        if len(texts) < FEWEST_COUNTED or texts.str.contains(".", regex=False).any():
+        if len(texts) < MIN_COUNTED or texts.str.contains(".", regex=False).any():
             continue  # a measured value, such as a mid_id of 0.25
         if texts.is_unique:
             return name
@@ -210,7 +210,7 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
 
 
 def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
-    """Refuse a table without a column that the flag ``role`` names, or that a readout needs, as the ``known`` ones."""
+    """Refuse a table without a column that the flag ``role`` names, or that a readout needs (``known``)."""
     names = list(table.frame)
     name = next((part for part in separated(name) if part not in names), name)  # of an id of several columns
     who = f" (--{role})" if role else ", which the readout was fitted on,"
@@ -220,24 +220,24 @@ def refuse_column(table: Table, name: str, role: str = "", known: Collection[str
 
 
 def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
-    """Refuse a table without a column of labels; suggest those of ``names`` that are not texts without repetitions."""
+    """Refuse a table without a column of labels; suggest those of ``names`` that are not unique texts."""
     frame = table.frame
     missing = " (is the header line missing?)" if any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame) else ""
     flags = [f"--label {quote(name)}" for name in names if not (is_text(frame[name]) and frame[name].is_unique)]
-    or_flags = " or ".join(flags[:MOST_SHOWN]) or "--label NAME"
+    or_flags = " or ".join(flags[:MAX_SHOWN]) or "--label NAME"
     raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass {or_flags}")
 
 
 def listed(names: Sequence[str]) -> str:
     """Return the first few names as text, for a message."""
-    return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
 # ---- columns of paths
 
 
 def files_kind(names: Iterable[str]) -> str:
-    """Return the kind of `FILES` that the suffixes of all names belong to; else ""."""
+    """Return the kind in `FILES` that has the suffixes of all names; else ""."""
     lower = [name.lower() for name in names]
     return next((kind for kind, ends in FILES.items() if lower and all(name.endswith(ends) for name in lower)), "")
 
@@ -293,7 +293,7 @@ def is_number(column: Any) -> bool:
 
 
 def is_sequences(column: Any) -> bool:
-    """Return whether each cell is a sequence: a list or a text of numbers, with several numbers in some cell."""
+    """Return whether each cell is a sequence: a list or a text of numbers, of which at least one has several."""
     cells = filled(column)
     texts = [cell.strip() for cell in cells if isinstance(cell, str)]
     if not texts:
@@ -312,13 +312,13 @@ def is_digits(column: Any) -> bool:
 def counts_rows(column: Any) -> bool:
     """Return whether cells are row numbers, from 0 or 1."""
     texts, rows = column.astype(str).tolist(), len(column)
-    return rows >= FEWEST_COUNTED and any(texts == [str(row + first) for row in range(rows)] for first in (0, 1))
+    return rows >= MIN_COUNTED and any(texts == [str(row + first) for row in range(rows)] for first in (0, 1))
 
 
 def are_times(column: Any) -> bool:
     """Return whether cells are dates, or strictly increasing numbers."""
     if column.dtype.kind in "iuf":
-        return len(column) >= FEWEST_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
+        return len(column) >= MIN_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
     return dates_of(column) is not None
 
 
@@ -382,7 +382,7 @@ def values_of(
         switches = texts.mask(empty, "nan").mask(lower == "true", "1").mask(lower == "false", "0")
         numbers: Any = pd.to_numeric(switches, errors="coerce")
         wrong = (numbers.isna() & ~empty).to_numpy()
-        if wrong.sum() > MOST_TEXT * (~empty).sum():
+        if wrong.sum() > MAX_TEXT * (~empty).sum():
             row = int(np.argmax(wrong))
             others = [name] if is_sequences(column) else [other for other in names if is_text(table.frame[other])]
             text = max(others, key=lambda other: table.frame[other].astype(str).str.len().sum(), default=name)
@@ -425,14 +425,14 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
 
 
 def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
-    """Return which labels are not finite numbers, (rows,), if they are at most 5% among targets; else none of them."""
+    """Return which labels are not finite numbers, (rows,); none if the labels are names, or many are words."""
     import pandas as pd
 
     numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
     odd, words = ~np.isfinite(numbers), np.isnan(numbers) & (texts.str.lower() != "nan")
     found, whole = np.unique(numbers[~odd]), bool((numbers[~odd] % 1 == 0).all())
     names = asked.classes or len(found) <= FEW_CLASSES or (whole and read_labels(numbers[~odd]).names)
-    return odd & (words.mean() <= (MOST_TEXT if asked.regression else 0 if names else MOST_ODD))
+    return odd & (words.mean() <= (MAX_TEXT if asked.regression else 0 if names else MAX_ODD))
 
 
 def typed(where: str, cells: Sequence[Any]) -> np.ndarray:

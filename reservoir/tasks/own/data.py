@@ -16,7 +16,7 @@ from reservoir.tasks.own.columns import named_kind
 from reservoir.tasks.own.files import SUFFIXES, open_arrays, source_files
 from reservoir.tasks.own.folders import media_files
 from reservoir.tasks.own.hub import is_hub
-from reservoir.tasks.own.labels import MOST_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
+from reservoir.tasks.own.labels import MAX_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
 from reservoir.tasks.own.pictures import SIDE, Pictures, objects
 from reservoir.tasks.own.tables import OR_FILL
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
@@ -26,7 +26,7 @@ from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
 
 def own_name(origin: str) -> str:
-    """Return the name of a task of your own: that of the file, without special characters."""
+    """Return the name of your own data as a task: the file's name without special characters."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
 
 
@@ -80,12 +80,12 @@ class OwnData(Source):
         return [*files, *self._columns.files] if not files or named_kind(files[0]) else files
 
     def pieces(self) -> list[Piece]:
-        """Return stretches of rows."""
+        """Return ranges of rows."""
         rows, step = self._shape[0], self._columns.piece_rows
         return [Piece("rows", lo, min(lo + step, rows)) for lo in range(0, rows, step)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return a stretch of rows, divided into its splits."""
+        """Return a range of rows, divided into its splits."""
         rows, groups = slice(piece.lo, piece.hi), self._group_numbers
         x, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[rows]
         if self._symbols and not self._alphabet[0]:
@@ -97,7 +97,7 @@ class OwnData(Source):
         return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
 
     def scaling(self) -> Scaling | None:
-        """Return the standardisation of the training split, for pictures a scaling to -2 ... 2, or None for symbols."""
+        """Return the standardisation of the training split, for images a scaling to -2 ... 2, or None for symbols."""
         form = self.task.form
         if isinstance(form, Tokens):
             return None
@@ -244,7 +244,7 @@ class OwnData(Source):
             x = self._columns.read("x", piece.lo, piece.hi)
             real = np.arange(x.shape[1]) < self._lengths[piece.lo : piece.hi, None]
             largest = max(largest, int(x.max(initial=0, where=real)))
-        if largest >= MOST_SYMBOLS:
+        if largest >= MAX_SYMBOLS:
             raise InputError(f"{self.origin}: x holds {largest}, too large for a symbol; leave out --symbols")
         return largest + 1
 
@@ -259,7 +259,7 @@ class OwnData(Source):
 
 
 def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]:
-    """Return the sequences of a file (for pictures, paths), and lengths, names and labels (None if absent)."""
+    """Return the sequences of a file (for images, paths), and lengths, names and labels (None if absent)."""
     if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
     names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
@@ -275,7 +275,7 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, lis
             raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
     pictures = isinstance(columns, Pictures)
     if bool(task.pictures) != pictures:
-        found, wanted = ("pictures", "other data") if pictures else ("no pictures", "pictures")
+        found, wanted = ("images", "other data") if pictures else ("no images", "images")
         raise InputError(f"{path}: holds {found}, but the readout needs {wanted}; give the same kind of data")
     x = objects(columns.files) if pictures else columns.read("x", 0, rows)
     lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None

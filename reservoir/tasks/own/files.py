@@ -136,7 +136,7 @@ def source_files(path: Path, named: str | None = None) -> list[Path]:
 
 
 def labels_path(data: Path, named: str) -> Path:
-    """Return the table of labels: the path that is named, or a file of that name in the folder of the data."""
+    """Return the path of the table of labels: the given path, or a file with this name in the data's folder."""
     for place in (Path(named), data / named, data.parent / named):
         if place.is_file():
             return place
@@ -146,7 +146,7 @@ def labels_path(data: Path, named: str) -> Path:
 def check_file(path: Path) -> None:
     """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
-        raise InputError(f"{path}: a folder without pictures, sounds or recordings; give the path of your data")
+        raise InputError(f"{path}: a folder without images, sounds or recordings; give the path of your data")
     if not path.is_file():
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 

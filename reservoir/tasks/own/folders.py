@@ -1,4 +1,4 @@
-"""Files that are one sequence each, and their labels: pictures, sounds, and recordings (tables with a row per step)."""
+"""Files that are one sequence each, and their labels: images, sounds, and recordings (tables with a row per step)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ from reservoir.tasks.own.tables import BadRows, Table, read_table
 
 
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
-    """Return the files below a folder that are one sequence each, sorted, without ``labels``; or ``path`` itself."""
+    """Return the sorted files below a folder that are one sequence each, except ``labels``; or ``path`` itself."""
     if not path.is_dir():  # a single recording is read as a table
-        return [path] if path.is_file() and columns.files_kind([path.name]) in {"pictures", "sounds"} else []
+        return [path] if path.is_file() and columns.files_kind([path.name]) in {"images", "sounds"} else []
     files = [file for file in _visible(path) if not (labels and labels.exists() and file.samefile(labels))]
     by_kind = ([file for file in files if columns.files_kind([file.name]) == kind] for kind in columns.FILES)
     files = next(filter(None, by_kind), [])
@@ -65,7 +65,7 @@ def folder_arrays(
     if divided:
         arrays["split"] = np.array([splits[part[0]] for part in parts])
     left = len(_visible(root)) - len(names)
-    return arrays, [f"{left:,} files that are not {columns.files_kind(names[:1])} are left out"] if left else []
+    return arrays, [f"files left out because they are not {columns.files_kind(names[:1])}: {left:,}"] if left else []
 
 
 def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -74,7 +74,7 @@ def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> 
     With --skip-bad-rows, files whose rows in the table cannot be used become ``bad``.
     """
     assert asked.labels
-    table = read_table(Path(asked.labels), None, skip=bad.skip)  # all as text: run 007 is not run 7
+    table = read_table(Path(asked.labels), None, skip=bad.skip)  # all as text, because run 007 is not run 7
     table.bad.kept()
     key, file_of = _joined(table, asked.id, names)
     left = [str(cell).strip() for cell, file in zip(table.frame[key], file_of, strict=True) if not file]
@@ -133,7 +133,7 @@ def media_arrays(
 ) -> Arrays:
     """Return files of one kind as sequences, with their other ``arrays``; ``names`` are the channels of recordings."""
     kind = columns.files_kind([files[0].name])
-    if kind == "pictures":
+    if kind == "images":
         found = Pictures(files, arrays, bad)
     elif kind == "sounds":
         found = Sounds(files, arrays, bad, asked.rate, waveform=asked.waveform)

@@ -12,7 +12,7 @@ from reservoir.tasks.own.tables import EMPTY
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
 
-MOST_ROUNDING = 1e-3  # largest error of float32 in a target, as a share of its standard deviation
+MAX_ROUNDING = 1e-3  # largest error of float32 in a target, as a share of its standard deviation
 
 SPLIT_NAMES = {
     **dict.fromkeys(["train", "training"], "train"),
@@ -22,12 +22,12 @@ SPLIT_NAMES = {
 """Names of splits in folders and datasets, in lower case, and the name of each split in this program."""
 
 SAMPLE = 2**20  # number of tokens, from the first, that `read_integers` looks at
-MOST_SYMBOLS = 1_000_000  # larger whole numbers are values, not symbols: no embedding has a row for each
-FEWEST_STEPS = 100  # with fewer changes between neighbours, the size of the changes is ignored
+MAX_SYMBOLS = 1_000_000  # larger whole numbers are values, not symbols: no embedding has a row for each
+MIN_STEPS = 100  # with fewer changes between neighbours, the size of the changes is ignored
 SMOOTH = 0.65
 """Values have a mean step between different neighbours below this share of the mean step between random tokens."""
 
-SMOOTH_MANY = 0.8  # the same share for more than 256 different numbers
+SMOOTH_MANY = 0.8  # replaces SMOOTH for more than 256 different numbers
 BYTE = 256
 HEAD = 0.1  # the most frequent 1% of many symbols make up more than this share of the tokens
 FEW_CLASSES = 20
@@ -52,13 +52,13 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
     real = np.arange(x.shape[1]) < full[:, None]
     tokens = x[real].astype(np.int64)
-    if tokens.min() < 0 or tokens.max() >= MOST_SYMBOLS:
+    if tokens.min() < 0 or tokens.max() >= MAX_SYMBOLS:
         return Reading(False, "some are negative" if tokens.min() < 0 else "some are a million or more")
     numbers, counts = np.unique(tokens, return_counts=True)
     steps = np.abs(np.diff(x.astype(np.int64), axis=1))[real[:, 1:]]
     steps = steps[steps > 0]
     anywhere = np.abs(tokens - np.random.default_rng(0).permutation(tokens))
-    if len(steps) >= FEWEST_STEPS:
+    if len(steps) >= MIN_STEPS:
         share = steps.mean() / anywhere[anywhere > 0].mean()
         if share < (SMOOTH_MANY if len(numbers) > BYTE else SMOOTH):
             return Reading(False, f"neighbours differ only {share:.0%} as much as random tokens")
@@ -74,8 +74,8 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
 def read_labels(y: np.ndarray) -> Reading:
     """Return whether whole-number labels are classes, or targets of a regression.
 
-    Two different numbers are classes. More than two are classes if they count from 0 or 1 and have two or more rows
-    each on average, or if they have on average 5 or more rows each (up to 20 numbers), or 50 or more (more numbers).
+    Two different numbers are classes. More are classes if they count from 0 or 1 and have at least 2 rows each on
+    average, if up to 20 numbers have at least 5 rows each on average, or if more numbers have at least 50.
     """
     numbers = np.unique(y)
     many = f"{len(numbers):,} different numbers among {y.size:,}"
@@ -185,7 +185,7 @@ def _single(where: str, y: np.ndarray, label: str) -> np.ndarray:
     for output in range(y.shape[2]):
         values = y[:, :, output].astype(np.float64)
         rounding = np.abs(values - stored[:, :, output]).max()
-        if np.ptp(values) and rounding > MOST_ROUNDING * values.std():
+        if np.ptp(values) and rounding > MAX_ROUNDING * values.std():
             spread = f"(standard deviation {values.std():.3g}, rounding {rounding:.3g})"
             problem = f"{where}: {label} varies too little for float32 around its mean in output {output} {spread}"
             raise InputError(f"{problem}; subtract an offset from it, such as {values.mean():.6g}")

@@ -1,4 +1,4 @@
-"""Your own pictures: their files are stored as they are, and Pillow decodes them when a model reads them."""
+"""Your own images: their files are stored as they are, and Pillow decodes them when a model reads them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-MOST_BYTES = 2**27
-MOST_PIXELS = 2**26
+MAX_BYTES = 2**27
+MAX_PIXELS = 2**26
 
 SIDE, PATCH = 32, 4
-"""Side of a picture and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own."""
+"""Side of an image and of its patches in pixels, as in CIFAR-10, for backbones without patches of their own."""
 
 TOKENS = (SIDE // PATCH) ** 2
 
 
 class Pictures(Arrays):
-    """Pictures as ``x``, the bytes of each file, with other arrays; the shape of ``x`` is that of their patches."""
+    """Images as ``x``, the bytes of each file, with other arrays; the shape of ``x`` is that of their patches."""
 
     piece_rows = 64
     unused_options = ("values", "symbols", "missing", "standardise", "rate", "waveform")
@@ -41,7 +41,7 @@ class Pictures(Arrays):
         arrays = {name: array[kept] for name, array in arrays.items()}
         super().__init__(arrays, x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
         self.files = [file for file, good in zip(files, kept, strict=True) if good]
-        self.notes = [f"backbones that do not read pictures get {SIDE}x{SIDE} pixels in {TOKENS} patches"]
+        self.notes = [f"backbones that do not read images get {SIDE}x{SIDE} pixels in {TOKENS} patches"]
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the files of the rows ``lo`` to ``hi``, (rows,) of arrays."""
@@ -62,39 +62,39 @@ def objects(values: Sequence[Any]) -> np.ndarray:
 
 
 def check_pillow() -> None:
-    """Refuse pictures if Pillow is not installed."""
+    """Refuse images if Pillow is not installed."""
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise InputError("pictures need Pillow: pip install 'reservoir-features[images]'") from None
+        raise InputError("images need Pillow: pip install 'reservoir-features[images]'") from None
 
 
 def _stored_bytes(path: Path) -> np.ndarray:
-    """Return the bytes of a picture file, after checking that they can be decoded."""
-    if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size:,} bytes, more than {MOST_BYTES:,}; check that it is a picture")
+    """Return the bytes of an image file, after checking that they can be decoded."""
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}; check that it is an image")
     found = np.frombuffer(path.read_bytes(), np.uint8)
     decoded(found, str(path), rough=True)
     return found
 
 
 def _check(path: Path) -> None:
-    """Refuse a file that is not a picture."""
+    """Refuse a file that is not an image."""
     _stored_bytes(path)
 
 
 def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> "Image":
-    """Return the picture of a file or its bytes, upright, in RGB on white; ``rough`` may reduce it to 2 * `SIDE`."""
+    """Return the image of a file or its bytes, upright, in RGB on white; ``rough`` may reduce it to 2 * `SIDE`."""
     check_pillow()
     from PIL import Image, ImageOps
 
-    where = where or (str(stored) if isinstance(stored, Path) else "a picture")
+    where = where or (str(stored) if isinstance(stored, Path) else "an image")
     file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
-    with as_input_error(f"{where}: not a readable picture", "repair it, or remove it"), warnings.catch_warnings():
+    with as_input_error(f"{where}: not a readable image", "repair it, or remove it"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about odd metadata and large sizes; sizes are checked below
         with Image.open(file, formats=FORMATS) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MOST_PIXELS:,}")
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MAX_PIXELS:,}")
             if image.mode.startswith(("I", "F")):
                 raise ValueError("its values have more than 8 bits, which is the maximum")
             if rough:
@@ -111,7 +111,7 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
 
 
 def as_patches(x: np.ndarray) -> np.ndarray:
-    """Return stored pictures, resized to `SIDE` pixels, as patches (rows, tokens, values) of bytes."""
+    """Return stored images, resized to `SIDE` pixels, as patches (rows, tokens, values) of bytes."""
     from PIL import Image
 
     size = (SIDE, SIDE)

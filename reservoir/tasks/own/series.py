@@ -17,7 +17,7 @@ Series = tuple[list[np.ndarray], list[str] | list[float] | None]
 
 
 def split_files(path: Path) -> dict[str, Path]:
-    """Return the train and test files of a folder, or of the path of one of them; empty for other data."""
+    """Return the train and test files for a folder, or for the path of one of them; empty for other data."""
     if path.is_dir():
         pairs: dict[str, dict[str, Path]] = {}  # for each data set the first of these suffixes is read
         for file in (file for suffix in SUFFIXES for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))):

@@ -15,15 +15,15 @@ from reservoir.tasks.own.arrays import Arrays, padded
 from reservoir.tasks.own.tables import OR_FILL, BadRows, Table
 from reservoir.tasks.own.texts import Texts
 
-MOST_NAMES = 256
+MAX_NAMES = 256
 """Up to this number, columns of values are identified by name in new data; beyond it, they are steps of a series, and
 are identified by position."""
 
-LONGEST_NUMBER = 24  # most digits of a number that is one label; each digit of a longer number is a label
+MAX_DIGITS = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
 
 class TableReader:
-    """Reader of a table by the roles of its columns; for new sequences, ``known`` has the parameters of their task."""
+    """Reads a table by the roles of its columns; for new sequences, ``known`` has the parameters of their task."""
 
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):
         self.table, self.asked, self.labelled, self.known = table, asked, known is None, known or {}
@@ -103,7 +103,7 @@ class TableReader:
         if label not in self.table.frame or not (self.labelled or known):
             return False
         labels, sequences = self.table.frame[label], self.table.frame[whole]
-        if self.labelled and columns.is_number(labels) and max(len(str(cell)) for cell in labels) <= LONGEST_NUMBER:
+        if self.labelled and columns.is_number(labels) and max(len(str(cell)) for cell in labels) <= MAX_DIGITS:
             return False
         if not (self.asked.text or columns.is_text(sequences)):
             sequences = sequences.map(lambda cell: cell.split() if isinstance(cell, str) else cell)
@@ -186,7 +186,7 @@ class TableReader:
         self.arrays["lengths"] = lengths
 
     def _choose_values(self) -> None:
-        """Keep the columns of values of the task, in its order; rows may end before the last column."""
+        """Keep the task's value columns, in its order; rows may end before the last column."""
         table, known = self.table, self.known.get("columns", [])
         if known:
             end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
@@ -203,7 +203,7 @@ class TableReader:
         if before[1:] == order[1:] and before != order:
             problem = f"{table.path}: the columns are not in the order that the readout was fitted on"
             raise InputError(f"{problem}; reorder them")
-        self.chosen |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
+        self.chosen |= {"columns": names} if len(names) <= MAX_NAMES else {"order": order}
 
     # ---- several lines per sequence
 

@@ -16,9 +16,9 @@ from reservoir.tasks.own.arrays import check_expansion
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
-MOST_NAMED = 5
+MAX_NAMED = 5
 OR_FILL = ", or pass --missing interpolate or mask"  # remedy of empty cells, after another
-MOST_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
+MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
 DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
@@ -71,9 +71,9 @@ class BadRows:
         return [f"{skipped}: {self._named()}"] if self.reasons else []
 
     def _named(self) -> str:
-        first = sorted(self.reasons)[:MOST_NAMED]
+        first = sorted(self.reasons)[:MAX_NAMED]
         named = "; ".join(f"{self.places[row]}: {self.reasons[row][0]}" for row in first)
-        return named + (f"; and {len(self.reasons) - MOST_NAMED:,} more" if len(self.reasons) > MOST_NAMED else "")
+        return named + (f"; and {len(self.reasons) - MAX_NAMED:,} more" if len(self.reasons) > MAX_NAMED else "")
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _read_decimal_commas(frame: Any, texts: Collection[int], *, sure: bool) -> N
         cells = frame[place].dropna().astype(str).str.strip()
         numbers, commas = cells.str.fullmatch(DECIMAL_COMMA), cells.str.contains(",")
         other = cells.str.contains(r"^[-+]?\d*\.\d|,.*,").any()  # 1.234 may be a thousand, and 1,2,3 is a list
-        if commas.any() and not other and numbers.mean() >= 1 - MOST_TEXT:
+        if commas.any() and not other and numbers.mean() >= 1 - MAX_TEXT:
             found[place] = cells[numbers].str.replace(",", ".")
             sure = sure or not cells[numbers & commas].str.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}").all()
     for place, cells in found.items() if sure else ():

@@ -8,12 +8,12 @@ from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import Arrays, check_padding
 
 UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
-MOST_LETTERS = 64
+MAX_LETTERS = 64
 PIECE_LETTERS = 2**23
 
 
 class Texts(Arrays):
-    """Texts (rows,) as ``x``, with other arrays; encoded in stretches, so that not all are padded at once."""
+    """Texts (rows,) as ``x``, with other arrays; encoded in batches, so that not all are padded at once."""
 
     letters = True
     unused_options = ("rate", "waveform")
@@ -69,10 +69,10 @@ def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
     return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
 
 
-def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
+def alphabet_of(batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
     """Return `UNKNOWN` and the sorted letters of the training rows, and the letters that only other rows have."""
-    known = every = np.empty(0, np.int64)  # a stretch is code points (rows, tokens), lengths and a mask (rows,)
-    for codes, lengths, train in stretches:
+    known = every = np.empty(0, np.int64)  # a batch: code points (rows, tokens), lengths, a mask (rows,)
+    for codes, lengths, train in batches:
         real = np.arange(codes.shape[1]) < lengths[:, None]
         known = np.union1d(known, codes[train][real[train]])
         every = np.union1d(every, codes[real])
@@ -81,8 +81,8 @@ def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) 
 
 
 def are_words(alphabet: str) -> bool:
-    """Return whether texts of these letters are words: with spaces, or in a script of more than 64 letters."""
-    return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MOST_LETTERS
+    """Return whether texts of these letters consist of words: there are spaces, or more than 64 letters."""
+    return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MAX_LETTERS
 
 
 def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from reservoir.tasks.own.texts import codes_of
 from reservoir.tasks.source import clean_symbols, full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-MOST_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of the range of its channel
+MAX_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of its channel's range
 
 
 def as_values(
@@ -19,8 +19,8 @@ def as_values(
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
     ``missing`` is the treatment of NaN: ``refuse`` raises an error, and ``interpolate`` interpolates linearly in time.
-    ``mask`` keeps NaN, which scaling turns into 0, and adds for each channel one that is 1 where a value is missing.
-    ``or_fill`` ends the remedies for a missing value.
+    ``mask`` keeps NaN, which scaling turns into 0, and adds a second channel for each channel, with 1 at missing
+    values. ``or_fill`` ends the remedies for a missing value.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
@@ -57,7 +57,7 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
     """Refuse channels whose rounding errors are large relative to their range, given the results of `rounding`."""
     moved, least, most = np.stack(stretches, axis=1)
     moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
-    coarse = np.flatnonzero((moved > MOST_ROUNDING * (most - least)) & (most > least))
+    coarse = np.flatnonzero((moved > MAX_ROUNDING * (most - least)) & (most > least))
     if len(coarse):
         c = int(coarse[0])
         raise InputError(
@@ -66,14 +66,14 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
         )
 
 
-def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
-    """Return the standardisation of stretches of tokens (tokens, dim), ignoring NaN; constant channels have scale 1."""
-    first = next(stretches)
+def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
+    """Return the standardisation of batches of tokens (tokens, dim), ignoring NaN; constant channels have scale 1."""
+    first = next(batches)
     known = ~np.isnan(first)
-    # Sums are taken around the first stretch's mean, in float64, so that a large constant does not hide the deviation.
+    # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide the deviation.
     shift = np.where(known, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
     count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
-    for tokens in chain([first], stretches):
+    for tokens in chain([first], batches):
         known = ~np.isnan(tokens)
         centred = np.where(known, tokens - shift, 0)
         count = count + known.sum(axis=0)
