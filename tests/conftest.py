@@ -1,6 +1,7 @@
 """What several tests share: no network, few threads, and small model folders with real weights."""
 
 import base64
+import gc
 import gzip
 import json
 import os
@@ -19,6 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+# A search for garbage goes through all that torch, transformers and scikit-learn have made, and by default is frequent.
+gc.set_threshold(50_000, 20, 50)
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # the job of the oldest dependencies installs no test library but pytest
@@ -32,6 +36,17 @@ else:
     settings.load_profile("steady")
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the documents, whose tests are long: at the end, one worker would wait for another."""
+    items.sort(key=lambda item: not item.path.name.startswith(("test_documents", "test_examples")))
+
+
+def pytest_collection_finish():
+    """Have searches for garbage skip what the imports made, which lives to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
