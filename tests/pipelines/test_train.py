@@ -132,7 +132,7 @@ train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 
 def test_two_processes_equal_one_with_twice_the_batch(cache):
     settings = {"rows": "fresh", "steps": 6, "eval_every": 3, "dropout": 0.2, **QUICK}
-    two = pair(LAUNCH, cache / "two", json.dumps({**settings, "batch": 4}))
+    two = pair(LAUNCH, cache / "two", json.dumps({**settings, "batch": 4}), forked=True)
     assert [code for code, _, _ in two] == [0, 0], two
     # Forward passes are numbered over processes, so even what is dropped is the same as with accumulation.
     one = train("bit-xor", batch=4, accumulate=2, **settings)
