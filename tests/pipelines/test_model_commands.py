@@ -192,10 +192,11 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
 
 
-@pytest.fixture
-def xor_run(cache, tmp_path):
+@pytest.fixture(scope="module")
+def xor_run(tmp_path_factory):
     """Return the folder of a run on bit-xor with strings of 3 bits."""
-    return str(train("bit-xor", parameters={"n": 3, **FEW}, run=tmp_path / "run", **QUICK).path)
+    root = tmp_path_factory.mktemp("xor")
+    return str(train("bit-xor", parameters={"n": 3, **FEW}, run=root / "run", cache=root / "cache", **QUICK).path)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def xor_run(cache, tmp_path):
         (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not a picture"),
     ],
 )
-def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, capsys, arguments, message):
+def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, cache, capsys, arguments, message):
     assert command(["attention", *arguments, "--run", xor_run, "--average", "2"]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

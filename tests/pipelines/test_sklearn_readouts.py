@@ -140,7 +140,7 @@ def test_linear_estimators_are_saved_predicted_and_exported_without_skops(tmp_pa
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
     root = tmp_path_factory.mktemp("files")
-    return extract("digits", backbone=str(tiny_gpt2), limit=120, cache=root, layers="final", pool="mean,last")
+    return extract("digits", backbone=str(tiny_gpt2), limit=60, cache=root, layers="final", pool="mean,last")
 
 
 def same(text, card):
