@@ -39,8 +39,7 @@ def test_a_cache_that_cannot_be_made(tmp_path, capfd, command):
     ):
         assert run([command, "bit-xor", *options, "--cache", str(place)]) == 2
         line = one_line(capfd)
-        assert str(place) in line
-        assert why in line
+        assert str(place) in line and why in line
 
 
 WIDE = "gpt2:n_layer=2,n_embd=64,n_head=2,n_positions=70"
@@ -93,8 +92,7 @@ def test_the_line_and_the_exit_code_of_an_error(monkeypatch, capfd, number, path
     assert run(["tasks"]) == code
     line = one_line(capfd)
     assert line.startswith(f"reservoir: {path}: " if path else f"reservoir: {os.strerror(number)}")
-    assert os.strerror(number) in line
-    assert remedy in line
+    assert os.strerror(number) in line and remedy in line
 
 
 @pytest.mark.parametrize("error", [OSError("no number"), OSError(errno.EBADF, "Bad file descriptor")])

@@ -363,10 +363,8 @@ def test_occlusion_equals_the_model_on_the_changed_row(made):
 def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     saved, file = made("embed/segments8+raw")
     code, out, _ = call("explain", saved, file, "--first", 2, "--out", tmp_path / "e.png")
-    assert code == 0
-    assert "largest drop if hidden" in out
-    assert len(out.strip().splitlines()) == 5
-    assert (tmp_path / "e.png").stat().st_size > 2000
+    assert code == 0 and "largest drop if hidden" in out
+    assert len(out.strip().splitlines()) == 5 and (tmp_path / "e.png").stat().st_size > 2000
     _, out, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
     assert "cannot be attributed to positions" in error and "(+0)" not in out
     with np.load(file) as arrays:

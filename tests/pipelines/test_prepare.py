@@ -279,8 +279,7 @@ def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind
 
         monkeypatch.setattr(files, "file_digest", refuse)
     code, out, message = call("prepare", "mnist", "--data", mnist_files)
-    assert (code, out) == (2, "")
-    assert message.count("\n") == 1
+    assert (code, out) == (2, "") and message.count("\n") == 1
     assert "train-labels-idx1-ubyte" in message or kind == "locked"
 
 
@@ -309,8 +308,7 @@ def server(tmp_path, monkeypatch):
 def test_a_task_is_downloaded_once_and_prepared(server, cache):
     _, asked = server
     prepared = prepare("mnist", fetch=True)
-    assert sum(prepared.rows.values()) == 72
-    assert len(asked) == 4
+    assert sum(prepared.rows.values()) == 72 and len(asked) == 4
     assert prepare("mnist", fetch=True).reused and len(asked) == 4
     assert len(list((cache / "downloads" / "mnist").iterdir())) == 4
 

@@ -231,8 +231,7 @@ def test_a_write_that_fails_leaves_the_old_bundle(tmp_path, monkeypatch, step):
     monkeypatch.undo()
     assert Bundle.load(tmp_path).scores == {"number": 1}
     save(2, tmp_path)
-    assert Bundle.load(tmp_path).scores == {"number": 2}
-    assert len(list(tmp_path.iterdir())) == 2
+    assert Bundle.load(tmp_path).scores == {"number": 2} and len(list(tmp_path.iterdir())) == 2
 
 
 def test_fits_with_other_options_have_other_folders(extracted):

@@ -439,16 +439,14 @@ def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsy
     rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]
     line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
     assert command([*line, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["swept"]) == 2
-    assert command(line) == 0
+    assert len(json.loads(capsys.readouterr().out)["swept"]) == 2 and command(line) == 0
     assert "learning_rate" in capsys.readouterr().out
     for wrong, says in (
         ("steps=1,2", "steps is not one of batch, accumulate, learning_rate"),
         ("batch=a,b", "give numbers"),
         ("batch=0,8", "--batch 0: give a whole number"),
     ):
-        assert command([*line[:-4], "--sweep", wrong]) == 2
-        assert says in capsys.readouterr().err
+        assert command([*line[:-4], "--sweep", wrong]) == 2 and says in capsys.readouterr().err
 
 
 def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):

@@ -134,8 +134,7 @@ def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(seconds_per_ro
     monkeypatch.setattr("reservoir_pipelines.tuning.search.START_UP", 0.0)
     clock = SlowRows(seconds_per_row, monkeypatch)
     done = tune_by(clock, str(tmp_path / "rows.npz"), budget="900s", cache=tmp_path, **SMALL)
-    assert done.tried >= 10
-    assert 0.7 * 900 < LOADING + clock.now <= 990
+    assert done.tried >= 10 and 0.7 * 900 < LOADING + clock.now <= 990
     tried = {trial.limit for trial in read_trials(done.folder / "trials.jsonl") if trial.number}
     assert tried == limits or tried < limits
     assert {trial.limit for trial in done.trials} <= limits
@@ -168,11 +167,9 @@ def test_the_command_shows_what_was_tried_and_gained(searched, waves, capsys):
     assert run([*again, "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert len(found["trials"]) == 3
-    assert found["commands"] == list(searched[0].commands)
+    assert len(found["trials"]) == 3 and found["commands"] == list(searched[0].commands)
     assert found["test_score"] == found["fit"]["best"]["test_score"] and found["evaluation"]["classes"]
-    assert err.count("mini:n_layer") >= 3
-    assert run(again) == 0
+    assert err.count("mini:n_layer") >= 3 and run(again) == 0
     out = capsys.readouterr().out
     assert "reservoir fit" in out
     assert "3 candidates tried" in out and "gain over the default" in out and " points" in out

@@ -24,8 +24,7 @@ def test_folds_are_balanced_and_stratified(rows, data, seed):
     labels = np.random.default_rng(seed).integers(0, 4, rows)
     for kind in (None, labels):
         fold = draw_folds(rows, folds, labels=kind, repeat=seed)
-        assert fold.shape == (rows,)
-        assert np.ptp(np.bincount(fold, minlength=folds)) <= 1
+        assert fold.shape == (rows,) and np.ptp(np.bincount(fold, minlength=folds)) <= 1
         np.testing.assert_array_equal(fold, draw_folds(rows, folds, labels=kind, repeat=seed))
     for label in range(4):
         assert np.ptp(np.bincount(fold[labels == label], minlength=folds)) <= 1
@@ -66,8 +65,7 @@ def test_group_folds_are_as_balanced_as_in_scikit_learn():
     for k, (_, held) in enumerate(StratifiedGroupKFold(5, shuffle=True, random_state=0).split(labels, labels, groups)):
         theirs[held] = k
     ours = [spread(draw_folds(900, 5, labels=labels, groups=groups, repeat=repeat)) for repeat in range(5)]
-    assert max(ours) < 0.3
-    assert np.mean(ours) <= spread(theirs) + 0.05
+    assert max(ours) < 0.3 and np.mean(ours) <= spread(theirs) + 0.05
     sizes = np.bincount(draw_folds(900, 5, groups=groups))
     assert np.ptp(sizes) <= 20
 
@@ -119,10 +117,8 @@ def test_ties_in_accuracy_go_to_the_smaller_loss():
     folds = np.stack([draw_folds(30, 5, repeat=r) for r in range(2)])
     found = score_by_kernel(kernel_matrix(x), y, Targets(1, 2), folds)
     larger = score_by_kernel(kernel_matrix(x), y, Targets(1, 2), folds, np.array([500.0]))
-    assert found.score == larger.score == 1
-    assert found.alpha < larger.alpha
-    assert found.loss < larger.loss
-    assert found.losses.shape == (30,)
+    assert found.score == larger.score == 1 and found.alpha < larger.alpha
+    assert found.loss < larger.loss and found.losses.shape == (30,)
     assert np.isclose(found.losses.mean(), found.loss)
 
 
@@ -199,8 +195,7 @@ def test_one_standard_error_takes_the_largest_penalty_within_it(classes):
         ridge = RidgeClassifier(alpha=plain.alpha) if classes else Ridge(alpha=plain.alpha)
         scores.append(ridge.fit(z[fold != k], y[fold != k].ravel()).score(z[fold == k], y[fold == k].ravel()))
     limit = plain.accuracy[plain.best] - np.std(scores, ddof=1) / np.sqrt(6)
-    assert found.alpha == alphas[plain.accuracy >= limit].max()
-    assert found.alpha > plain.alpha
+    assert found.alpha == alphas[plain.accuracy >= limit].max() and found.alpha > plain.alpha
     np.testing.assert_array_equal(found.accuracy, plain.accuracy)
 
 

@@ -160,8 +160,7 @@ def test_grid_is_extended_if_its_end_is_best():
     np.testing.assert_allclose(extended_alphas(np.array([1e3]), 0), np.logspace(-6, 10, 49))
     np.testing.assert_allclose(extended_alphas(np.array([1e6, 1e4, 1e2]), 0), [1e2, 1e4, 1e6, 1e8, 1e10])
     fine = extended_alphas(np.geomspace(1, 1.001, 1000), 999)
-    assert len(fine) == 1000 + 29
-    assert fine[-1] <= 1e10
+    assert len(fine) == 1000 + 29 and fine[-1] <= 1e10
 
 
 @pytest.mark.parametrize(("rows", "width"), [(150, 12), (30, 50)])
@@ -333,8 +332,7 @@ def solution(data):
     z = np.concatenate([(x - mean) / std, y - y.mean(0)], axis=1)
     r = np.linalg.qr(np.concatenate([np.linalg.qr(z[i : i + 2000], "r") for i in range(0, ROWS, 2000)]), "r")
     left, values, right = np.linalg.svd(r[:WIDTH, :WIDTH])
-    assert values[0] ** 2 > 9e6
-    assert values[-1] ** 2 < 0.1
+    assert values[0] ** 2 > 9e6 and values[-1] ** 2 < 0.1
     along = left.T @ r[:WIDTH, WIDTH:]
     return std, [right.T @ ((values / (values**2 + alpha))[:, None] * along) for alpha in DEFAULT_ALPHAS]
 

@@ -25,8 +25,7 @@ def test_predict_inverts_encode(classes, outputs, rows, lead, seed):
     targets = Targets(outputs, classes)
     y = np.random.default_rng(seed).integers(0, classes, (rows, outputs))
     coded = targets.encode(y)
-    assert coded.shape == (rows, targets.columns)
-    assert coded.dtype == np.float32
+    assert coded.shape == (rows, targets.columns) and coded.dtype == np.float32
     assert set(np.unique(coded)) <= {-1, 1}
     np.testing.assert_array_equal(targets.predict(coded), y)
     np.testing.assert_array_equal(targets.predict(np.stack([coded] * (lead + 1)))[lead], y)
@@ -57,8 +56,7 @@ def test_every_labelled_token_is_a_sample(rows, tokens, readout, outputs):
     y = np.arange(rows * readout * outputs).reshape(rows, readout, outputs)
     features, labels = samples(x, y)
     if tokens == readout > 1:
-        assert features.shape == (rows * tokens, 6)
-        assert labels.shape == (rows * tokens, outputs)
+        assert features.shape == (rows * tokens, 6) and labels.shape == (rows * tokens, outputs)
         np.testing.assert_array_equal(features[tokens - 1], x[0, -1])
         np.testing.assert_array_equal(labels[tokens - 1], y[0, -1])
     else:
@@ -137,8 +135,7 @@ def test_temperature_minimises_the_loss(classes):
         return log_loss(every, chances, sample_weight=weights)
 
     losses = {t: loss(t) for t in (found * 0.99, found, found * 1.01)}
-    assert min(losses, key=losses.__getitem__) == found
-    assert 0.3 < found < 0.5
+    assert min(losses, key=losses.__getitem__) == found and 0.3 < found < 0.5
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -163,8 +160,7 @@ def test_calibration_never_increases_the_loss_on_separable_rows(classes, held):
             ]
         )
     before, after = np.transpose(losses)
-    assert (after <= before + 0.02).all()
-    assert after.mean() < 0.75 * before.mean()
+    assert (after <= before + 0.02).all() and after.mean() < 0.75 * before.mean()
 
 
 @given(right=st.integers(0, 60), wrong=st.integers(0, 60))
@@ -194,8 +190,7 @@ def test_interval_treats_outputs_of_a_row_as_dependent(together):
 def test_interval_of_identical_rows_uses_their_number():
     assert accuracy_interval(np.full(30, 0.5)) == pytest.approx(accuracy_interval(np.arange(30) % 2))
     low, high = accuracy_interval(np.ones(30))
-    assert 0.88 < low < 0.9
-    assert high == 1
+    assert 0.88 < low < 0.9 and high == 1
 
 
 @given(both=st.integers(0, 9), wins=st.integers(0, 40), losses=st.integers(0, 40))
@@ -227,8 +222,7 @@ def test_small_p_value_for_a_real_difference():
     base = rng.standard_normal(200)
     assert paired_bootstrap(base + 0.3 + 0.5 * rng.standard_normal(200), base) < 0.001
     a, b = rng.random(500) < 0.9, rng.random(500) < 0.8
-    assert mcnemar(a, b) < 0.001
-    assert abs(paired_bootstrap(a, b) - mcnemar(a, b)) < 0.002
+    assert mcnemar(a, b) < 0.001 and abs(paired_bootstrap(a, b) - mcnemar(a, b)) < 0.002
     assert paired_bootstrap(base, base) == mcnemar(a, a) == 1
     assert paired_bootstrap(base, base) == paired_bootstrap(base[:1], base[1:2]) == 1
     assert paired_bootstrap(base + 1, base, draws=99) == 0.01
