@@ -167,8 +167,7 @@ def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
 
 
 def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
-    gate = threading.Event()
-    write = writer_module._write_encoded
+    gate, write = threading.Event(), writer_module._write_encoded
     monkeypatch.setattr(writer_module, "_write_encoded", lambda *args: gate.wait(10) and write(*args))
     with ShardWriter(entry) as writer:
         assert writer.claim("train", 0, toy.shapes)

@@ -101,8 +101,7 @@ def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
     entry = toy.entry(tmp_path, block_rows=rows, data=spec)
     for block in range(blocks):
         write_block(entry, "train", block, {"embed/mean": np.full((rows, 1, width), block, np.float32)})
-    train = FeatureStore(entry)["train"]
-    one = rows * width * 4
+    train, one = FeatureStore(entry)["train"], rows * width * 4
     next(train.blocks("embed/mean"))
     tracemalloc.start()
     total = sum(float(x[0, 0, 0]) for x in train.blocks("embed/mean"))

@@ -86,8 +86,7 @@ def entry(extracted, cache):
 def change_call(entry, **changes):
     """Write another call into an entry, as whoever hands it on can: no key covers it, and a checksum is no secret."""
     content = read_json(entry / "spec.json", indent=2)
-    call = content["made_with"]["call"]
-    more = changes.pop("more", {})
+    call, more = content["made_with"]["call"], changes.pop("more", {})
     call.update(changes)
     if more:
         call["settings"] |= more

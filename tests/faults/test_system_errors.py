@@ -155,8 +155,7 @@ def test_a_bar_on_a_terminal_shows_names_and_obeys_none(monkeypatch):
 
 
 def test_commands_print_labels_columns_and_file_names_escaped(tmp_path, call):
-    draw = np.random.default_rng(0)
-    data = tmp_path / "rows\x1b[31m\u202e.csv"
+    draw, data = np.random.default_rng(0), tmp_path / "rows\x1b[31m\u202e.csv"
     lines = [f"{a:.3f},{b:.3f},{'up' + EVIL[:11] if a + b > 0 else 'down'}" for a, b in draw.normal(size=(80, 2))]
     data.write_text("\n".join(["a,b,label\u202e", *lines]))
     flags = ("--cache", tmp_path / "cache")

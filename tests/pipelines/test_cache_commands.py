@@ -49,8 +49,7 @@ def test_the_entry_that_a_task_means_is_named_when_it_is_removed(call, cache, li
 
 
 def test_batches_of_estimators_are_one_line_and_go_together(call, cache, listed):
-    entry = extract("digits", **SMALL).entry
-    rng = np.random.default_rng(0)
+    entry, rng = extract("digits", **SMALL).entry, np.random.default_rng(0)
     for _ in range(3):
         x = rng.standard_normal((60, 12, 1))
         ReservoirClassifier(backbone=ONE_BLOCK, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)

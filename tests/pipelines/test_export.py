@@ -305,8 +305,7 @@ def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_gpt2):
     """Return a function that fits columns of one small task: (readout, its file)."""
-    root = tmp_path_factory.mktemp("explain")
-    draw = np.random.default_rng(0)
+    root, draw = tmp_path_factory.mktemp("explain"), np.random.default_rng(0)
     x = draw.normal(size=(60, 20, 2)).astype(np.float32)
     x[30:, 5:9, 0] += 2
     np.savez(root / "rows.npz", x=x, y=np.repeat(["flat", "bump"], 30))

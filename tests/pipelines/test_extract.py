@@ -89,8 +89,7 @@ def test_a_damaged_shard_is_computed_again(small):
 
 
 def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypatch):
-    first = small()
-    opened = []
+    first, opened = small(), []
     real, real_open = h5py.File, io.open
     monkeypatch.setattr(h5py, "File", lambda name, *a, **k: opened.append(str(name)) or real(name, *a, **k))
     monkeypatch.setattr(io, "open", lambda name, *a, **k: opened.append(str(name)) or real_open(name, *a, **k))
@@ -232,8 +231,7 @@ def test_predicted_time_and_size_equal_those_of_the_extraction(costly, letter_ta
     settings |= {"patch": 1, "input": "gaussian", "pool": "last,mean"}
     found = forecast_of(letter_table, **settings)
     assert [path.name for path in cache.iterdir()] == ["prepared"]
-    before = now[0]
-    done = extract(letter_table, **settings)
+    before, done = now[0], extract(letter_table, **settings)
     assert found.seconds == pytest.approx(now[0] - before, rel=0.2)
     assert found.rows == sum(done.rows.values()) == done.computed_rows == 400
     assert found.columns == len(done.columns)

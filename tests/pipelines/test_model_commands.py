@@ -179,8 +179,7 @@ def test_the_runs_own_scaling_is_used(cache, tmp_path, standardise):
 def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     own = write_own(tmp_path / "own.npz")
     done = train(own, patch=patch, stride=stride, **QUICK)
-    prepared = prepare(own)
-    step = stride or patch
+    prepared, step = prepare(own), stride or patch
     rows = [prepared.scaling(row) for row in first_rows(prepared.split("test"), 6)]
     tokens = [np.stack([row[i : i + patch].ravel() for i in range(0, len(row) - patch + 1, step)]) for row in rows]
     assert len({len(row) for row in tokens}) > 1

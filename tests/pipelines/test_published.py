@@ -184,8 +184,7 @@ def test_it_is_meant_where_no_backbone_is_named(decoy):
 
 
 def test_the_papers_protocol_draws_the_first_states_of_an_lstm_for_each_row_and_pass(cache):
-    cell = LSTMCell(8)
-    rows = torch.zeros(3, 2, 8)
+    cell, rows = LSTMCell(8), torch.zeros(3, 2, 8)
     assert torch.equal(cell(rows)[0], cell(rows)[1])
     redraw_first_states(cell)
     assert not torch.equal(cell(rows)[0], cell(rows)[1]) and not torch.equal(cell(rows), cell(rows))

@@ -476,8 +476,7 @@ def check(text):
 def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypatch):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     (tmp_path / "my.toml").write_text(HOSTILE)
-    made = reproduce([str(tmp_path / "my.toml")])
-    done = report([])
+    made, done = reproduce([str(tmp_path / "my.toml")]), report([])
     text = done.page.read_text()
     page = check(text)
     assert EVIL not in text and "&lt;script&gt;" in text

@@ -40,8 +40,7 @@ def linear_accuracy(run):
     from sklearn.linear_model import LogisticRegression
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
-    model = load_run(run, "cpu").fpt
-    lengths = torch.full((1024,), 10)
+    model, lengths = load_run(run, "cpu").fpt, torch.full((1024,), 10)
     hidden = model.features(torch.from_numpy(bits[:, :, None]).float(), lengths, ["final/last"])["final/last"].numpy()
     x, y = hidden.reshape(5 * 1024, -1), (bits[:, :5] ^ bits[:, 5:]).ravel()
     return LogisticRegression(C=1e4, max_iter=2000).fit(x, y).score(x, y)
@@ -273,8 +272,7 @@ CLI_QUICK = {"backbone": ONE_BLOCK, "init": "random", "steps": 20, "device": "cp
 
 def write_series(path, kind, rows=120):
     """Write series, the last 30 of them for test, with two classes or two targets."""
-    draw = np.random.default_rng(0)
-    y = np.arange(rows) % 2
+    draw, y = np.random.default_rng(0), np.arange(rows) % 2
     x = draw.normal(size=(rows, 6, 1)) + 2 * y[:, None, None]
     split = np.repeat(["train", "valid", "test"], [60, 30, 30])
     labels = np.array(["down", "up"])[y] if kind == "classes" else np.c_[100 + 5 * x[:, :, 0].mean(1), x[:, 0, 0]]

@@ -23,8 +23,7 @@ LOADING = 60.0  # seconds that the libraries took before a search with a clock o
 
 def write_waves(path, shuffled=False):
     """Write two kinds of short waves, 36 rows with their splits; or with other labels of test."""
-    draw = np.random.default_rng(0)
-    y = np.arange(36) % 2
+    draw, y = np.random.default_rng(0), np.arange(36) % 2
     x = np.sin((0.6 + 0.35 * y[:, None]) * np.arange(20) + draw.uniform(0, 6, (36, 1))) + draw.normal(0, 0.7, (36, 20))
     split = np.repeat(["train", "valid", "test"], [18, 8, 10])
     if shuffled:
@@ -127,8 +126,7 @@ class SlowRows:
 
 @pytest.mark.parametrize(("seconds_per_row", "limits"), [(0.8, {25})])
 def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(seconds_per_row, limits, tmp_path, monkeypatch):
-    draw = np.random.default_rng(0)
-    y = np.arange(1300) % 2
+    draw, y = np.random.default_rng(0), np.arange(1300) % 2
     x = draw.normal(size=(1300, 8, 1)).astype(np.float32) + 0.3 * y[:, None, None]
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     monkeypatch.setattr("reservoir_pipelines.tuning.search.START_UP", 0.0)

@@ -73,8 +73,7 @@ def test_sweeps_on_a_device_choose_the_same_penalty(place):
     x, y = features(500, 12, np.float32)
     x[:, 0] += y[:, 0]
     train, valid = [(x[:400], y[:400])], [(x[400:], y[400:])]
-    folds = [(x, y, np.arange(500) % 4)]
-    targets = Targets(1, 3)
+    folds, targets = [(x, y, np.arange(500) % 4)], Targets(1, 3)
     here = sweep(train, valid, targets), cross_sweep(folds, targets, folds=4)
     with products_on(place):
         there = sweep(train, valid, targets), cross_sweep(folds, targets, folds=4)

@@ -71,8 +71,7 @@ def test_group_folds_are_as_balanced_as_in_scikit_learn():
 
 
 def test_repeats_give_different_folds():
-    labels = np.arange(40) % 2
-    groups = np.arange(40) // 2
+    labels, groups = np.arange(40) % 2, np.arange(40) // 2
     for settings_ in ({}, {"labels": labels}, {"groups": groups}, {"labels": labels, "groups": groups}):
         assert len({draw_folds(40, 4, repeat=repeat, **settings_).tobytes() for repeat in range(6)}) == 6
 
@@ -99,8 +98,7 @@ def test_scores_by_kernel_equal_refits_on_the_other_folds(classes):
     x, y, targets = kernel_data(classes)
     folds = draw_folds(40, 5)
     z = np.where(x.std(0) > 0, (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1), 0)
-    coded = targets.encode(y)
-    alphas = np.array([0.5, 300.0])
+    coded, alphas = targets.encode(y), np.array([0.5, 300.0])
     found = held_out_scores(kernel_matrix(x).astype(np.float64), np.ones(40), coded, folds, alphas)
     for alpha, scores in zip(alphas, found, strict=True):
         wanted = np.empty_like(scores)
@@ -111,8 +109,7 @@ def test_scores_by_kernel_equal_refits_on_the_other_folds(classes):
 
 
 def test_ties_in_accuracy_go_to_the_smaller_loss():
-    draw = np.random.default_rng(1)
-    y = np.arange(30)[:, None] % 2
+    draw, y = np.random.default_rng(1), np.arange(30)[:, None] % 2
     x = 4.0 * y + draw.normal(0, 0.5, (30, 8))
     folds = np.stack([draw_folds(30, 5, repeat=r) for r in range(2)])
     found = score_by_kernel(kernel_matrix(x), y, Targets(1, 2), folds)

@@ -299,8 +299,7 @@ def test_readout_scores_as_in_the_sweep_also_after_storage(classes):
 def test_real_targets_far_from_zero_keep_the_digits_of_their_scores(rows, width, dtype):
     (x, y), (far, other) = task(rows, width, 0)
     y, other = ((1e5 + 0.3 * part).astype(dtype) for part in (y, other))
-    targets = Targets(1, 0)
-    alphas = np.geomspace(0.1, 1000, 5)
+    targets, alphas = Targets(1, 0), np.geomspace(0.1, 1000, 5)
     expected = []
     for alpha in alphas:
         peer = make_pipeline(StandardScaler(), Ridge(alpha=alpha)).fit(x.astype(np.float64), y.astype(np.float64))

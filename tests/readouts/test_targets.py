@@ -74,8 +74,7 @@ def test_every_labelled_token_is_a_sample(rows, tokens, readout, outputs):
     seed=st.integers(0, 9),
 )
 def test_tally_equals_scikit_learn_metrics(classes, outputs, cuts, seed):
-    rng = np.random.default_rng(seed)
-    targets = Targets(outputs, classes)
+    rng, targets = np.random.default_rng(seed), Targets(outputs, classes)
     scores = rng.standard_normal((3, 50, targets.columns))
     y = rng.integers(0, classes, (50, outputs)) if classes else rng.standard_normal((50, outputs)) + 1e4
     if not classes:
@@ -110,8 +109,7 @@ def test_ties_go_to_the_smaller_loss_and_then_to_the_larger_penalty(found, rando
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_loss_is_the_squared_distance_from_the_coding(classes):
-    rng = np.random.default_rng(0)
-    targets = Targets(2, classes)
+    rng, targets = np.random.default_rng(0), Targets(2, classes)
     y = rng.integers(0, classes, (40, 2)) if classes else rng.standard_normal((40, 2))
     scores = rng.standard_normal((5, 40, targets.columns))
     tally = Tally(targets).update(scores[:, :15], y[:15]).update(scores[:, 15:], y[15:])
@@ -121,8 +119,7 @@ def test_loss_is_the_squared_distance_from_the_coding(classes):
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_temperature_minimises_the_loss(classes):
-    rng = np.random.default_rng(0)
-    targets = Targets(1, classes)
+    rng, targets = np.random.default_rng(0), Targets(1, classes)
     scores = rng.standard_normal((2000, targets.columns))
     chances = softmax(targets.logits(scores)[:, 0] / 0.4, axis=-1)
     y = (rng.random((2000, 1)) > chances.cumsum(-1)[:, :-1]).sum(-1, keepdims=True)
