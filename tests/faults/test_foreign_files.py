@@ -191,11 +191,11 @@ def test_a_recipe_names_nothing_to_import(evil, tmp_path, call, place):
         ),
         ("[predict]\ntrust = true", ("predict", ".", "."), "c.toml: 'trust' lets a readout run code"),
         # Not estimators, though their names begin with that of scikit-learn: no predict, a module, and functions.
-        ('[fit]\nreadout = "sklearn.base.BaseEstimator"', ("fit", "digits"), ""),
-        ('[fit]\nreadout = "sklearn.utils.validation.np"', ("fit", "digits"), ""),
-        ('[fit]\nreadout = "sklearn.os.system"', ("fit", "digits"), ""),
-        ('[fit]\nreadout = "sklearn.datasets._openml.urlopen"', ("fit", "digits"), ""),
-        ('[fit]\nreadout = "sklearn.linear_model.LogisticRegression.__init__"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.base.BaseEstimator"', ("fit", "digits"), "not a scikit-learn classifier"),
+        ('[fit]\nreadout = "sklearn.utils.validation.np"', ("fit", "digits"), "not a scikit-learn classifier"),
+        ('[fit]\nreadout = "sklearn.os.system"', ("fit", "digits"), "no such readout"),
+        ('[fit]\nreadout = "sklearn.datasets._openml.urlopen"', ("fit", "digits"), "not a scikit-learn classifier"),
+        ('[fit]\nreadout = "sklearn.linear_model.LogisticRegression.__init__"', ("fit", "digits"), "no such readout"),
     ],
 )
 def test_a_configuration_file_names_nothing_to_import_and_nothing_to_trust(
@@ -402,10 +402,10 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("readout", {"link": "os.system"}, ""),
-        ("readout", {"link": ["softmax"]}, ""),
-        ("readout", {"classes": 3}, ""),
-        ("readout", {"classes": "os"}, ""),
+        ("readout", {"link": "os.system"}, "unknown link 'os.system'"),
+        ("readout", {"link": ["softmax"]}, "unknown link"),
+        ("readout", {"classes": 3}, "do not match the labels"),
+        ("readout", {"classes": "os"}, "not readable"),
         ("parts", {"compute": "load"}, "unknown precision 'load'"),
     ],
 )

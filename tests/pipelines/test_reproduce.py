@@ -520,7 +520,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
 
 
 def test_report_refuses_folders_without_results(cache, tmp_path, call):
-    for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "")):
+    for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "not a folder with results")):
         code, _, err = call("report", *arguments)
         assert (code, err.count("\n")) == (2, 1) and message in err
 
