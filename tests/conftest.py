@@ -5,6 +5,7 @@ import gc
 import gzip
 import json
 import os
+import pkgutil
 import shutil
 import sys
 from importlib.machinery import ModuleSpec
@@ -63,23 +64,32 @@ def _write_pixel(_figure, file, **_):
         Path(file).write_bytes(PIXEL)
 
 
+def _plot_pixel(path, *_, **__):
+    from reservoir_pipelines.files import replace_file
+
+    replace_file(path, lambda part: part.write_bytes(PIXEL))
+
+
+PIXELS = {"matplotlib.figure.Figure.savefig": _write_pixel}
+PIXELS |= {f"reservoir_pipelines.fitting.publish.{name}": _plot_pixel for name in ("plot", "plot_sweep")}
+PIXELS |= {f"reservoir_pipelines.{name}": _plot_pixel for name in ("plots.plot", "training.train.plot_training")}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _paint():
-    """Have pictures composed but not painted, which takes longer than most fits of these tests; return what paints."""
-    from matplotlib.figure import Figure
-
-    paint = Figure.savefig
+    """Write a pixel for each picture, because drawing takes longer than most fits of these tests; return what draws."""
+    drawing = {name: pkgutil.resolve_name(name) for name in PIXELS}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", _write_pixel)
-        yield paint
+        for name, pixel in PIXELS.items():
+            patch.setattr(name, pixel)
+        yield drawing
 
 
 @pytest.fixture
 def painted(_paint, monkeypatch):
-    """Paint the pictures of this test; of every kind of picture there is a test that does."""
-    from matplotlib.figure import Figure
-
-    monkeypatch.setattr(Figure, "savefig", _paint)
+    """Draw the pictures of this test; of every kind of picture there is a test that does."""
+    for name, draw in _paint.items():
+        monkeypatch.setattr(name, draw)
 
 
 @pytest.fixture(scope="session")

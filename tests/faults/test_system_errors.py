@@ -215,7 +215,7 @@ def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(name, tm
     assert {"readout.json", "sweep.png", "confusion.png"} <= {file.name for file in (tmp_path / "fit").iterdir()}
 
 
-def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, monkeypatch):
+def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, painted, monkeypatch):
     from matplotlib.figure import Figure
 
     def fail(*_, **__):
