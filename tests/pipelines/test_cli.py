@@ -176,9 +176,10 @@ def test_flags_of_extract_choose_among_the_entries_of_a_task(call, tiny_gpt2):
             "extract", "digits", "--backbone", tiny_gpt2, "--seed", seed, "--limit", 50, "--layers", "final", "--json"
         )
         entries[seed] = json.loads(out)["entry"]
-    assert json.loads(call("fit", "digits", "--json")[1])["entry"] == entries[0], "the last one"
-    assert json.loads(call("fit", "digits", "--seed", 1, "--json")[1])["entry"] == entries[1]
-    assert json.loads(call("fit", "digits", "--backbone", tiny_gpt2, "--json")[1])["entry"] == entries[0]
+    fit = ("fit", "digits", "--columns", "final/mean", "--json")
+    assert json.loads(call(*fit)[1])["entry"] == entries[0], "the last one"
+    assert json.loads(call(*fit, "--seed", 1)[1])["entry"] == entries[1]
+    assert json.loads(call(*fit, "--backbone", tiny_gpt2)[1])["entry"] == entries[0]
     code, _, err = call("fit", "digits", "--gain", 9)
     assert code == 2 and "gain 9" in err
 
