@@ -448,8 +448,7 @@ class Checker(HTMLParser):
         if tag == "a":
             self.links.append(attrs["href"])
         if tag == "img":
-            assert len(attrs["alt"]) > 10
-            assert attrs["src"].startswith("data:image/svg+xml;base64,")
+            assert len(attrs["alt"]) > 10 and attrs["src"].startswith("data:image/svg+xml;base64,")
             self.pictures += 1
         assert not any(name.startswith("on") for name in attrs)
 

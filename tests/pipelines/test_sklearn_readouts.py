@@ -246,5 +246,4 @@ def test_fits_with_other_options_have_other_folders(extracted):
     ]
     plain = {"columns": "final/mean", "alphas": "1:100:3"}
     folders = [fit(extracted, **(plain | one)).saved.parent for one in settings]
-    assert len(set(folders)) == len(settings)
-    assert fit(extracted, **plain).saved.parent == folders[0]
+    assert len(set(folders)) == len(settings) and fit(extracted, **plain).saved.parent == folders[0]

@@ -92,8 +92,7 @@ def test_a_damaged_line_is_ignored(searched, tmp_path):
 def test_the_printed_commands_make_the_same_readout_in_another_cache(searched, tmp_path):
     for line in searched[0].commands:
         program, *arguments = shlex.split(line)
-        assert program == "reservoir"
-        assert run([*arguments, "--cache", str(tmp_path), "--json"]) == 0
+        assert program == "reservoir" and run([*arguments, "--cache", str(tmp_path), "--json"]) == 0
     made = Bundle.load(next(tmp_path.rglob("readout.json"))).readout
     np.testing.assert_array_equal(made.coef, searched[0].fit.readout.coef)
     np.testing.assert_array_equal(made.intercept, searched[0].fit.readout.intercept)

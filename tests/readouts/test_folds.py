@@ -35,8 +35,7 @@ def test_any_first_rows_of_a_draw_have_the_shares_of_all_classes():
     ranks = draw_ranks(200, labels)
     for size in (1, 10, 50, 100, 200):
         counts = np.bincount(labels[ranks < size], minlength=4)
-        assert counts.sum() == size
-        assert np.abs(counts - size * np.bincount(labels) / 200).max() < 2
+        assert counts.sum() == size and np.abs(counts - size * np.bincount(labels) / 200).max() < 2
     assert (ranks != draw_ranks(200, labels, 1)).any()
 
 

@@ -106,8 +106,7 @@ def test_scores_keep_the_digits_of_a_channel_at_3000():
     x = features(3000, 20, "offset").astype(np.float32)
     path = ridge_path(accumulate([(x, labels(x))]), ALPHAS)
     exact = x.astype(np.float64) @ path.coef + path.intercept[:, None]
-    assert Scorer(path)(x).shape == (len(ALPHAS), 3000, 3)
-    assert Scorer(path)(x).dtype == np.float32
+    assert Scorer(path)(x).shape == (len(ALPHAS), 3000, 3) and Scorer(path)(x).dtype == np.float32
     assert np.abs(Scorer(path)(x) - exact).max() < 1e-5 * np.abs(exact).max()
     np.testing.assert_allclose(Scorer(path)(x.astype(np.float64)), exact, rtol=1e-9, atol=1e-9)
 

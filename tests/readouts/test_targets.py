@@ -60,8 +60,7 @@ def test_every_labelled_token_is_a_sample(rows, tokens, readout, outputs):
         np.testing.assert_array_equal(features[tokens - 1], x[0, -1])
         np.testing.assert_array_equal(labels[tokens - 1], y[0, -1])
     else:
-        assert features.shape == (rows, tokens * 6)
-        assert labels.shape == (rows, readout * outputs)
+        assert features.shape == (rows, tokens * 6) and labels.shape == (rows, readout * outputs)
     np.testing.assert_array_equal(unsample(labels, readout, outputs), y)
     np.testing.assert_array_equal(unsample(np.stack([labels] * 2, axis=-1), readout, outputs)[..., 1], y)
 
