@@ -1,9 +1,11 @@
 """Fixtures shared by several tests: no network, few threads, and small model folders with real weights."""
 
 import base64
+import gc
 import gzip
 import json
 import os
+import pkgutil
 import shutil
 import sys
 from importlib.machinery import ModuleSpec
@@ -18,6 +20,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+# A search for garbage goes through all that torch, transformers and scikit-learn have made, and by default is frequent.
+gc.set_threshold(50_000, 20, 50)
 
 try:
     from hypothesis import HealthCheck, settings
@@ -34,6 +39,17 @@ else:
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the documents, whose tests are long: at the end, one worker would wait for another."""
+    items.sort(key=lambda item: not item.path.name.startswith(("test_documents", "test_examples")))
+
+
+def pytest_collection_finish():
+    """Have searches for garbage skip what the imports made, which lives to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     import torch
@@ -48,23 +64,32 @@ def _write_pixel(_figure, file, **_):
         Path(file).write_bytes(PIXEL)
 
 
+def _plot_pixel(path, *_, **__):
+    from reservoir_pipelines.files import replace_file
+
+    replace_file(path, lambda part: part.write_bytes(PIXEL))
+
+
+PIXELS = {"matplotlib.figure.Figure.savefig": _write_pixel}
+PIXELS |= {f"reservoir_pipelines.fitting.publish.{name}": _plot_pixel for name in ("plot", "plot_sweep")}
+PIXELS |= {f"reservoir_pipelines.{name}": _plot_pixel for name in ("plots.plot", "training.train.plot_training")}
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _paint():
-    """Skip the rendering of plots, which takes longer than most fits of these tests; yield the real function."""
-    from matplotlib.figure import Figure
-
-    paint = Figure.savefig
+    """Write a pixel for each plot, because rendering takes longer than most fits of these tests; yield what renders."""
+    drawing = {name: pkgutil.resolve_name(name) for name in PIXELS}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", _write_pixel)
-        yield paint
+        for name, pixel in PIXELS.items():
+            patch.setattr(name, pixel)
+        yield drawing
 
 
 @pytest.fixture
 def painted(_paint, monkeypatch):
     """Render the plots of this test; for each kind of plot, at least one test uses this fixture."""
-    from matplotlib.figure import Figure
-
-    monkeypatch.setattr(Figure, "savefig", _paint)
+    for name, draw in _paint.items():
+        monkeypatch.setattr(name, draw)
 
 
 @pytest.fixture(scope="session")

@@ -68,8 +68,7 @@ def test_right_keywords_pass_strict_pyright(pyright):
 )
 def test_a_wrong_keyword_or_type_is_an_error_of_pyright(pyright, client, rule, word):
     (found,) = pyright[client]
-    assert found["rule"] == rule
-    assert word in found["message"]
+    assert found["rule"] == rule and word in found["message"]
 
 
 def test_the_stub_is_current():
@@ -86,8 +85,7 @@ def test_each_function_describes_each_of_its_keywords(name):
     text = inspect.getdoc(function)
     assert "**" not in text
     for parameter in inspect.signature(function).parameters.values():
-        assert parameter.kind is not parameter.VAR_KEYWORD
-        assert f"\n{parameter.name} : " in text
+        assert parameter.kind is not parameter.VAR_KEYWORD and f"\n{parameter.name} : " in text
 
 
 @pytest.mark.parametrize("name", reservoir_pipelines.FUNCTIONS)

@@ -106,8 +106,7 @@ def test_the_make_targets_of_the_readme_exist_and_run_the_main_job():
         assert done.returncode == 0, done.stderr
         if command == "make demo":
             assert "reservoir extract digits" in done.stdout
-            assert "reservoir fit digits" in done.stdout
-            assert "reservoir report" in done.stdout
+            assert "reservoir fit digits" in done.stdout and "reservoir report" in done.stdout
 
 
 def test_the_readme_is_short():
@@ -178,12 +177,10 @@ def test_every_script_ends_with_a_picture(name, narrow_mini, painted, cache, tmp
     if name in NEEDS and not find_spec(NEEDS[name]):
         pytest.skip(f"needs {NEEDS[name]}")
     text, (size, smaller) = (GALLERY / f"{name}.py").read_text(), SMALLER[name]
-    assert text.count(size) == 1
-    assert text.endswith("plt.show()\n")
+    assert text.count(size) == 1 and text.endswith("plt.show()\n")
     plt.switch_backend("agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt, "show", lambda: plt.savefig("shown.png", dpi=40))
     exec(compile(text.replace(size, smaller), name, "exec"), {"__name__": name})
     plt.close("all")
-    assert (tmp_path / "shown.png").stat().st_size > 2000
-    assert "accuracy" in capsys.readouterr().out
+    assert (tmp_path / "shown.png").stat().st_size > 2000 and "accuracy" in capsys.readouterr().out

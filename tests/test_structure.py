@@ -117,8 +117,7 @@ def test_each_option_is_declared_once():
 
     kinds = [kind for kind in vars(options).values() if isinstance(kind, type) and issubclass(kind, options.Options)]
     declared = [name for kind in kinds for name in vars(kind).get("__annotations__", {})]
-    assert len(declared) > 40
-    assert sorted(declared) == sorted(set(declared))
+    assert len(declared) > 40 and sorted(declared) == sorted(set(declared))
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.linalg import eigh
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, Targets
@@ -167,10 +167,13 @@ class _Problem:
         if self.columns == 1:
             scores, y = scores[..., 0], y.astype(scores.dtype)
             return np.logaddexp(0, scores) - y * scores, (expit(scores) - y)[..., None]
-        total = logsumexp(scores, axis=-1, keepdims=True)
         labels = y[..., None].astype(np.int64)
-        loss = (total - np.take_along_axis(scores, labels, axis=-1))[..., 0]
-        residual = np.exp(scores - total)
+        shifted = scores - np.minimum(scores.max(axis=-1, keepdims=True), np.finfo(scores.dtype).max)
+        loss = -np.take_along_axis(shifted, labels, axis=-1)[..., 0]
+        residual = np.exp(shifted, out=shifted)  # one pass of exp; logsumexp of SciPy and a softmax after it take two
+        total = residual.sum(axis=-1, keepdims=True)
+        loss += np.log(total[..., 0])
+        residual /= total
         np.put_along_axis(residual, labels, np.take_along_axis(residual, labels, axis=-1) - 1, axis=-1)
         return loss, residual
 

@@ -86,8 +86,7 @@ def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
         remove(entry.path)
     remove(entry.path)
     assert not entry.path.exists()
-    assert list_entries(tmp_path) == [other]
-    assert verify(toy.fill(toy.entry(tmp_path))) == []
+    assert list_entries(tmp_path) == [other] and verify(toy.fill(toy.entry(tmp_path))) == []
 
 
 @pytest.mark.parametrize("when", range(12))
@@ -214,8 +213,7 @@ def test_prunable_chooses_entries_not_used_for_long_but_none_at_work(tmp_path, t
         set_used(entry, days)
     with toy.claim(entries[3], "train", 0):
         assert chosen(tmp_path, older=timedelta(days=30)) == [2, 0]
-    assert chosen(tmp_path) == []
-    assert len(list_entries(tmp_path)) == 4
+    assert chosen(tmp_path) == [] and len(list_entries(tmp_path)) == 4
 
 
 @pytest.mark.parametrize(
@@ -252,8 +250,7 @@ def test_required_bytes_is_just_above_what_is_written(tmp_path, toy, store, widt
         write_block(entry, "train", block, {name: np.ones((high - low, 1, width), np.float32) for name in shapes})
     raw = 70 * 5 * width * (2 if store == "float16" else 4)
     written = sum(path.stat().st_size for path in (entry.path / "train").iterdir())
-    assert raw < written <= needed
-    assert needed < 1.15 * written + 3 * 5 * 4096
+    assert raw < written <= needed < 1.15 * written + 3 * 5 * 4096
     assert required_bytes(entry.spec, entry.layout, {}, shapes) == 0
 
 
@@ -291,8 +288,7 @@ def test_repair_then_a_rerun_gives_the_same_bytes(full, toy, file, damage):
         path.write_bytes(path.read_bytes()[: size - 7 if damage == "cut" else 0])
     problems = verify(full)
     assert [problem.path for problem in problems] == [path]
-    assert full.key[:16] in str(problems[0])
-    assert repair(full, problems) == problems
+    assert full.key[:16] in str(problems[0]) and repair(full, problems) == problems
     assert [problem.path for problem in verify(full)] == [path.parent]  # unfinished until extract writes the file again
     missing = {split: full.missing(split, toy.shapes) for split in full.splits}
     if file in SHARDS:
@@ -309,8 +305,7 @@ def test_what_another_run_writes_is_left_alone(full, toy):
     flip(full.path / SHARDS[1], 100)
     with toy.claim(full, "train", 1):
         assert repair(full) == []
-    assert (full.path / SHARDS[1]).exists()
-    assert len(repair(full)) == 1
+    assert (full.path / SHARDS[1]).exists() and len(repair(full)) == 1
 
 
 def test_a_manifest_is_rebuilt_without_damaged_or_foreign_shards(full, toy, tmp_path):

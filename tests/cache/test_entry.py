@@ -28,15 +28,13 @@ from reservoir_cache.entry import page_of
 def test_the_folder_is_named_by_the_key(tmp_path, toy):
     entry = toy.entry(tmp_path)
     assert entry.path == tmp_path / "features" / "toy" / f"gpt2-random-{toy.spec().key[:16]}"
-    assert Entry.open(entry.path) == entry
-    assert entry.made_with == {"n": 1}
+    assert Entry.open(entry.path) == entry and entry.made_with == {"n": 1}
 
 
 def test_an_existing_entry_keeps_its_layout(tmp_path, toy):
     first = toy.entry(tmp_path)
     again = Entry.create(tmp_path, "gpt2-random", toy.spec(), Layout(batch_rows=7, block_rows=9), {"n": 2})
-    assert again == first
-    assert again.layout == Layout(batch_rows=2, block_rows=4)
+    assert again == first and again.layout == Layout(batch_rows=2, block_rows=4)
     assert again.made_with == {"n": 1}
 
 
@@ -139,8 +137,7 @@ def test_derived_arrays_come_back_and_are_replaced(entry):
         name: (x.dtype, x.shape, x.tobytes()) for name, x in arrays.items()
     }
     save_arrays(entry, "ridge", {"n": np.array(8)}, {})
-    assert load_arrays(entry, "ridge")[0]["n"] == 8
-    assert load_arrays(entry, "other") is None
+    assert load_arrays(entry, "ridge")[0]["n"] == 8 and load_arrays(entry, "other") is None
     with pytest.raises(CacheError, match="only numbers"):
         save_arrays(entry, "ridge", {"n": np.array(["x"])}, {})
 
@@ -170,8 +167,7 @@ def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
 
 
 def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
-    gate = threading.Event()
-    write = writer_module._write_encoded
+    gate, write = threading.Event(), writer_module._write_encoded
     monkeypatch.setattr(writer_module, "_write_encoded", lambda *args: gate.wait(10) and write(*args))
     with ShardWriter(entry) as writer:
         assert writer.claim("train", 0, toy.shapes)

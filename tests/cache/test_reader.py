@@ -25,13 +25,11 @@ def test_columns_come_back_in_row_order(tmp_path, toy, store):
     features = FeatureStore(entry.path)
     assert features.splits == ["test", "train"]
     for split, rows in (("train", 10), ("test", 4)):
-        assert features[split].columns == sorted(toy.shapes)
-        assert features[split].rows == rows
+        assert features[split].columns == sorted(toy.shapes) and features[split].rows == rows
         for column, shape in toy.shapes.items():
             found = features[split][column]
             meant = stored(toy, entry, split, column)
-            assert features[split].shape(column) == shape
-            assert found.dtype == np.float32
+            assert features[split].shape(column) == shape and found.dtype == np.float32
             np.testing.assert_array_equal(found, meant[:, 0] if shape[0] == 1 else meant)
             assert np.abs(found.reshape(meant.shape) - toy.expected(entry, split, column)).max() < 0.02
             assert [len(x) for x in features[split].blocks(column)] == [hi - lo for lo, hi in entry.blocks(split)]
@@ -54,8 +52,7 @@ def test_an_unfinished_column_is_named_with_its_blocks(entry, toy):
     for block in (0, 2):
         write_block(entry, "train", block, toy.features(entry, "train", block, ["final/last"]))
     train = FeatureStore(entry)["train"]
-    assert train.columns == []
-    assert "final/last" not in train
+    assert train.columns == [] and "final/last" not in train
     with pytest.raises(CacheError, match="final/last of train is missing in some blocks, such as 1;"):
         train["final/last"]
     with pytest.raises(CacheError, match="no column embed/mean of train; it has none"):
@@ -104,8 +101,7 @@ def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
     entry = toy.entry(tmp_path, block_rows=rows, data=spec)
     for block in range(blocks):
         write_block(entry, "train", block, {"embed/mean": np.full((rows, 1, width), block, np.float32)})
-    train = FeatureStore(entry)["train"]
-    one = rows * width * 4
+    train, one = FeatureStore(entry)["train"], rows * width * 4
     next(train.blocks("embed/mean"))
     tracemalloc.start()
     total = sum(float(x[0, 0, 0]) for x in train.blocks("embed/mean"))
@@ -268,8 +264,7 @@ def half_ulp(residual, store):
 def test_error_is_at_most_half_an_ulp_of_the_residual(x, store):
     encoded = encode(x, store, column="c")
     if store == "float32":
-        assert encoded.offset is None
-        assert decode(encoded, store).tobytes() == x.tobytes()
+        assert encoded.offset is None and decode(encoded, store).tobytes() == x.tobytes()
         return
     offset = encoded.offset.astype(np.float64)
     residual = x.astype(np.float64) - offset

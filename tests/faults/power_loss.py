@@ -239,8 +239,7 @@ class Recorder:
         events = self.trace.events
         for key, node in new.items():
             # The content of a file that is seen for the first time was written after its creation.
-            names = [(*key, node)]
-            old = moved.get(node)
+            names, old = [(*key, node)], moved.get(node)
             if old in gone and old[0] == key[0]:  # between two folders: two changes with an fsync each
                 del gone[old]
                 names.insert(0, (*old, None))
@@ -404,8 +403,7 @@ def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 1
     for number, stage in enumerate(stages):
         work = folder / f"power-{number}"
         work.mkdir(parents=True)
-        trace = record(stage, work / "stage")
-        replayer = Replayer(stage, work)
+        trace, replayer = record(stage, work / "stage"), Replayer(stage, work)
         yield replayer.replay(trace, most=most, recoveries=recoveries)
         removed.update(trace.sites())
         for site in trace.sites():

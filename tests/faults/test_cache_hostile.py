@@ -105,8 +105,7 @@ def test_no_name_in_the_manifest_of_moments_leads_out(entry, outside, name):
     )
     assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
     repair(entry)
-    assert outside.read_bytes() == b"precious"
-    assert verify(entry) == []
+    assert outside.read_bytes() == b"precious" and verify(entry) == []
 
 
 def contents(folder):
@@ -171,8 +170,7 @@ def test_what_is_not_a_plain_file_is_damage_and_only_unlinked(entry, tmp_path, f
     repair(entry)
     assert not path.is_symlink()
     extract(entry)
-    assert verify(entry) == []
-    assert elsewhere.read_bytes() == before
+    assert verify(entry) == [] and elsewhere.read_bytes() == before
 
 
 def external(file, name, path, values):

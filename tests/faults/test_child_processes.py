@@ -141,8 +141,7 @@ def test_an_interrupted_import_ends_in_exit_code_130(tmp_path, name):
     code = CODE.format(name=name, arguments=command)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 130, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") <= 1
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
 
 
 TROUBLE = """
@@ -189,8 +188,7 @@ def test_trouble_in_any_thread_of_extract_ends_it_in_one_line_and_a_rerun_contin
     whole = shards(tmp_path)
     assert left.items() <= whole.items() and len(left) < len(whole)
     shutil.rmtree(tmp_path / "cache" / "features")
-    assert call(*command)[0] == 0
-    assert shards(tmp_path) == whole
+    assert call(*command)[0] == 0 and shards(tmp_path) == whole
 
 
 def shards(folder):

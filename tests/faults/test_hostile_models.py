@@ -86,8 +86,7 @@ def load_folder(folder: Path) -> None:
 def test_mutated_model_folders_load_or_are_refused(kind: str, tmp_path: Path):
     folder, rng = save(kind, tmp_path / kind), np.random.default_rng(0)
     config = json.loads((folder / "config.json").read_text())
-    weights = (folder / "model.safetensors").read_bytes()
-    refused = 0
+    weights, refused = (folder / "model.safetensors").read_bytes(), 0
     for trial in range(TRIALS):
         (folder / "config.json").write_text(json.dumps(mutated_json(config, rng) if trial % 2 else config))
         (folder / "model.safetensors").unlink()
@@ -216,8 +215,7 @@ def test_mutated_files_of_other_programs_are_imported_or_refused(kind: str, tmp_
 @pytest.mark.parametrize("where", ["initializer", "constant"])
 @pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "secret.bin"])
 def test_onnx_weights_in_other_files_are_refused_and_not_read(where: str, location: str, tmp_path: Path, monkeypatch):
-    onnx = pytest.importorskip("onnx")
-    model = tiny_onnx()
+    onnx, model = pytest.importorskip("onnx"), tiny_onnx()
     (tmp_path / "models").mkdir()
     for folder in (tmp_path, tmp_path / "models"):
         (folder / "secret.bin").write_bytes(bytes(4096))

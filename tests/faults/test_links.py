@@ -30,8 +30,7 @@ def untouched(folder):
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_lock_that_is_a_link_neither_empties_nor_creates_a_file(tmp_path, outside, exists):
-    target = outside / ("notes" if exists else "new")
-    lock = tmp_path / "lock"
+    target, lock = outside / ("notes" if exists else "new"), tmp_path / "lock"
     lock.symlink_to(target)
     with pytest.raises(CacheError, match=r"lock: a symbolic link, .* remove it"):
         open_lock(lock)

@@ -250,8 +250,7 @@ def test_one_line_exit_2_and_nothing_left(name, tmp_path, cache, capsys, monkeyp
     arguments = case(tmp_path / "data")
     code = run(["prepare", *arguments])
     out, err = capsys.readouterr()
-    assert code == 2
-    assert out == ""
+    assert code == 2 and out == ""
     (line,) = err.splitlines()
     assert re.search(expected, line), line
     assert not [p for p in cache.rglob("*") if p.is_file()], "nothing prepared, nothing half-written"

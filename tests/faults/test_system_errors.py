@@ -39,8 +39,7 @@ def test_a_cache_that_cannot_be_made(tmp_path, capfd, command):
     ):
         assert run([command, "bit-xor", *options, "--cache", str(place)]) == 2
         line = one_line(capfd)
-        assert str(place) in line
-        assert why in line
+        assert str(place) in line and why in line
 
 
 WIDE = "gpt2:n_layer=2,n_embd=64,n_head=2,n_positions=70"
@@ -93,8 +92,7 @@ def test_the_line_and_the_exit_code_of_an_error(monkeypatch, capfd, number, path
     assert run(["tasks"]) == code
     line = one_line(capfd)
     assert line.startswith(f"reservoir: {path}: " if path else f"reservoir: {os.strerror(number)}")
-    assert os.strerror(number) in line
-    assert remedy in line
+    assert os.strerror(number) in line and remedy in line
 
 
 @pytest.mark.parametrize("error", [OSError("no number"), OSError(errno.EBADF, "Bad file descriptor")])
@@ -157,8 +155,7 @@ def test_a_bar_on_a_terminal_shows_names_and_obeys_none(monkeypatch):
 
 
 def test_commands_print_labels_columns_and_file_names_escaped(tmp_path, call):
-    draw = np.random.default_rng(0)
-    data = tmp_path / "rows\x1b[31m\u202e.csv"
+    draw, data = np.random.default_rng(0), tmp_path / "rows\x1b[31m\u202e.csv"
     lines = [f"{a:.3f},{b:.3f},{'up' + EVIL[:11] if a + b > 0 else 'down'}" for a, b in draw.normal(size=(80, 2))]
     data.write_text("\n".join(["a,b,label\u202e", *lines]))
     flags = ("--cache", tmp_path / "cache")
@@ -218,7 +215,7 @@ def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(name, tm
     assert {"readout.json", "sweep.png", "confusion.png"} <= {file.name for file in (tmp_path / "fit").iterdir()}
 
 
-def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, monkeypatch):
+def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, painted, monkeypatch):
     from matplotlib.figure import Figure
 
     def fail(*_, **__):

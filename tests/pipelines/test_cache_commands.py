@@ -35,8 +35,7 @@ def test_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, lis
     for name in kept:
         assert name in listed()[1]
         code, out, err = call("cache", "remove", name, "--json")
-        assert (code, err) == (0, "")
-        assert json.loads(out)["removed"] == str(cache / name)
+        assert (code, err) == (0, "") and json.loads(out)["removed"] == str(cache / name)
         assert name not in listed()[1]
         assert not (cache / name).exists()
     assert [each["entry"] for each in listed()[0]] == [str(extraction.entry)]
@@ -45,21 +44,18 @@ def test_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, lis
 def test_the_entry_that_a_task_means_is_named_when_it_is_removed(call, cache, listed):
     first, last = (extract("digits", **SMALL, seed=seed).entry for seed in (0, 1))
     _, out, _ = call("cache", "remove", "digits")
-    assert str(last) in out
-    assert str(first) not in out
+    assert str(last) in out and str(first) not in out
     assert [each["entry"] for each in listed()[0]] == [str(first)]
 
 
 def test_batches_of_estimators_are_one_line_and_go_together(call, cache, listed):
-    entry = extract("digits", **SMALL).entry
-    rng = np.random.default_rng(0)
+    entry, rng = extract("digits", **SMALL).entry, np.random.default_rng(0)
     for _ in range(3):
         x = rng.standard_normal((60, 12, 1))
         ReservoirClassifier(backbone=ONE_BLOCK, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)
     entries, text = listed()
     assert len(entries) == 4  # JSON lists each entry
-    assert text.count("\nrows ") == 1
-    assert "3 batches of the estimators" in text
+    assert text.count("\nrows ") == 1 and "3 batches of the estimators" in text
     assert call("cache", "remove", "rows")[0] == 0
     assert [each["entry"] for each in listed()[0]] == [str(entry)]
 
@@ -122,8 +118,7 @@ def test_what_is_broken_is_found_and_its_remedy_works(cache, call):
     manifest.write_bytes(manifest.read_bytes()[:-9])
     code, out, _ = call("doctor", "--json")
     wrong = [finding for finding in json.loads(out) if finding["remedy"]]
-    assert code == 1
-    assert len(wrong) == 1
+    assert code == 1 and len(wrong) == 1
     assert str(manifest) in wrong[0]["found"]
     code, out, _ = call("cache", "verify", "--json")
     assert (code, [problem["path"] for problem in json.loads(out)["problems"]]) == (1, [str(manifest)])
@@ -132,5 +127,4 @@ def test_what_is_broken_is_found_and_its_remedy_works(cache, call):
     assert call("doctor")[0] == 0
     (entry / "spec.json").write_text("{")
     code, out, _ = call("doctor")
-    assert code == 1
-    assert f"reservoir cache remove {entry}" in out
+    assert code == 1 and f"reservoir cache remove {entry}" in out

@@ -57,8 +57,7 @@ def test_readout_is_that_of_all_residues_of_the_training_rows(fitted):
 
 def test_a_label_string_is_predicted_for_each_sequence(fitted, tmp_path, capsys):
     _, found = fitted
-    new = proteins(9, seed=1)
-    path = tmp_path / "new.csv"
+    new, path = proteins(9, seed=1), tmp_path / "new.csv"
     write_csv(path, [(f"p{row}", *pair) for row, pair in enumerate(new)], "id,sequence,label")
     answers = list(predict(found.saved, path))
     assert [answer.id for answer in answers] == [f"p{row}" for row in range(9)]
@@ -83,8 +82,7 @@ def test_a_label_string_is_predicted_for_each_sequence(fitted, tmp_path, capsys)
 def test_lists_and_arrays_of_labels_are_read_alike(form, tmp_path):
     rows = proteins(30)
     numbers = [["HCE".index(one) for one in label] for _, label in rows]
-    longest = max(map(len, numbers))
-    path = tmp_path / f"ss.{form}"
+    longest, path = max(map(len, numbers)), tmp_path / f"ss.{form}"
     if form == "jsonl":
         lines = [{"text": sequence, "label": label} for (sequence, _), label in zip(rows, numbers, strict=True)]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -35,8 +35,9 @@ def test_extract_and_fit_work(kind, root, tmp_path, capsys):
         x, new = (np.concatenate([split[name] for name in entry["columns"]], axis=1) for split in (train, valid))
         # With ten classes, a working reservoir of width 16 is far above chance.
         assert make_pipeline(StandardScaler(), RidgeClassifier()).fit(x, train.y).score(new, valid.y) > 0.25, init
-    assert run(["fit", entry["entry"], "--columns", entry["columns"][0], *settings]) == 0
-    assert json.loads(capsys.readouterr().out)["best"]["valid_score"] > 0.15
+    if kind in ("gpt2", "t5", "lstm"):  # fit reads the arrays alone, so that others would show the same
+        assert run(["fit", entry["entry"], "--columns", entry["columns"][0], *settings]) == 0
+        assert json.loads(capsys.readouterr().out)["best"]["valid_score"] > 0.15
 
 
 pytestmark = pytest.mark.usefixtures("few_bits")

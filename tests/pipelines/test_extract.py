@@ -89,14 +89,12 @@ def test_a_damaged_shard_is_computed_again(small):
 
 
 def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypatch):
-    first = small()
-    opened = []
+    first, opened = small(), []
     real, real_open = h5py.File, io.open
     monkeypatch.setattr(h5py, "File", lambda name, *a, **k: opened.append(str(name)) or real(name, *a, **k))
     monkeypatch.setattr(io, "open", lambda name, *a, **k: opened.append(str(name)) or real_open(name, *a, **k))
     for again in (small, partial(small, batch_rows=7)):  # an equal call, and one without a receipt
-        assert again().reused
-        assert str(first.entry / "train" / "manifest.json") in opened
+        assert again().reused and str(first.entry / "train" / "manifest.json") in opened
         assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
 
 
@@ -116,8 +114,7 @@ def test_each_option_that_changes_numbers_makes_another_entry(small):
     plain = small()
     others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32"), small(compute="bfloat16")]
     entries = {done.entry for done in [plain, *others]}
-    assert len(entries) == 6
-    assert small(batch_rows=7).entry == plain.entry
+    assert len(entries) == 6 and small(batch_rows=7).entry == plain.entry
     assert plain.store.entry.spec.backbone["gelu"] == "one step"
 
 
@@ -125,8 +122,7 @@ def test_a_larger_limit_contains_the_rows_of_a_smaller_one(cache):
     prepared = prepare("digits")
     small, large = draw_rows(prepared, 50), draw_rows(prepared, 200)
     for split in prepared.rows:
-        assert set(small[split]) < set(large[split])
-        assert len(small[split]) == 50
+        assert set(small[split]) < set(large[split]) and len(small[split]) == 50
     assert draw_rows(prepared, None)["train"].tolist() == list(range(prepared.rows["train"]))
 
 
@@ -235,8 +231,7 @@ def test_predicted_time_and_size_equal_those_of_the_extraction(costly, letter_ta
     settings |= {"patch": 1, "input": "gaussian", "pool": "last,mean"}
     found = forecast_of(letter_table, **settings)
     assert [path.name for path in cache.iterdir()] == ["prepared"]
-    before = now[0]
-    done = extract(letter_table, **settings)
+    before, done = now[0], extract(letter_table, **settings)
     assert found.seconds == pytest.approx(now[0] - before, rel=0.2)
     assert found.rows == sum(done.rows.values()) == done.computed_rows == 400
     assert found.columns == len(done.columns)
@@ -263,12 +258,10 @@ def test_the_command_prints_a_table_or_json(costly, cache, capsys, tiny_gpt2):
     flags = ["--backbone", str(tiny_gpt2), "--compute", "float32", "--layers", "final", "--rows", "1000000000"]
     assert command(["plan", "digits", *flags, "--workers", "64"]) == 0
     out = capsys.readouterr().out
-    assert "digits x tiny-gpt2-pretrained, 2 columns" in out
-    assert "by 64 workers" in out
+    assert "digits x tiny-gpt2-pretrained, 2 columns" in out and "by 64 workers" in out
     assert command(["plan", "digits", *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["rows"] == 10**9
-    assert found["memory"] > 10**7
+    assert found["rows"] == 10**9 and found["memory"] > 10**7
     assert command(["plan", "digits", "--rows", "0"]) == 2
 
 

@@ -336,10 +336,10 @@ def test_a_readout_keeps_its_input_scaling_when_the_prepared_data_is_gone(tiny_g
 
 def test_an_entry_may_have_a_relative_path_or_lie_outside_the_cache(extracted, tmp_path, monkeypatch):
     monkeypatch.chdir(extracted.entry.parent)
-    inside = fit(extracted.entry.name)
+    inside = fit(extracted.entry.name, columns="final/mean")
     assert inside.results.parent.parent.parent == extracted.entry.parents[2] / "readouts"
     shutil.copytree(extracted.entry, tmp_path / "moved")
-    assert fit(str(tmp_path / "moved")).results.parent.name.startswith("moved-ridge-")
+    assert fit(str(tmp_path / "moved"), columns="final/mean").results.parent.name.startswith("moved-ridge-")
 
 
 @pytest.fixture(scope="module")
@@ -563,7 +563,7 @@ def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
 
 
 def test_a_race_leaves_no_moments_of_some_rows_behind(tmp_path, monkeypatch, tiny_gpt2):
-    settings = {"backbone": str(tiny_gpt2), "limit": 1200, "layers": "all", "pool": "mean"}
+    settings = {"backbone": str(tiny_gpt2), "limit": 400, "layers": "all", "pool": "mean"}
     without = fit(extract("digits", cache=tmp_path / "without", **settings))
     monkeypatch.setattr("reservoir_pipelines.fitting.sources.RACED_ROWS", 100)
     monkeypatch.setattr("reservoir_pipelines.fitting.sources.MIN_RACE_ROWS", 100)
@@ -572,7 +572,7 @@ def test_a_race_leaves_no_moments_of_some_rows_behind(tmp_path, monkeypatch, tin
     assert done.left_out and all(scores[result.name, result.alpha] == result.valid_score for result in done.table)
 
 
-def test_race_leaves_the_best_third_and_names_the_others(tmp_path, monkeypatch):
+def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, monkeypatch):
     extracted = extract("digits", limit=300, layers="block01,block02", pool="mean,max,last", cache=tmp_path)
     without = fit(extracted)
     monkeypatch.setattr("reservoir_pipelines.fitting.sources.RACED_ROWS", 100)

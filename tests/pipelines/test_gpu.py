@@ -43,8 +43,7 @@ def test_float32_features_equal_those_of_the_cpu(tmp_path):
 
 def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
     settings = {"input": "orthogonal", "patch": 1, "store": "float16", "cache": tmp_path, "device": "cuda"}
-    planned = plan(rows, **settings)
-    options = ExtractOptions(**settings)
+    planned, options = plan(rows, **settings), ExtractOptions(**settings)
     ours = run.start_run(options, prepare(rows, cache=tmp_path), tmp_path)
     entry, todo = ours.open({})
     index = ours.rows["train"][: 2 * ours.layout.offset_rows]

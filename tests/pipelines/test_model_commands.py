@@ -61,8 +61,7 @@ def test_attention_saves_what_it_draws(run, cache, tmp_path, painted):
     line = run("attention", "bit-xor", *settings, "--json")
     done = json.loads(line)
     assert done["labels"][:6] == ["1.1", "1.2", "1.3", "1.4", "1.5", "2.1"]
-    assert out.read_bytes().startswith(PNG)
-    assert out.stat().st_size > 2000
+    assert out.read_bytes().startswith(PNG) and out.stat().st_size > 2000
     with h5py.File(done["arrays"]) as file:
         one, mean = file["one"][:], file["mean"][:]
         assert file.attrs["layer"] == 2 and file.attrs["rows"] == 5
@@ -180,8 +179,7 @@ def test_the_runs_own_scaling_is_used(cache, tmp_path, standardise):
 def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     own = write_own(tmp_path / "own.npz")
     done = train(own, patch=patch, stride=stride, **QUICK)
-    prepared = prepare(own)
-    step = stride or patch
+    prepared, step = prepare(own), stride or patch
     rows = [prepared.scaling(row) for row in first_rows(prepared.split("test"), 6)]
     tokens = [np.stack([row[i : i + patch].ravel() for i in range(0, len(row) - patch + 1, step)]) for row in rows]
     assert len({len(row) for row in tokens}) > 1
@@ -192,10 +190,11 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
 
 
-@pytest.fixture
-def xor_run(cache, tmp_path):
+@pytest.fixture(scope="module")
+def xor_run(tmp_path_factory):
     """Return the folder of a run on bit-xor with strings of 3 bits."""
-    return str(train("bit-xor", parameters={"n": 3, **FEW}, run=tmp_path / "run", **QUICK).path)
+    root = tmp_path_factory.mktemp("xor")
+    return str(train("bit-xor", parameters={"n": 3, **FEW}, run=root / "run", cache=root / "cache", **QUICK).path)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,7 @@ def xor_run(cache, tmp_path):
         (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not an image file"),
     ],
 )
-def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, capsys, arguments, message):
+def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, cache, capsys, arguments, message):
     assert command(["attention", *arguments, "--run", xor_run, "--average", "2"]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

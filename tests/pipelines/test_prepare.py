@@ -29,8 +29,7 @@ def contents(folder):
 
 
 def test_prepared_rows_equal_those_of_the_source(cache):
-    prepared = prepare("digits")
-    source = task_named("digits")
+    prepared, source = prepare("digits"), task_named("digits")
     for name, split in source.read(source.pieces()[0]).items():
         stored = prepared.split(name)
         assert len(stored) == len(split) == prepared.rows[name]
@@ -161,8 +160,7 @@ def test_a_cluster_writes_the_same_bytes_even_if_a_worker_is_killed(data, serial
 
 
 def test_a_killed_local_worker_changes_nothing(tmp_path, processes, monkeypatch):
-    tasks = [(number, str(tmp_path)) for number in range(6)]
-    messages = []
+    tasks, messages = [(number, str(tmp_path)) for number in range(6)], []
     monkeypatch.setattr("reservoir_pipelines.workers.notify", messages.append)
     assert map_pieces(work_or_die, tasks, workers=2) == [n**2 for n in range(6)]
     assert messages == ["a worker process was killed; this process computes the rest"]
@@ -224,8 +222,7 @@ def test_data_is_listed_as_here_then_as_prepared(cache, tmp_path, monkeypatch):
 
 @pytest.fixture
 def table(tmp_path):
-    draw = np.random.default_rng(0)
-    path = tmp_path / "data.npz"
+    draw, path = np.random.default_rng(0), tmp_path / "data.npz"
     np.savez(path, x=draw.normal(size=(40, 6, 1)).astype("f4"), y=np.arange(40) % 2)
     return path
 
@@ -253,8 +250,7 @@ def test_changed_values_of_the_same_size_and_time_are_noticed(cache, table):
 
 
 def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
-    read = []
-    real = files.file_digest
+    read, real = [], files.file_digest
     monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or real(path))
     first = files.source_contents([table], table, tmp_path)
     assert files.source_contents([table], table, tmp_path) == first
@@ -279,8 +275,7 @@ def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind
 
         monkeypatch.setattr(files, "file_digest", refuse)
     code, out, message = call("prepare", "mnist", "--data", mnist_files)
-    assert (code, out) == (2, "")
-    assert message.count("\n") == 1
+    assert (code, out) == (2, "") and message.count("\n") == 1
     assert "train-labels-idx1-ubyte" in message or kind == "locked"
 
 
@@ -309,8 +304,7 @@ def server(tmp_path, monkeypatch):
 def test_a_task_is_downloaded_once_and_prepared(server, cache):
     _, asked = server
     prepared = prepare("mnist", fetch=True)
-    assert sum(prepared.rows.values()) == 72
-    assert len(asked) == 4
+    assert sum(prepared.rows.values()) == 72 and len(asked) == 4
     assert prepare("mnist", fetch=True).reused and len(asked) == 4
     assert len(list((cache / "downloads" / "mnist").iterdir())) == 4
 

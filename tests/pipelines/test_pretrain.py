@@ -130,8 +130,7 @@ def test_bits_per_byte_are_those_of_the_folder_that_was_written(finished, text):
     model = AutoModelForCausalLM.from_pretrained(finished.folder).eval()
     corpus = Text(text)
     for split, found in (("valid", finished.valid_bits), ("test", finished.test_bits)):
-        held = corpus.held_out(split, 25)
-        nats = 0.0
+        held, nats = corpus.held_out(split, 25), 0.0
         for window, first in zip(held.windows.astype(np.int64), held.first, strict=True):
             with torch.no_grad():
                 logits = model(input_ids=torch.from_numpy(window[None, :-1])).logits[0, first - 1 :].double()

@@ -164,8 +164,7 @@ def test_its_inits_are_three_models_and_other_shapes_only_random():
     pretrained, drawn = (inits[init].model.get_parameter("wpe.weight") for init in ("pretrained", "statistics"))
     assert abs(drawn.std() / pretrained.std() - 1) < 0.02
     altered = "mini:n_layer=2"
-    assert choose_init(altered, None) == "random"
-    assert load_backbone(altered).depth == 2
+    assert choose_init(altered, None) == "random" and load_backbone(altered).depth == 2
     with pytest.raises(InputError, match="no pretrained weights fit changed settings; use --init random"):
         load_backbone(altered, "pretrained")
 
@@ -185,8 +184,7 @@ def test_it_is_meant_where_no_backbone_is_named(decoy):
 
 
 def test_the_papers_protocol_draws_the_first_states_of_an_lstm_for_each_row_and_pass(cache):
-    cell = LSTMCell(8)
-    rows = torch.zeros(3, 2, 8)
+    cell, rows = LSTMCell(8), torch.zeros(3, 2, 8)
     assert torch.equal(cell(rows)[0], cell(rows)[1])
     redraw_first_states(cell)
     assert not torch.equal(cell(rows)[0], cell(rows)[1]) and not torch.equal(cell(rows), cell(rows))

@@ -86,8 +86,7 @@ def test_cells_do_not_change_which_extraction_is_the_last(cache, tmp_path):
     done = reproduce(recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]'))
     assert (done.ran, done.failed) == (1, {})
     assert report(done.folder).page.is_file()  # a single folder is accepted, too
-    assert len(list(mine.parent.iterdir())) == 2
-    assert last_entry(cache, "bit-xor").path == mine
+    assert len(list(mine.parent.iterdir())) == 2 and last_entry(cache, "bit-xor").path == mine
 
 
 def test_results_of_another_format_count_as_not_run(cache, tmp_path, call, runs):
@@ -102,8 +101,7 @@ def test_results_of_another_format_count_as_not_run(cache, tmp_path, call, runs)
     code, _, err = call("report", kept.path)
     assert (code, err.count("\n")) == (2, 1)
     assert f"{kept.path}: another version of reservoir wrote it; run" in err
-    assert reproduce([mine]).ran == 2
-    assert call("report", kept.path)[0] == 0
+    assert reproduce([mine]).ran == 2 and call("report", kept.path)[0] == 0
 
 
 def test_the_best_of_several_cells_is_the_one_with_the_best_validation_score(cache, tmp_path):
@@ -156,8 +154,7 @@ def test_a_reproduction_killed_in_a_cell_continues_without_running_finished_cell
     finished = {result["settings"]["seed"] for result in kept.results()}
     assert len(finished) == 2 and len(list(kept.work.rglob("*.part"))) + len(list(cache.rglob("*.part"))) > 0
     done = reproduce([mine])
-    assert (done.ran, done.reused, dict(done.failed)) == (4, 2, {})
-    assert len(runs) == 4
+    assert (done.ran, done.reused, dict(done.failed)) == (4, 2, {}) and len(runs) == 4
 
 
 def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, monkeypatch, runs):
@@ -171,8 +168,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert spots(found)["a"]["mean"] is not None
     assert "1 run in" in out and "1 failed" in out
     assert "1 finished, 1 failed, 0 not run yet" in report([]).page.read_text()
-    assert "--data" in spots(found)["b"]["reason"]
-    assert len(runs) == 2
+    assert "--data" in spots(found)["b"]["reason"] and len(runs) == 2
     call("reproduce", mine)
     assert len(runs) == 3  # the failed cell runs again
 
@@ -187,8 +183,7 @@ def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
     assert (code, runs) == (0, [])
     lines = [line for line in out.splitlines() if "seed 0" in line]
     assert [" kB" in line for line in lines] == [True, False, False] and "not estimated" in lines[2]
-    assert "; 1 without an estimate" in err
-    assert "1 of the cells cannot run here: " in err
+    assert "; 1 without an estimate" in err and "1 of the cells cannot run here: " in err
     assert "--data DIR" in err
 
 
@@ -453,8 +448,7 @@ class Checker(HTMLParser):
         if tag == "a":
             self.links.append(attrs["href"])
         if tag == "img":
-            assert len(attrs["alt"]) > 10
-            assert attrs["src"].startswith("data:image/svg+xml;base64,")
+            assert len(attrs["alt"]) > 10 and attrs["src"].startswith("data:image/svg+xml;base64,")
             self.pictures += 1
         assert not any(name.startswith("on") for name in attrs)
 
@@ -470,8 +464,7 @@ def check(text):
     page = Checker()
     page.feed(text)
     page.close()
-    assert page.open == []
-    assert len(page.ids) == len(set(page.ids))
+    assert page.open == [] and len(page.ids) == len(set(page.ids))
     assert {link for link in page.links if link.removeprefix("#") not in page.ids} == set()
     assert "script" not in page.tags
     assert not re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", text)
@@ -482,22 +475,17 @@ def check(text):
 def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypatch):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     (tmp_path / "my.toml").write_text(HOSTILE)
-    made = reproduce([str(tmp_path / "my.toml")])
-    done = report([])
+    made, done = reproduce([str(tmp_path / "my.toml")]), report([])
     text = done.page.read_text()
     page = check(text)
-    assert EVIL not in text
-    assert "&lt;script&gt;" in text
-    assert page.pictures >= 5
-    assert done.bytes < 5e6
+    assert EVIL not in text and "&lt;script&gt;" in text
+    assert page.pictures >= 5 and done.bytes < 5e6
     ours = made.tables[0]["rows"][0]["spots"][0]["mean"]
-    assert f">{ours:.1f}<" in text
-    assert f"({ours - 42:+.1f})" in text
+    assert f">{ours:.1f}<" in text and f"({ours - 42:+.1f})" in text
     assert "--data" in text  # the reason for a missing number says what to do
     assert text.count("<h4>maps</h4>") == 1
     assert "diagonals at 0 back (string 2), 5 back (string 1)" in text
-    assert "reservoir train bit-xor" in text
-    assert "prefers-color-scheme: dark" in text
+    assert "reservoir train bit-xor" in text and "prefers-color-scheme: dark" in text
     assert EVIL not in report([], markdown=True).page.read_text()
 
 
@@ -509,8 +497,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     ran = train("bit-xor", steps=2, eval_every=1, **small)
     page = report([done.saved.parent, ran.run], out=tmp_path / "page.html").page
     text = page.read_text()
-    assert check(text).pictures >= 5
-    assert f"{100 * done.best.test_score:.1f}%" in text
+    assert check(text).pictures >= 5 and f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
     assert "calibration error" in text and done.adds_nothing_to[0] in text.partition("adds nothing to")[2]
     assert all(f"baseline {one.name}, test" in text for one in done.baselines)
@@ -532,7 +519,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
 
 
 def test_report_refuses_folders_without_results(cache, tmp_path, call):
-    for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "")):
+    for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "not a folder with results")):
         code, _, err = call("report", *arguments)
         assert (code, err.count("\n")) == (2, 1) and message in err
 
@@ -545,8 +532,7 @@ def test_every_number_of_an_evaluation_is_on_the_page(cache, tmp_path):
     summary["evaluation"] |= {"a_new_metric": 0.125}
     write_checked(tmp_path / "fit" / SUMMARY, summary)
     text = report([]).page.read_text()  # fits in other folders are found
-    assert str(done.saved.parent) in text
-    assert "<dt>a new metric</dt><dd>0.125</dd>" in text
+    assert str(done.saved.parent) in text and "<dt>a new metric</dt><dd>0.125</dd>" in text
     assert "<dt>majority baseline</dt>" in text
 
 
@@ -561,8 +547,7 @@ def test_labels_in_pictures_are_complete_and_literal(painted):
         "".join(text.itertext()).strip()
         for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     }
-    assert "<script" not in svg
-    assert {EVIL, "$x_{$", "\\x1b\\ud800", "7"} <= texts
+    assert "<script" not in svg and {EVIL, "$x_{$", "\\x1b\\ud800", "7"} <= texts
     assert len({text for text in texts if text.startswith("a class")}) == 9
     assert page_picture((side, side), draw_confusion, np.eye(2, dtype=int), "ab") != source
     assert page_picture((side, side), draw_confusion, np.eye(2), "no picture") == ""

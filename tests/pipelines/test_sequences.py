@@ -15,8 +15,7 @@ TRAIN, FITTED = 50, 70
 def series(rows=90, values=40):
     """Return series and classes; all series have the same mean and variance, so any subset gives the same scale."""
     rng = np.random.default_rng(0)
-    y = rng.integers(0, 3, rows)
-    phase = rng.uniform(0, 6, (rows, 1))
+    y, phase = rng.integers(0, 3, rows), rng.uniform(0, 6, (rows, 1))
     x = np.sin(np.arange(values) / (1 + y[:, None]) + phase) + rng.normal(0, 0.6, (rows, values))
     return 5 + 3 * (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True), np.array(["a", "b", "c"])[y]
 

@@ -130,8 +130,8 @@ def test_linear_estimators_are_saved_predicted_and_exported_without_skops(tmp_pa
     np.testing.assert_array_equal(loaded.predict(test), done.readout.predict(test))
     np.testing.assert_allclose(loaded.probabilities(test), done.readout.probabilities(test))
     labels = [one.label for one in predict(done.saved, tmp_path / "rows.npz")]
-    if torch.__version__.startswith("2.6."):
-        return  # export needs torch 2.7
+    if torch.__version__.startswith("2.6.") or readout == "svm.LinearSVC":
+        return  # export needs torch 2.7, and reads the same file of either
     model = torch.export.load(str(export(done.saved).model)).module()
     logits = model(torch.from_numpy(x), torch.full((90,), 6))
     assert logits.flatten(1).argmax(-1).tolist() == labels
@@ -140,7 +140,7 @@ def test_linear_estimators_are_saved_predicted_and_exported_without_skops(tmp_pa
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
     root = tmp_path_factory.mktemp("files")
-    return extract("digits", backbone=str(tiny_gpt2), limit=120, cache=root, layers="final", pool="mean,last")
+    return extract("digits", backbone=str(tiny_gpt2), limit=60, cache=root, layers="final", pool="mean,last")
 
 
 def same(text, card):
@@ -231,8 +231,7 @@ def test_a_write_that_fails_leaves_the_old_bundle(tmp_path, monkeypatch, step):
     monkeypatch.undo()
     assert Bundle.load(tmp_path).scores == {"number": 1}
     save(2, tmp_path)
-    assert Bundle.load(tmp_path).scores == {"number": 2}
-    assert len(list(tmp_path.iterdir())) == 2
+    assert Bundle.load(tmp_path).scores == {"number": 2} and len(list(tmp_path.iterdir())) == 2
 
 
 def test_fits_with_other_options_have_other_folders(extracted):
@@ -247,5 +246,4 @@ def test_fits_with_other_options_have_other_folders(extracted):
     ]
     plain = {"columns": "final/mean", "alphas": "1:100:3"}
     folders = [fit(extracted, **(plain | one)).saved.parent for one in settings]
-    assert len(set(folders)) == len(settings)
-    assert fit(extracted, **plain).saved.parent == folders[0]
+    assert len(set(folders)) == len(settings) and fit(extracted, **plain).saved.parent == folders[0]

@@ -40,8 +40,7 @@ def linear_accuracy(run):
     from sklearn.linear_model import LogisticRegression
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
-    model = load_run(run, "cpu").fpt
-    lengths = torch.full((1024,), 10)
+    model, lengths = load_run(run, "cpu").fpt, torch.full((1024,), 10)
     hidden = model.features(torch.from_numpy(bits[:, :, None]).float(), lengths, ["final/last"])["final/last"].numpy()
     x, y = hidden.reshape(5 * 1024, -1), (bits[:, :5] ^ bits[:, 5:]).ravel()
     return LogisticRegression(C=1e4, max_iter=2000).fit(x, y).score(x, y)
@@ -132,7 +131,7 @@ train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 
 def test_two_processes_equal_one_with_twice_the_batch(cache):
     settings = {"rows": "fresh", "steps": 6, "eval_every": 3, "dropout": 0.2, **QUICK}
-    two = pair(LAUNCH, cache / "two", json.dumps({**settings, "batch": 4}))
+    two = pair(LAUNCH, cache / "two", json.dumps({**settings, "batch": 4}), forked=True)
     assert [code for code, _, _ in two] == [0, 0], two
     # Forward passes are numbered across processes, so dropout masks are the same as with accumulation.
     one = train("bit-xor", batch=4, accumulate=2, **settings)
@@ -190,8 +189,7 @@ def test_a_diverging_loss_stops_and_names_the_last_good_checkpoint(cache):
         train("bit-xor", **settings)
     settings["on_divergence"] = "report"
     done = train("bit-xor", resume=True, **settings)
-    assert done.diverged_step == done.steps < 40
-    assert done.history[-1]["step"] == done.diverged_step
+    assert done.diverged_step == done.steps < 40 and done.history[-1]["step"] == done.diverged_step
 
 
 @pytest.mark.parametrize(
@@ -273,8 +271,7 @@ CLI_QUICK = {"backbone": ONE_BLOCK, "init": "random", "steps": 20, "device": "cp
 
 def write_series(path, kind, rows=120):
     """Write series with two classes or two targets; the last 30 are the test split."""
-    draw = np.random.default_rng(0)
-    y = np.arange(rows) % 2
+    draw, y = np.random.default_rng(0), np.arange(rows) % 2
     x = draw.normal(size=(rows, 6, 1)) + 2 * y[:, None, None]
     split = np.repeat(["train", "valid", "test"], [60, 30, 30])
     labels = np.array(["down", "up"])[y] if kind == "classes" else np.c_[100 + 5 * x[:, :, 0].mean(1), x[:, 0, 0]]
@@ -439,16 +436,14 @@ def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsy
     rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]
     line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
     assert command([*line, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["swept"]) == 2
-    assert command(line) == 0
+    assert len(json.loads(capsys.readouterr().out)["swept"]) == 2 and command(line) == 0
     assert "learning_rate" in capsys.readouterr().out
     for wrong, says in (
         ("steps=1,2", "steps is not one of batch, accumulate, learning_rate"),
         ("batch=a,b", "give numbers"),
         ("batch=0,8", "--batch 0: give a whole number"),
     ):
-        assert command([*line[:-4], "--sweep", wrong]) == 2
-        assert says in capsys.readouterr().err
+        assert command([*line[:-4], "--sweep", wrong]) == 2 and says in capsys.readouterr().err
 
 
 def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):

@@ -23,8 +23,7 @@ LOADING = 60.0  # seconds for loading the libraries, when a test replaces the cl
 
 def write_waves(path, shuffled=False):
     """Write 36 short waves of two classes, with splits; ``shuffled`` permutes the labels of the test rows."""
-    draw = np.random.default_rng(0)
-    y = np.arange(36) % 2
+    draw, y = np.random.default_rng(0), np.arange(36) % 2
     x = np.sin((0.6 + 0.35 * y[:, None]) * np.arange(20) + draw.uniform(0, 6, (36, 1))) + draw.normal(0, 0.7, (36, 20))
     split = np.repeat(["train", "valid", "test"], [18, 8, 10])
     if shuffled:
@@ -93,8 +92,7 @@ def test_a_damaged_line_is_ignored(searched, tmp_path):
 def test_the_printed_commands_make_the_same_readout_in_another_cache(searched, tmp_path):
     for line in searched[0].commands:
         program, *arguments = shlex.split(line)
-        assert program == "reservoir"
-        assert run([*arguments, "--cache", str(tmp_path), "--json"]) == 0
+        assert program == "reservoir" and run([*arguments, "--cache", str(tmp_path), "--json"]) == 0
     made = Bundle.load(next(tmp_path.rglob("readout.json"))).readout
     np.testing.assert_array_equal(made.coef, searched[0].fit.readout.coef)
     np.testing.assert_array_equal(made.intercept, searched[0].fit.readout.intercept)
@@ -127,15 +125,13 @@ class SlowRows:
 
 @pytest.mark.parametrize(("seconds_per_row", "limits"), [(0.8, {25})])
 def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(seconds_per_row, limits, tmp_path, monkeypatch):
-    draw = np.random.default_rng(0)
-    y = np.arange(1300) % 2
+    draw, y = np.random.default_rng(0), np.arange(1300) % 2
     x = draw.normal(size=(1300, 8, 1)).astype(np.float32) + 0.3 * y[:, None, None]
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     monkeypatch.setattr("reservoir_pipelines.tuning.search.START_UP", 0.0)
     clock = SlowRows(seconds_per_row, monkeypatch)
     done = tune_by(clock, str(tmp_path / "rows.npz"), budget="900s", cache=tmp_path, **SMALL)
-    assert done.tried >= 10
-    assert 0.7 * 900 < LOADING + clock.now <= 990
+    assert done.tried >= 10 and 0.7 * 900 < LOADING + clock.now <= 990
     tried = {trial.limit for trial in read_trials(done.folder / "trials.jsonl") if trial.number}
     assert tried == limits or tried < limits
     assert {trial.limit for trial in done.trials} <= limits
@@ -168,11 +164,9 @@ def test_the_command_shows_what_was_tried_and_gained(searched, waves, capsys):
     assert run([*again, "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
-    assert len(found["trials"]) == 3
-    assert found["commands"] == list(searched[0].commands)
+    assert len(found["trials"]) == 3 and found["commands"] == list(searched[0].commands)
     assert found["test_score"] == found["fit"]["best"]["test_score"] and found["evaluation"]["classes"]
-    assert err.count("mini:n_layer") >= 3
-    assert run(again) == 0
+    assert err.count("mini:n_layer") >= 3 and run(again) == 0
     out = capsys.readouterr().out
     assert "reservoir fit" in out
     assert "3 candidates tried" in out and "gain over the default" in out and " points" in out

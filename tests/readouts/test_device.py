@@ -37,8 +37,7 @@ def features(rows, width, dtype):
 
 def largest_difference(a, b):
     """Return the largest difference of two arrays, relative to the largest value."""
-    assert a.shape == b.shape
-    assert a.dtype == b.dtype
+    assert a.shape == b.shape and a.dtype == b.dtype
     return np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)
 
 
@@ -66,8 +65,7 @@ def test_scores_and_kernel_form_on_a_device_equal_numpy(place, dtype, tolerance)
     path = KernelMatrix(x).path(coded, alphas)
     with products_on(place):
         found, scorer = KernelMatrix(x).path(coded, alphas), Scorer(path)
-    assert largest_difference(found.coef, path.coef) < 1e-10
-    assert isinstance(found, LinearPath)
+    assert largest_difference(found.coef, path.coef) < 1e-10 and isinstance(found, LinearPath)
     assert largest_difference(scorer(x), Scorer(path)(x)) < tolerance
 
 
@@ -75,8 +73,7 @@ def test_sweeps_on_a_device_choose_the_same_penalty(place):
     x, y = features(500, 12, np.float32)
     x[:, 0] += y[:, 0]
     train, valid = [(x[:400], y[:400])], [(x[400:], y[400:])]
-    folds = [(x, y, np.arange(500) % 4)]
-    targets = Targets(1, 3)
+    folds, targets = [(x, y, np.arange(500) % 4)], Targets(1, 3)
     here = sweep(train, valid, targets), cross_sweep(folds, targets, folds=4)
     with products_on(place):
         there = sweep(train, valid, targets), cross_sweep(folds, targets, folds=4)

@@ -24,8 +24,7 @@ def test_folds_are_balanced_and_stratified(rows, data, seed):
     labels = np.random.default_rng(seed).integers(0, 4, rows)
     for kind in (None, labels):
         fold = draw_folds(rows, folds, labels=kind, repeat=seed)
-        assert fold.shape == (rows,)
-        assert np.ptp(np.bincount(fold, minlength=folds)) <= 1
+        assert fold.shape == (rows,) and np.ptp(np.bincount(fold, minlength=folds)) <= 1
         np.testing.assert_array_equal(fold, draw_folds(rows, folds, labels=kind, repeat=seed))
     for label in range(4):
         assert np.ptp(np.bincount(fold[labels == label], minlength=folds)) <= 1
@@ -36,8 +35,7 @@ def test_any_first_rows_of_a_draw_have_the_shares_of_all_classes():
     ranks = draw_ranks(200, labels)
     for size in (1, 10, 50, 100, 200):
         counts = np.bincount(labels[ranks < size], minlength=4)
-        assert counts.sum() == size
-        assert np.abs(counts - size * np.bincount(labels) / 200).max() < 2
+        assert counts.sum() == size and np.abs(counts - size * np.bincount(labels) / 200).max() < 2
     assert (ranks != draw_ranks(200, labels, 1)).any()
 
 
@@ -66,15 +64,13 @@ def test_group_folds_are_as_balanced_as_in_scikit_learn():
     for k, (_, held) in enumerate(StratifiedGroupKFold(5, shuffle=True, random_state=0).split(labels, labels, groups)):
         theirs[held] = k
     ours = [spread(draw_folds(900, 5, labels=labels, groups=groups, repeat=repeat)) for repeat in range(5)]
-    assert max(ours) < 0.3
-    assert np.mean(ours) <= spread(theirs) + 0.05
+    assert max(ours) < 0.3 and np.mean(ours) <= spread(theirs) + 0.05
     sizes = np.bincount(draw_folds(900, 5, groups=groups))
     assert np.ptp(sizes) <= 20
 
 
 def test_repeats_give_different_folds():
-    labels = np.arange(40) % 2
-    groups = np.arange(40) // 2
+    labels, groups = np.arange(40) % 2, np.arange(40) // 2
     for settings_ in ({}, {"labels": labels}, {"groups": groups}, {"labels": labels, "groups": groups}):
         assert len({draw_folds(40, 4, repeat=repeat, **settings_).tobytes() for repeat in range(6)}) == 6
 
@@ -101,8 +97,7 @@ def test_scores_by_kernel_equal_refits_on_the_other_folds(classes):
     x, y, targets = kernel_data(classes)
     folds = draw_folds(40, 5)
     z = np.where(x.std(0) > 0, (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1), 0)
-    coded = targets.encode(y)
-    alphas = np.array([0.5, 300.0])
+    coded, alphas = targets.encode(y), np.array([0.5, 300.0])
     found = held_out_scores(kernel_matrix(x).astype(np.float64), np.ones(40), coded, folds, alphas)
     for alpha, scores in zip(alphas, found, strict=True):
         wanted = np.empty_like(scores)
@@ -113,16 +108,13 @@ def test_scores_by_kernel_equal_refits_on_the_other_folds(classes):
 
 
 def test_ties_in_accuracy_go_to_the_smaller_loss():
-    draw = np.random.default_rng(1)
-    y = np.arange(30)[:, None] % 2
+    draw, y = np.random.default_rng(1), np.arange(30)[:, None] % 2
     x = 4.0 * y + draw.normal(0, 0.5, (30, 8))
     folds = np.stack([draw_folds(30, 5, repeat=r) for r in range(2)])
     found = score_by_kernel(kernel_matrix(x), y, Targets(1, 2), folds)
     larger = score_by_kernel(kernel_matrix(x), y, Targets(1, 2), folds, np.array([500.0]))
-    assert found.score == larger.score == 1
-    assert found.alpha < larger.alpha
-    assert found.loss < larger.loss
-    assert found.losses.shape == (30,)
+    assert found.score == larger.score == 1 and found.alpha < larger.alpha
+    assert found.loss < larger.loss and found.losses.shape == (30,)
     assert np.isclose(found.losses.mean(), found.loss)
 
 
@@ -198,8 +190,7 @@ def test_one_standard_error_takes_the_largest_penalty_within_it(classes):
         ridge = RidgeClassifier(alpha=plain.alpha) if classes else Ridge(alpha=plain.alpha)
         scores.append(ridge.fit(z[fold != k], y[fold != k].ravel()).score(z[fold == k], y[fold == k].ravel()))
     limit = plain.accuracy[plain.best] - np.std(scores, ddof=1) / np.sqrt(6)
-    assert found.alpha == alphas[plain.accuracy >= limit].max()
-    assert found.alpha > plain.alpha
+    assert found.alpha == alphas[plain.accuracy >= limit].max() and found.alpha > plain.alpha
     np.testing.assert_array_equal(found.accuracy, plain.accuracy)
 
 

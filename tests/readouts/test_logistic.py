@@ -128,8 +128,7 @@ def test_a_class_without_samples_is_never_predicted():
 @pytest.mark.parametrize("rows", [40, 12])  # moments, and samples
 @pytest.mark.parametrize(("classes", "outputs"), [(2, 1), (4, 1), (3, 2)])
 def test_constant_features_score_as_the_largest_class(classes, outputs, rows):
-    x = np.full((rows, 20), 0.1, np.float32)
-    y = np.ones((rows, outputs), int)
+    x, y = np.full((rows, 20), 0.1, np.float32), np.ones((rows, outputs), int)
     y[:classes] = np.arange(classes)[:, None]
     found = logistic_sweep(blocks(x, y), blocks(x, y), Targets(outputs, classes), ALPHAS)
     assert found.path.converged.all()

@@ -103,8 +103,7 @@ def test_scores_keep_the_digits_of_a_channel_at_3000():
     x = features(3000, 20, "offset").astype(np.float32)
     path = ridge_path(accumulate([(x, labels(x))]), ALPHAS)
     exact = x.astype(np.float64) @ path.coef + path.intercept[:, None]
-    assert Scorer(path)(x).shape == (len(ALPHAS), 3000, 3)
-    assert Scorer(path)(x).dtype == np.float32
+    assert Scorer(path)(x).shape == (len(ALPHAS), 3000, 3) and Scorer(path)(x).dtype == np.float32
     assert np.abs(Scorer(path)(x) - exact).max() < 1e-5 * np.abs(exact).max()
     np.testing.assert_allclose(Scorer(path)(x.astype(np.float64)), exact, rtol=1e-9, atol=1e-9)
 
@@ -157,8 +156,7 @@ def test_grid_is_extended_if_its_end_is_best():
     np.testing.assert_allclose(extended_alphas(np.array([1e3]), 0), np.logspace(-6, 10, 49))
     np.testing.assert_allclose(extended_alphas(np.array([1e6, 1e4, 1e2]), 0), [1e2, 1e4, 1e6, 1e8, 1e10])
     fine = extended_alphas(np.geomspace(1, 1.001, 1000), 999)
-    assert len(fine) == 1000 + 29
-    assert fine[-1] <= 1e10
+    assert len(fine) == 1000 + 29 and fine[-1] <= 1e10
 
 
 @pytest.mark.parametrize(("rows", "width"), [(150, 12), (30, 50)])
@@ -296,8 +294,7 @@ def test_readout_scores_as_in_the_sweep_also_after_storage(classes):
 def test_real_targets_far_from_zero_keep_the_digits_of_their_scores(rows, width, dtype):
     (x, y), (far, other) = task(rows, width, 0)
     y, other = ((1e5 + 0.3 * part).astype(dtype) for part in (y, other))
-    targets = Targets(1, 0)
-    alphas = np.geomspace(0.1, 1000, 5)
+    targets, alphas = Targets(1, 0), np.geomspace(0.1, 1000, 5)
     expected = []
     for alpha in alphas:
         peer = make_pipeline(StandardScaler(), Ridge(alpha=alpha)).fit(x.astype(np.float64), y.astype(np.float64))
@@ -329,8 +326,7 @@ def solution(data):
     z = np.concatenate([(x - mean) / std, y - y.mean(0)], axis=1)
     r = np.linalg.qr(np.concatenate([np.linalg.qr(z[i : i + 2000], "r") for i in range(0, ROWS, 2000)]), "r")
     left, values, right = np.linalg.svd(r[:WIDTH, :WIDTH])
-    assert values[0] ** 2 > 9e6
-    assert values[-1] ** 2 < 0.1
+    assert values[0] ** 2 > 9e6 and values[-1] ** 2 < 0.1
     along = left.T @ r[:WIDTH, WIDTH:]
     return std, [right.T @ ((values / (values**2 + alpha))[:, None] * along) for alpha in DEFAULT_ALPHAS]
 

@@ -25,8 +25,7 @@ def test_predict_inverts_encode(classes, outputs, rows, lead, seed):
     targets = Targets(outputs, classes)
     y = np.random.default_rng(seed).integers(0, classes, (rows, outputs))
     coded = targets.encode(y)
-    assert coded.shape == (rows, targets.columns)
-    assert coded.dtype == np.float32
+    assert coded.shape == (rows, targets.columns) and coded.dtype == np.float32
     assert set(np.unique(coded)) <= {-1, 1}
     np.testing.assert_array_equal(targets.predict(coded), y)
     np.testing.assert_array_equal(targets.predict(np.stack([coded] * (lead + 1)))[lead], y)
@@ -57,13 +56,11 @@ def test_every_labelled_token_is_a_sample(rows, tokens, readout, outputs):
     y = np.arange(rows * readout * outputs).reshape(rows, readout, outputs)
     features, labels = samples(x, y)
     if tokens == readout > 1:
-        assert features.shape == (rows * tokens, 6)
-        assert labels.shape == (rows * tokens, outputs)
+        assert features.shape == (rows * tokens, 6) and labels.shape == (rows * tokens, outputs)
         np.testing.assert_array_equal(features[tokens - 1], x[0, -1])
         np.testing.assert_array_equal(labels[tokens - 1], y[0, -1])
     else:
-        assert features.shape == (rows, tokens * 6)
-        assert labels.shape == (rows, readout * outputs)
+        assert features.shape == (rows, tokens * 6) and labels.shape == (rows, readout * outputs)
     np.testing.assert_array_equal(unsample(labels, readout, outputs), y)
     np.testing.assert_array_equal(unsample(np.stack([labels] * 2, axis=-1), readout, outputs)[..., 1], y)
 
@@ -76,8 +73,7 @@ def test_every_labelled_token_is_a_sample(rows, tokens, readout, outputs):
     seed=st.integers(0, 9),
 )
 def test_tally_equals_scikit_learn_metrics(classes, outputs, cuts, seed):
-    rng = np.random.default_rng(seed)
-    targets = Targets(outputs, classes)
+    rng, targets = np.random.default_rng(seed), Targets(outputs, classes)
     scores = rng.standard_normal((3, 50, targets.columns))
     y = rng.integers(0, classes, (50, outputs)) if classes else rng.standard_normal((50, outputs)) + 1e4
     if not classes:
@@ -112,8 +108,7 @@ def test_ties_go_to_the_smaller_loss_and_then_to_the_larger_penalty(found, rando
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_loss_is_the_squared_distance_from_the_coding(classes):
-    rng = np.random.default_rng(0)
-    targets = Targets(2, classes)
+    rng, targets = np.random.default_rng(0), Targets(2, classes)
     y = rng.integers(0, classes, (40, 2)) if classes else rng.standard_normal((40, 2))
     scores = rng.standard_normal((5, 40, targets.columns))
     tally = Tally(targets).update(scores[:, :15], y[:15]).update(scores[:, 15:], y[15:])
@@ -123,8 +118,7 @@ def test_loss_is_the_squared_distance_from_the_coding(classes):
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_temperature_minimises_the_loss(classes):
-    rng = np.random.default_rng(0)
-    targets = Targets(1, classes)
+    rng, targets = np.random.default_rng(0), Targets(1, classes)
     scores = rng.standard_normal((2000, targets.columns))
     chances = softmax(targets.logits(scores)[:, 0] / 0.4, axis=-1)
     y = (rng.random((2000, 1)) > chances.cumsum(-1)[:, :-1]).sum(-1, keepdims=True)
@@ -137,8 +131,7 @@ def test_temperature_minimises_the_loss(classes):
         return log_loss(every, chances, sample_weight=weights)
 
     losses = {t: loss(t) for t in (found * 0.99, found, found * 1.01)}
-    assert min(losses, key=losses.__getitem__) == found
-    assert 0.3 < found < 0.5
+    assert min(losses, key=losses.__getitem__) == found and 0.3 < found < 0.5
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -163,8 +156,7 @@ def test_calibration_never_increases_the_loss_on_separable_rows(classes, held):
             ]
         )
     before, after = np.transpose(losses)
-    assert (after <= before + 0.02).all()
-    assert after.mean() < 0.75 * before.mean()
+    assert (after <= before + 0.02).all() and after.mean() < 0.75 * before.mean()
 
 
 @given(right=st.integers(0, 60), wrong=st.integers(0, 60))
@@ -230,8 +222,7 @@ def test_small_p_value_for_a_real_difference():
     base = rng.standard_normal(200)
     assert paired_bootstrap(base + 0.3 + 0.5 * rng.standard_normal(200), base) < 0.001
     a, b = rng.random(500) < 0.9, rng.random(500) < 0.8
-    assert mcnemar(a, b) < 0.001
-    assert abs(paired_bootstrap(a, b) - mcnemar(a, b)) < 0.002
+    assert mcnemar(a, b) < 0.001 and abs(paired_bootstrap(a, b) - mcnemar(a, b)) < 0.002
     assert paired_bootstrap(base, base) == mcnemar(a, a) == 1
     assert paired_bootstrap(base, base) == paired_bootstrap(base[:1], base[1:2]) == 1
     assert paired_bootstrap(base + 1, base, draws=99) == 0.01

@@ -209,8 +209,7 @@ def _transformer(kind: str, folder: Path, embeds: torch.Tensor) -> list[torch.Te
 def _vit(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:
     from transformers import AutoModel
 
-    model = AutoModel.from_pretrained(folder).eval()
-    states = [hidden[None]]
+    model, states = AutoModel.from_pretrained(folder).eval(), [hidden[None]]
     for layer in getattr(model, "layers", None) or model.encoder.layer:
         states.append(layer(states[-1], None))
     return [state[0] for state in (*states, model.layernorm(states[-1]))]

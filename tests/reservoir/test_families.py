@@ -148,13 +148,11 @@ def test_only_the_blocks_below_the_deepest_wanted_layer_run(tiny_gpt2, batch):
     tiny_model.features(*batch, ["block02/mean", "block01/last"])
     for handle in handles:
         handle.remove()
-    assert ran == [1, 2]
-    assert len(tiny_model.backbone.blocks) == 3
+    assert ran == [1, 2] and len(tiny_model.backbone.blocks) == 3
 
 
 def test_losses_of_rows():
-    logits = torch.randn(5, 2, 3, 4)
-    y = torch.randint(0, 4, (5, 2, 3))
+    logits, y = torch.randn(5, 2, 3, 4), torch.randint(0, 4, (5, 2, 3))
     losses = row_losses(logits, y, 4)
     for row in range(5):
         each = [-logits[row, t, o].log_softmax(0)[y[row, t, o]] for t in range(2) for o in range(3)]

@@ -168,8 +168,7 @@ def test_values_in_bfloat16_with_queries_and_keys_in_float32():
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
 def test_dropout_drops_the_given_share_and_keeps_the_mean(rate):
     torch.manual_seed(0)
-    x = torch.ones(400, 500, requires_grad=True)
-    module = fast.Dropout(rate)
+    x, module = torch.ones(400, 500, requires_grad=True), fast.Dropout(rate)
     y = module(x)
     share = (y == 0).float().mean().item()
     assert abs(share - rate) < 5 * (rate * (1 - rate) / x.numel()) ** 0.5

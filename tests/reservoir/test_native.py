@@ -235,8 +235,7 @@ def pixels_by_hand(folder: Path, shown: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("case", PROCESSORS)
 def test_pixel_features_equal_a_script_with_transformers(case: str, tmp_path: Path):
     folder = save_with_processor(case.partition("-")[0], tmp_path / case, **PROCESSORS[case])
-    expected = pixels_by_hand(folder, images())
-    model = load_pixels(folder)
+    expected, model = pixels_by_hand(folder, images()), load_pixels(folder)
     found = pixel_features(model, images(), list(expected))
     for column, values in expected.items():
         np.testing.assert_allclose(found[column][:, 0], values, atol=1e-5, err_msg=column)

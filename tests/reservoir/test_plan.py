@@ -200,8 +200,7 @@ def test_options_that_do_not_fit_are_refused_before_a_model_is_loaded(given, mes
 
 def test_few_validation_rows_are_replaced_by_folds():
     assert default_folds(100, 999) == (5, 5) and default_folds(1000, 999) == (5, 1)
-    assert default_folds(1001, 999) == (3, 1)
-    assert default_folds(100, 1000) == (0, 1)
+    assert default_folds(1001, 999) == (3, 1) and default_folds(100, 1000) == (0, 1)
 
 
 @pytest.mark.parametrize(("tokens", "patch"), [(9, 9), (17, 9), (500, 9), (500, 2), (7, 1)])
@@ -238,8 +237,7 @@ def test_seeds_that_torchs_generators_do_not_take_are_refused(seed):
 def test_what_is_of_another_kind_is_one_line(kind, wrong, words):
     with pytest.raises(InputError) as caught:
         kind(**wrong)
-    assert str(caught.value).startswith(words)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250
 
 

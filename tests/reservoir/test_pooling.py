@@ -174,8 +174,7 @@ def test_classes_with_few_rows_leave_some_for_validation(per_class):
     labels = encode_labels("few", np.repeat(np.arange(20), per_class + 1), OwnDataOptions())
     given = np.tile(["train"] * per_class + ["test"], 20)
     found = split_rows("few", labels, given)
-    assert (found[given == "test"] == "test").all()
-    assert (found == "valid").sum() == 2 * per_class
+    assert (found[given == "test"] == "test").all() and (found == "valid").sum() == 2 * per_class
 
 
 def test_windows_of_symbols_equal_those_of_one_hot_vectors():
