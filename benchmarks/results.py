@@ -180,7 +180,9 @@ def main() -> int:
     parser.add_argument("--cache", metavar="DIR", help="Folder that keeps the features; by default they are deleted.")
     parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
     asked = parser.parse_args()
-    places, failed = dict(place.split("=", 1) for place in asked.places if "=" in place), 0
+    if wrong := [place for place in asked.places if "=" not in place]:
+        parser.error(f"{wrong[0]!r} is not NAME=PATH; name tables with --only")
+    places, failed = dict(place.split("=", 1) for place in asked.places), 0
     os.environ["OMP_NUM_THREADS"] = "1"
     here = choose_compute("auto", choose_device("cpu"))
     chosen = _plan(asked, places)
