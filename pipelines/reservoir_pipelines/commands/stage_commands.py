@@ -185,8 +185,9 @@ def fit(
         metric = several.fits[0].best.metric
         spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
         mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
-        headings, *_ = fit_tables(several.fits[0])[0]  # they count the groups of the test rows, if there are any
-        return Answer(several, [(headings, rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])])
+        return Answer(
+            several, [(_headings(several.fits[0]), rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])]
+        )
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, fit_tables(done))
 
@@ -194,12 +195,10 @@ def fit(
 def fit_tables(done: Fit) -> list[Table]:
     """Return the tables of a fit."""
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
-    over = f" over {count_text(groups, 'group')}" if (groups := done.evaluation.groups) else ""
-    headings = (*HEADINGS[:-1], HEADINGS[-1] + over)
-    tables: list[Table] = [(headings, rows, f"{done.entry.parent.name}, {done.entry.name}")]
+    tables: list[Table] = [(_headings(done), rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
-        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{over})"
+        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done)})"
         tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
@@ -225,6 +224,14 @@ def fit_tables(done: Fit) -> list[Table]:
         ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
     ]
     return [*tables, (("", ""), last)]
+
+
+def _headings(done: Fit) -> tuple[str, ...]:
+    return *HEADINGS[:-1], HEADINGS[-1] + _over_groups(done)
+
+
+def _over_groups(done: Fit) -> str:
+    return f" over {count_text(groups, 'group')}" if (groups := done.evaluation.groups) else ""
 
 
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
