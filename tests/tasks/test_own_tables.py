@@ -390,8 +390,9 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     columns = {**WIDE, "y": RNG.normal(size=ROWS).round(3)}
     if between != ",":
         columns = {name: [str(value).replace(".", ",") for value in cells] for name, cells in columns.items()}
-    task, rows, _ = stored(write(tmp_path / name, columns, between))
+    task, rows, notes = stored(write(tmp_path / name, columns, between))
     assert task.classes == 0 and rows == in_any_order(VALUES)
+    assert ("commas are read as decimal points" in notes) == (between != ",")
     with pytest.raises(InputError, match="'1,234' is not a number in column 'u'"):  # it may be a thousand
         stored(write(tmp_path / "t.tsv", {"u": ["1,234"] * ROWS, "label": LABEL}, "\t"))
 

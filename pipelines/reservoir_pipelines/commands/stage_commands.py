@@ -149,7 +149,7 @@ SHOWN_TRIALS = 12  # number of the best trials that are printed
 SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
 MAX_RECALLS = 10  # rows of the recall table
-HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
+HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test")
 
 
 def fit(
@@ -185,9 +185,8 @@ def fit(
         metric = several.fits[0].best.metric
         spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
         mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
-        return Answer(
-            several, [(_headings(several.fits[0]), rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])]
-        )
+        summary = ("", ""), [(f"test {metric.replace('_', ' ')}", mean)]
+        return Answer(several, [((*HEADINGS, f"95% interval{_over_groups(several.fits[0])}"), rows), summary])
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, fit_tables(done))
 
@@ -195,7 +194,8 @@ def fit(
 def fit_tables(done: Fit) -> list[Table]:
     """Return the tables of a fit."""
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
-    tables: list[Table] = [(_headings(done), rows, f"{done.entry.parent.name}, {done.entry.name}")]
+    headings, entry = (*HEADINGS, f"95% interval{_over_groups(done)}"), done.entry
+    tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
         against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done)})"
@@ -224,10 +224,6 @@ def fit_tables(done: Fit) -> list[Table]:
         ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
     ]
     return [*tables, (("", ""), last)]
-
-
-def _headings(done: Fit) -> tuple[str, ...]:
-    return *HEADINGS[:-1], HEADINGS[-1] + _over_groups(done)
 
 
 def _over_groups(done: Fit) -> str:

@@ -30,6 +30,8 @@ class TableReader:
         self.fill = asked.missing != "refuse"
         self.roles = columns.choose_roles(table, asked, known)
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
+        if table.commas:
+            self.notes.append(f"commas are read as decimal points in {columns.listed(table.commas)}")
         self.arrays: dict[str, np.ndarray] = {}
         self.texts: list[str] | None = None
 

@@ -83,12 +83,13 @@ class Table:
     path: Path
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
+    commas: Sequence[str] = ()  # columns whose decimal commas were read as points
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
         bad = BadRows(self.bad.where, [self.bad.places[row] for row in rows], skip=self.bad.skip)
         bad.reasons = {place: self.bad.reasons[row] for place, row in enumerate(rows) if row in self.bad.reasons}
-        return Table(self.path, self.frame.iloc[rows].reset_index(drop=True), bad)
+        return Table(self.path, self.frame.iloc[rows].reset_index(drop=True), bad, self.commas)
 
 
 def read_table(path: Path, text: Sequence[str] | None = (), rows: int | None = None, skip: bool | None = None) -> Table:
@@ -104,7 +105,7 @@ def read_table(path: Path, text: Sequence[str] | None = (), rows: int | None = N
     bad = BadRows(str(path), places, skip=skip)
     for row, reason in faults.items():
         bad.add(row, reason)
-    return Table(path, frame, bad)
+    return Table(path, frame, bad, frame.attrs.pop("commas", []))
 
 
 def check_text(path: Path) -> None:
@@ -175,19 +176,20 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
     except (ValueError, OverflowError, csv.Error) as error:
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
-    if between != ",":
-        _read_decimal_commas(frame, as_text, sure=between == ";")
+    commas = _read_decimal_commas(frame, as_text, sure=between == ";") if between != "," else []
     frame.columns = names
+    frame.attrs["commas"] = [names[place] for place in commas]
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
     return frame[full].reset_index(drop=True), lines[full], faults
 
 
-def _read_decimal_commas(frame: Any, texts: Collection[int], *, sure: bool) -> None:
-    """Replace decimal commas by points in columns of which most cells are numbers; columns in ``texts`` stay text.
+def _read_decimal_commas(frame: Any, texts: Collection[int], *, sure: bool) -> list[int]:
+    """Replace decimal commas by points where most cells of a column are numbers, and return these columns.
 
-    Unless ``sure``, some cell must show that commas do not separate thousands, as 0,5 does and 1,234 does not.
+    Columns in ``texts`` stay text. Unless ``sure``, some cell must show that commas do not separate thousands: 0,5
+    shows it, and 1,234 does not.
     """
     found = {}
     for place in (place for place in frame if frame[place].dtype.kind == "O"):
@@ -200,6 +202,7 @@ def _read_decimal_commas(frame: Any, texts: Collection[int], *, sure: bool) -> N
     for place, cells in found.items() if sure else ():
         whole = place not in texts and len(cells) == frame[place].notna().sum()
         frame[place] = cells.astype(float).reindex(frame.index) if whole else cells.combine_first(frame[place])
+    return list(found) if sure else []
 
 
 def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int, str]]:
