@@ -58,12 +58,13 @@ class ReproductionFolder:
 
     def result(self, key: str) -> dict[str, Any] | None:
         """Return the result of a cell, or None if it has not finished."""
-        return self._read(self.path / "cells" / f"{key}.json")
+        found = self._read(self.path / "cells" / f"{key}.json")
+        return found and {**found, "folder": str((self.path / found["folder"]).resolve())}
 
     def results(self) -> list[dict[str, Any]]:
         """Return the results of all finished cells."""
         paths = sorted((self.path / "cells").glob("*.json"))
-        return [found for path in paths if path.suffixes == [".json"] and (found := self._read(path))]
+        return [found for path in paths if path.suffixes == [".json"] and (found := self.result(path.stem))]
 
     def failure(self, key: str) -> str:
         """Return why the last run of a cell failed, or an empty string."""
@@ -77,8 +78,9 @@ class ReproductionFolder:
         return False
 
     def save_result(self, key: str, result: Mapping[str, Any]) -> None:
-        """Write the result of a cell."""
-        write_checked(self.path / "cells" / f"{key}.json", {**result, "format": FORMAT})
+        """Write the result of a cell, with its ``folder`` relative to this one, so that both can be moved together."""
+        made = os.path.relpath(Path(result["folder"]).resolve(), self.path.resolve())
+        write_checked(self.path / "cells" / f"{key}.json", {**result, "folder": made, "format": FORMAT})
         (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
 
     def save_failure(self, key: str, cell: Mapping[str, Any]) -> None:

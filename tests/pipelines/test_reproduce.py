@@ -219,8 +219,10 @@ KEPT = {
 def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypatch):
     small = SMALL.replace('columns = ["bit-xor"]', "").replace("init =", "limit = 60, batch_tokens = 240, init =")
     (tmp_path / "ten.toml").write_text(small + TEN)
+    monkeypatch.chdir(tmp_path)
     done = reproduce([str(tmp_path / "ten.toml")])
     assert not done.failed
+    assert not [path for path in done.folder.glob("cells/*.json") if str(tmp_path) in path.read_text()]
     kept = ReproductionFolder(done.folder)
     monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "elsewhere"))
     checked, names = 0, {}

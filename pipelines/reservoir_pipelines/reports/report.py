@@ -50,7 +50,7 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
     for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
         with suppress(OSError, ValueError, KeyError):
             folders.add(Path(read_checked(note)["folder"]))
-    fits = [folder for folder in folders if str(folder) not in theirs and (folder / SUMMARY).is_file()]
+    fits = [folder for folder in folders if str(folder.resolve()) not in theirs and (folder / SUMMARY).is_file()]
     fits.sort(key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)
     parts = []
     for number, path in enumerate(made + fits[:MAX_FITS], start=1):

@@ -1,6 +1,7 @@
 """The stage ``reproduce``: the cells of tables and figures, each run once and saved when it finishes."""
 
 import io
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,7 @@ def planned(
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
     folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
     data = data_folder(source.data) if source.data else None
-    # Absolute paths make the commands of the cells work in any folder.
+    # Workers may have other working directories.
     paths = {"cache": place.cache and place.cache.absolute(), "data": data and data.absolute()}
     places: dict[str, Any] = {name: path for name, path in paths.items() if path}
     if place.device != "auto":
@@ -184,6 +185,9 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
     else:
         seconds, cpu = round(time.monotonic() - started, 1), round(time.process_time() - processor, 1)
         times = {"seconds": seconds, "cpu_seconds": cpu, "notes": notes.getvalue().splitlines()}
+        # Paths below the working directory are written relative to it, so that others can run the commands.
+        for texts in (result["commands"], times["notes"]):
+            texts[:] = [text.replace(f"{Path.cwd()}{os.sep}", "") for text in texts]
         folder.save_result(cell.key, {**cell.to_dict(), **result, **times})
     notify(f"{count}: {_message(cell, folder)}")
 

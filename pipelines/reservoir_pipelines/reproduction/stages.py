@@ -151,7 +151,9 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
         seconds, size = sum(cost.seconds for cost in costs.values()), sum(cost.bytes for cost in costs.values())
         untried = sum(not cost.seconds and not cost.reason for cost in costs.values())
         rest = f"; {untried} without an estimate (pretraining, attention maps)" if untried else ""
-        notify(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}{rest}")
+        without = " without fitting readouts" if any(cell.stage == "fit" for cell in cells) else ""
+        total = f"about {time_text(seconds)} on this machine{without}, {size_text(int(size))}"
+        notify(f"{len(costs)} cells to run: {total}{rest}")
     if reasons := [cost.reason for cost in costs.values() if cost.reason]:
         notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
     return costs
