@@ -1,7 +1,8 @@
 """What differs between the CPU and a GPU. Tests replace `on_gpu` and so run all branches for a GPU on the CPU."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -32,6 +33,11 @@ def of_worker(name: str, number: int) -> str:
 def pinned(x: Tensor, device: torch.device) -> Tensor:
     """Return a host tensor in page-locked memory, from which a GPU copies asynchronously; unchanged for the CPU."""
     return x.pin_memory() if on_gpu(device) else x
+
+
+def compiled(step: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """Return a function compiled for a GPU, which starts one kernel instead of one for each operation."""
+    return torch.compile(step, dynamic=True) if on_gpu(device) and find_spec("triton") else step
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[np.ndarray]:

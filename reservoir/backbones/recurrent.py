@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir import devices
 from reservoir.backbones.family import Config, Family, FolderLoader, Shape, run_unmasked
 from reservoir.errors import InputError
 
@@ -105,13 +106,23 @@ class LSTMCell(nn.Module):
         if self.redraws:
             fixed = None if self.training else torch.Generator(x.device).manual_seed(0)
             hidden, cell = torch.randn(2, *hidden.shape, generator=fixed, device=x.device) * hidden.shape[1] ** -0.5
+        new_cell, new_hidden = (devices.compiled(part, x.device) for part in (_new_cell, _new_hidden))
         states = []
         for at_token in drive.unbind(1):
-            i, f, o, g = (at_token + self.hidden_norm(self.hidden(hidden))).chunk(4, dim=-1)
-            cell = self.cell_norm(f.sigmoid() * cell + i.sigmoid() * g.tanh())
-            hidden = self.dropout(o.sigmoid() * cell.tanh())
+            gates = at_token + self.hidden_norm(self.hidden(hidden))
+            cell = self.cell_norm(new_cell(gates, cell))
+            hidden = self.dropout(new_hidden(gates, cell))
             states.append(hidden)
         return torch.stack(states, dim=1)
+
+
+def _new_cell(gates: Tensor, cell: Tensor) -> Tensor:
+    i, f, _, g = gates.chunk(4, dim=-1)
+    return f.sigmoid() * cell + i.sigmoid() * g.tanh()
+
+
+def _new_hidden(gates: Tensor, cell: Tensor) -> Tensor:
+    return gates.chunk(4, dim=-1)[2].sigmoid() * cell.tanh()
 
 
 def redraw_first_states(model: nn.Module) -> None:
@@ -145,11 +156,16 @@ class LeakyUnits(nn.Module):
         """Map (batch, tokens, units) to the states (batch, tokens, units), starting from zero."""
         drive = self.input_scaling * embeds
         state = torch.zeros_like(drive[:, 0])
+        leak = devices.compiled(_leak, embeds.device)
         states = []
         for at_token in drive.unbind(1):
-            state = (1 - self.lr) * state + self.lr * torch.tanh(at_token + self.recurrent(state))
+            state = leak(state, at_token + self.recurrent(state), self.lr)
             states.append(state)
         return torch.stack(states, dim=1)
+
+
+def _leak(state: Tensor, drive: Tensor, lr: float) -> Tensor:
+    return (1 - lr) * state + lr * drive.tanh()
 
 
 class Stack(nn.Module):

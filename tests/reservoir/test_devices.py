@@ -1,6 +1,7 @@
 """All branches for a GPU run on a CPU that is treated as a GPU."""
 
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from reservoir_cache import verify
 from reservoir_pipelines import extract, plan
 
 from reservoir import devices
+from reservoir.backbones.weights import load_backbone
 from reservoir.pooling import LayerPooling
 from reservoir.reservoir import choose_compute
 
@@ -74,6 +76,17 @@ def test_poolings_of_a_gpu_equal_those_of_the_cpu(monkeypatch):
         pooling = LayerPooling(hidden, lengths, asked)
         for name in asked:
             assert torch.equal(pooling(name), expected[name]), name
+
+
+@pytest.mark.parametrize("backbone", ["lstm:width=8,depth=2", "esn:units=8,lr=0.5"])
+def test_the_steps_of_recurrent_models_compile_as_a_whole_and_compute_the_same(backbone, monkeypatch):
+    run, hidden = load_backbone(backbone, seed=1), torch.randn(3, 5, 8)
+    expected = run.model(hidden)
+    monkeypatch.setattr(devices, "on_gpu", lambda device: True)
+    monkeypatch.setattr(devices, "find_spec", lambda name: name == "triton")
+    calls = Mock(side_effect=partial(torch.compile, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr(torch, "compile", calls)
+    assert torch.equal(run.model(hidden), expected) and calls.called
 
 
 def test_a_plan_for_a_gpu_tells_its_memory_and_precision(gpu, cache, tiny_gpt2):
