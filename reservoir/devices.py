@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory() if on_gpu(device) else x
 
 
-def compiled(step: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+def compiled(step: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """Return a function compiled for a GPU, which starts one kernel instead of one for each operation."""
     return torch.compile(step, dynamic=True) if on_gpu(device) and find_spec("triton") else step
 

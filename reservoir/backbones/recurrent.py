@@ -106,23 +106,18 @@ class LSTMCell(nn.Module):
         if self.redraws:
             fixed = None if self.training else torch.Generator(x.device).manual_seed(0)
             hidden, cell = torch.randn(2, *hidden.shape, generator=fixed, device=x.device) * hidden.shape[1] ** -0.5
-        new_cell, new_hidden = (devices.compiled(part, x.device) for part in (_new_cell, _new_hidden))
-        states = []
+        gated, states = devices.compiled(_gated, x.device), []
         for at_token in drive.unbind(1):
-            gates = at_token + self.hidden_norm(self.hidden(hidden))
-            cell = self.cell_norm(new_cell(gates, cell))
-            hidden = self.dropout(new_hidden(gates, cell))
+            updated, output = gated(at_token + self.hidden_norm(self.hidden(hidden)), cell)
+            cell = self.cell_norm(updated)
+            hidden = self.dropout(output * cell.tanh())
             states.append(hidden)
         return torch.stack(states, dim=1)
 
 
-def _new_cell(gates: Tensor, cell: Tensor) -> Tensor:
-    i, f, _, g = gates.chunk(4, dim=-1)
-    return f.sigmoid() * cell + i.sigmoid() * g.tanh()
-
-
-def _new_hidden(gates: Tensor, cell: Tensor) -> Tensor:
-    return gates.chunk(4, dim=-1)[2].sigmoid() * cell.tanh()
+def _gated(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, o, g = gates.chunk(4, dim=-1)
+    return f.sigmoid() * cell + i.sigmoid() * g.tanh(), o.sigmoid()
 
 
 def redraw_first_states(model: nn.Module) -> None:
@@ -156,15 +151,14 @@ class LeakyUnits(nn.Module):
         """Map (batch, tokens, units) to the states (batch, tokens, units), starting from zero."""
         drive = self.input_scaling * embeds
         state = torch.zeros_like(drive[:, 0])
-        leak = devices.compiled(_leak, embeds.device)
-        states = []
+        leaked, states = devices.compiled(_leaked, embeds.device), []
         for at_token in drive.unbind(1):
-            state = leak(state, at_token + self.recurrent(state), self.lr)
+            state = leaked(state, at_token + self.recurrent(state), self.lr)
             states.append(state)
         return torch.stack(states, dim=1)
 
 
-def _leak(state: Tensor, drive: Tensor, lr: float) -> Tensor:
+def _leaked(state: Tensor, drive: Tensor, lr: float) -> Tensor:
     return (1 - lr) * state + lr * drive.tanh()
 
 

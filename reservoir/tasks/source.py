@@ -140,10 +140,8 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
     wanted = " or ".join(names[:2])
     data = data_folder(task, data, f"its files ({wanted}, ...)")
     places = [data / folder for folder in folders]
-    for place in places:
-        for name in names:
-            if (place / name).is_file():
-                return place / name
+    if found := next((path for place in places for name in names if (path := place / name).is_file()), None):
+        return found
     where = " or ".join(str(place) for place in places)
     raise InputError(f"task {task!r}: no file {wanted} in {where}; {REMEDY}")
 
@@ -162,9 +160,7 @@ class FreshRows:
         blocks, which = np.unique(numbers // FRESH_ROWS, return_inverse=True)
         parts = [self._piece(int(block)) for block in blocks]
         rows = which * FRESH_ROWS + numbers % FRESH_ROWS
-        x, y, lengths = (
-            np.concatenate([getattr(part, name) for part in parts])[rows] for name in ("x", "y", "lengths")
-        )
+        x, y, lengths = (np.concatenate([getattr(p, n) for p in parts])[rows] for n in ("x", "y", "lengths"))
         return Split(x=x, y=y, lengths=lengths)
 
     def _generate(self, block: int) -> Split:

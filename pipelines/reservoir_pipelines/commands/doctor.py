@@ -2,8 +2,8 @@
 
 import fcntl
 import os
+import platform
 import shutil
-import sys
 import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -38,21 +38,18 @@ def doctor(given: dict[str, Any]) -> Answer:
     device = choose_device("auto")
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
     compute = choose_compute("auto", device)
-    native = (
-        "native bfloat16" if compute == "bfloat16" else "no native bfloat16; machines with it have other cache keys"
-    )
-    version = ".".join(map(str, sys.version_info[:3]))
+    note = "" if compute == "bfloat16" else "; machines with native bfloat16 have other cache keys"
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
-    note = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
+    lacking = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
     cache = given.get("cache")
     findings: list[Finding] = [
-        ("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer"),
+        ("python", platform.python_version(), ""),
         ("device", f"{device.type}, {name}, torch {torch.__version__}", ""),
-        ("precision", f"{compute} ({native})", ""),
+        ("precision", f"{compute}{note}", ""),
         *_cache(cache),
         *_entries(cache_root(cache)),
         *_data(given.get("data"), cache),
-        ("extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{note}", ""),
+        ("extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{lacking}", ""),
     ]
     found = [{"what": what, "found": text, "remedy": remedy} for what, text, remedy in findings]
     return Answer(found, [(("", "found", "what to do"), findings)], wrong=any(remedy for *_, remedy in findings))

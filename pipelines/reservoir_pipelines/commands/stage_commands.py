@@ -468,6 +468,7 @@ def _training_tables(done: Any) -> list[Table]:
         of_all = [("test, all rows", f"{percent(done.test_score_of_all)}, with omitted rows counted as wrong")]
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
+    later = "; later scores stay within 1 point"
     rows = [
         ("trained", f"{', '.join(done.groups)}: {done.trained:,} parameters"),
         ("frozen", f"{done.frozen_tensors:,} tensors, unchanged bit for bit"),
@@ -478,10 +479,7 @@ def _training_tables(done: Any) -> list[Table]:
         (f"test{name}", score_text(done.test_score, done.metric)),
         *of_all,
         ("baseline", f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"),
-        (
-            "converged",
-            "-" if done.converged_step is None else f"step {done.converged_step:,}; later scores stay within 1 point",
-        ),
+        ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}{later}"),
         ("run", done.run),
     ]
     tables: list[Table] = [(("trained", ""), rows)]
@@ -492,9 +490,7 @@ def _training_tables(done: Any) -> list[Table]:
             values = (f"{run[key]:g}" for key in swept)
             lines.append((*values, score_text(run["valid_score"], done.metric), run["run"]))
         tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
-    if done.evaluation:
-        tables += evaluation_tables(done.evaluation)
-    return tables
+    return [*tables, *(evaluation_tables(done.evaluation) if done.evaluation else ())]
 
 
 def pretrain(
@@ -532,9 +528,7 @@ def reproduce(
         typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would run, and for how long; run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and their cost; run nothing.")] = False,
     *,
     given: dict[str, Any],
 ) -> Answer:
@@ -547,7 +541,6 @@ def reproduce(
     if all == bool(tables):
         problem = "reproduce: give names of tables or recipe files, or only --all"
         raise InputError(f"{problem}; tables: {', '.join(recipe_names())}")
-
     if dry_run:
         return _plan(tables or [], given)
     confirm = _confirm if given.get("scale") in ("day", "full", "paper") else None

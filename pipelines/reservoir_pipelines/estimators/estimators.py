@@ -419,14 +419,8 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
     ----------
     columns_ : list of str
         Columns, such as ``block01/mean``, in the order of the features.
-    vocabulary_ : int or None
-        Number of symbols that X holds; None for values.
-    n_features_in_ : int
-        Length of the longest sequence, in values of a channel.
-    n_channels_in_ : int
-        Channels of each value; 1 for X of two dimensions.
-    feature_names_in_ : ndarray of shape (``n_features_in_``,)
-        Names of the columns of X, if X has any.
+    vocabulary_, n_features_in_, n_channels_in_, feature_names_in_
+        As in `ReservoirClassifier`.
 
     Examples
     --------

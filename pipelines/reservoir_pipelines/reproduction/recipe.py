@@ -248,14 +248,13 @@ class _Builder:
                 reason = reason or row.get("absent", {}).get(name, "")
             tasks = (each["name"] for each in (row, column) if each["name"] in self.shared["tasks"])
             task = row.get("task") or column.get("task") or next(tasks, None) or self.table.get("task")
+            keys = [[self._cell(n, row, column, task, seed).key for n in names] for seed in seeds if not reason]
             yield {
                 "row": row["name"],
                 "column": name,
                 "task": task,
                 "measure": measure,
-                "cells": []
-                if reason
-                else [[self._cell(n, row, column, task, seed).key for n in names] for seed in seeds],
+                "cells": keys,
                 "combine": combine if names else "",
                 "published": None if number == "" else number,
                 "later": row.get("later", {}).get(name),

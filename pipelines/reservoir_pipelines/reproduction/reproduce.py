@@ -96,8 +96,7 @@ def planned(
     folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
     data = data_folder(source.data) if source.data else None
     # Workers may have other working directories.
-    paths = {"cache": place.cache and place.cache.absolute(), "data": data and data.absolute()}
-    places: dict[str, Any] = {name: path for name, path in paths.items() if path}
+    places: dict[str, Any] = {n: path.absolute() for n, path in (("cache", place.cache), ("data", data)) if path}
     if place.device != "auto":
         places["device"] = place.device
     return recipes, list(cells.values()), ReproductionFolder(folder.absolute()), places

@@ -48,8 +48,7 @@ Ran = tuple[list[str], Path, int, dict[str, Any]]
 
 
 def _fit(task: str, settings: dict[str, Any], _: Path) -> Ran:
-    asked, of_fit = as_group(settings, opt.ExtractOptions), as_group(settings, opt.FitOptions)
-    place = as_group(settings, opt.PlaceOptions)
+    asked, of_fit, place = groups("fit", settings)
     with untracked():
         features = extract(task, asked)
     done = fit(features, of_fit, place)
@@ -152,8 +151,7 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
         untried = sum(not cost.seconds and not cost.reason for cost in costs.values())
         rest = f"; {untried} without an estimate (pretraining, attention maps)" if untried else ""
         without = " without fitting readouts" if any(cell.stage == "fit" for cell in cells) else ""
-        total = f"about {time_text(seconds)} on this machine{without}, {size_text(int(size))}"
-        notify(f"{len(costs)} cells to run: {total}{rest}")
+        notify(f"{len(costs)} cells to run: about {time_text(seconds)}{without}, {size_text(int(size))}{rest}")
     if reasons := [cost.reason for cost in costs.values() if cost.reason]:
         notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
     return costs
