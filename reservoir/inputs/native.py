@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TEXT_TOKENS = 64  # typical tokens of a text, from which the batch size is computed
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
+MAX_SAMPLES = 2**18  # samples in a batch of sounds; the first convolution makes 400 bytes of each
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
 
 
@@ -248,7 +249,7 @@ class PixelReader:
 
 
 class SoundReader:
-    """Passes stored samples through the convolutions of a model, one sound at a time."""
+    """Passes stored samples through the convolutions of a model, with sounds of one length together."""
 
     kind, has_cls, note = "processor", False, ""
 
@@ -275,12 +276,15 @@ class SoundReader:
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
         # The first convolution of the base models is normalised over the whole sound, so padding a batch would change
         # every token.
-        for row, (samples, length, count) in enumerate(zip(x[:, :, 0], lengths, tokens, strict=True)):
-            scaled = self._extractor(samples[:length], sampling_rate=self.rate, return_tensors="np")["input_values"]
-            # A sound that is shorter than one token is padded with silence.
-            padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
-            vectors = self.convolutions(torch.from_numpy(padded).to(device))
-            found[row, :count] = vectors[0].T.float().cpu().numpy()
+        for length in np.unique(lengths):
+            same = np.flatnonzero(lengths == length)
+            for rows in np.array_split(same, -(-len(same) * length // MAX_SAMPLES)):
+                samples = list(x[rows, :length, 0])
+                scaled = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")["input_values"]
+                # Sounds that are shorter than one token are padded with silence.
+                padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
+                vectors = self.convolutions(torch.from_numpy(padded).to(device)).transpose(1, 2)
+                found[rows, : vectors.shape[1]] = vectors.float().cpu().numpy()
         return found, tokens
 
     def _tokens(self, samples: int) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from reservoir import InputError
 from reservoir.features import forward
+from reservoir.inputs import native
 from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import resolve, resolve_model
 from reservoir.reservoir import LoadedModel, load_model
@@ -275,7 +276,7 @@ def test_pictures_that_the_model_cannot_read_are_refused(tmp_path: Path):
 
 
 SOUND_TASK = Task(name="calls", form=Vectors(1), max_tokens=400, classes=2, parameters={"waveform": True})
-LENGTHS = np.array([400, 33, 6, 250, 251])
+LENGTHS = np.array([400, 33, 6, 250, 251, 250, 250])
 
 
 @pytest.fixture(scope="module", params=["wav2vec2-group", "wav2vec2-layer", "hubert-group", "hubert-layer"])
@@ -297,7 +298,7 @@ def load_sounds(folder: Path, task: Task = SOUND_TASK) -> LoadedModel:
 
 
 def sounds() -> np.ndarray:
-    x = np.random.default_rng(0).normal(0.1, 0.4, (5, 400, 1)).astype(np.float32)
+    x = np.random.default_rng(0).normal(0.1, 0.4, (len(LENGTHS), 400, 1)).astype(np.float32)
     x[np.arange(400) >= LENGTHS[:, None]] = 9  # padding must have no influence
     return x
 
@@ -327,8 +328,11 @@ def sounds_by_hand(folder: Path, samples: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def test_features_equal_a_script_with_transformers_in_any_batch(folder):
+def test_features_equal_a_script_with_transformers_in_any_batch(folder, monkeypatch):
+    monkeypatch.setattr(native, "MAX_SAMPLES", 500)  # two of the three sounds of 250 samples go together
     model, x = load_sounds(folder), sounds()
+    batches: list[int] = []
+    model.reader.convolutions.register_forward_hook(lambda _m, given, _o: batches.append(len(given[0])))
     found = forward(model, None, x, LENGTHS, columns(model), 32)
     for row, n in enumerate(LENGTHS):
         if n >= 20:  # transformers makes no token of a shorter sound
@@ -337,6 +341,7 @@ def test_features_equal_a_script_with_transformers_in_any_batch(folder):
                 np.testing.assert_allclose(found[column][row, 0], values, atol=1e-5, rtol=1e-5, err_msg=column)
     embedded = forward(model, None, x, LENGTHS, ["embed/mean"], 32)["embed/mean"]  # runs no block
     np.testing.assert_array_equal(embedded, found["embed/mean"])
+    assert batches == 2 * [1, 1, 2, 1, 1, 1]
     single = forward(model, None, x, LENGTHS, columns(model), 1)
     for column in single:
         np.testing.assert_allclose(single[column], found[column], atol=1e-5, rtol=1e-5)
