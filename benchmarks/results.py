@@ -157,16 +157,16 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
     if unknown := set(only) - tables.keys():
         raise SystemExit(f"--only {', '.join(unknown)}: no such table; the tables are {', '.join(tables)}")
     for name, table in tables.items():
-        long = table.get("long") and not asked.only
-        if name not in only or (asked.check and (long or table.get("timing"))):
+        if name not in only or (asked.check and table.get("long") and not asked.only):
             continue
-        if missing := lacking(table, places):
+        if asked.check and table.get("timing"):
+            print(f"{name}: left out, has only times and memory, which are never compared")
+        elif missing := lacking(table, places):
             print(f"{name}: left out, needs {', '.join(missing)}")
         else:
             chosen[name] = table
-    print(
-        f"{', '.join(chosen)}: about {sum(table['minutes'] for table in chosen.values())} processor minutes", flush=True
-    )
+    minutes = sum(table["minutes"] for table in chosen.values())
+    print(f"{', '.join(chosen) or 'no table'}: about {minutes} processor minutes", flush=True)
     return chosen
 
 
