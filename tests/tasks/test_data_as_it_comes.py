@@ -147,7 +147,7 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "runs" / "003.csv").rename(tmp_path / "new" / "late.csv")
     for path, name in ((tmp_path / "new", "late.csv"), (tmp_path / "new" / "late.csv", "late.csv")):
-        x, lengths, ids, y = read_new(path, task)
+        x, lengths, ids, y, _ = read_new(path, task)
         assert ids == [name] and y is None and lengths is not None and lengths.tolist() == [6]
         assert np.array_equal(x[0], values["003"])
 

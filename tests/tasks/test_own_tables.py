@@ -64,7 +64,7 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     assert source.task.form == Vectors(2) and source.task.classes == 2
     assert source.task.parameters["id"] == "case" and source.task.parameters["time"] == "t"
     assert any("20 sequences, one per 'case'" in note for note in source.notes())
-    x, lengths, ids, _ = read_new(tmp_path / "long.csv", source.task)
+    x, lengths, ids, _, _ = read_new(tmp_path / "long.csv", source.task)
     for name, row, length in zip(ids, x, lengths, strict=True):
         assert np.array_equal(row[:length], sequences[int(name[1:])])
     (tmp_path / "long.csv").write_text((tmp_path / "long.csv").read_text().replace("case", "cases"))
@@ -149,9 +149,9 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     assert found == dict(zip(longer, KINDS, strict=True))
     assert any("4 symbols, the letters ACGT" in note for note in source.notes())
     assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
-    x, _, _, _ = read_new(tmp_path / f"t{suffix}", task)
+    x, *_ = read_new(tmp_path / f"t{suffix}", task)
     assert x.tolist() == longer and texts_of(*encode(task, x)) == longer
-    x, _, _, _ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
+    x, *_ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
     codes, lengths = encode(task, x)
     assert to_symbols(codes, lengths, task.alphabet).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
 
@@ -302,7 +302,7 @@ def test_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name)
     assert isinstance(task.form, Tokens) and task.form.vocabulary == 9 and not task.alphabet
     assert rows == sorted([float(value) for value in row] for row in EVENTS)
     new = write(tmp_path / "new.csv", {"other": [1, 2], name: [form([3]), form([1, 4, 8])]})
-    x, lengths, _, _ = read_new(new, task)
+    x, lengths, *_ = read_new(new, task)
     assert x.tolist() == [[3, 0, 0], [1, 4, 8]] and lengths.tolist() == [1, 3]
 
 
@@ -315,7 +315,7 @@ def test_x_y_and_z_are_places(tmp_path, long):
     task, _, notes = stored(path)
     assert (task.form == Vectors(3) and task.max_tokens == 4) if long else task.max_tokens == 3
     assert "x, y, z" in notes and task.labels == ("a", "b")
-    x, _, _, y = read_new(write(tmp_path / "new.csv", columns), task)
+    x, _, _, y, _ = read_new(write(tmp_path / "new.csv", columns), task)
     assert np.array_equal(x.reshape(ROWS, 3), VALUES) and y is None
 
 

@@ -182,11 +182,11 @@ def fit(
         options, place = as_group(given, opt.FitOptions), as_group(given, opt.DeviceOptions)
         several = fit_seeds(found, seeds, options, place, data=data)
         rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
-        metric = several.fits[0].best.metric
+        metric, over = several.fits[0].best.metric, _over_groups(several.fits[0].evaluation)
         spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
         mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
         summary = ("", ""), [(f"test {metric.replace('_', ' ')}", mean)]
-        return Answer(several, [((*HEADINGS, f"95% interval{_over_groups(several.fits[0])}"), rows), summary])
+        return Answer(several, [((*HEADINGS, f"95% interval{over}"), rows), summary])
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, fit_tables(done))
 
@@ -194,11 +194,11 @@ def fit(
 def fit_tables(done: Fit) -> list[Table]:
     """Return the tables of a fit."""
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
-    headings, entry = (*HEADINGS, f"95% interval{_over_groups(done)}"), done.entry
+    headings, entry = (*HEADINGS, f"95% interval{_over_groups(done.evaluation)}"), done.entry
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
-        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done)})"
+        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done.evaluation)})"
         tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
@@ -226,8 +226,8 @@ def fit_tables(done: Fit) -> list[Table]:
     return [*tables, (("", ""), last)]
 
 
-def _over_groups(done: Fit) -> str:
-    return f" over {count_text(groups, 'group')}" if (groups := done.evaluation.groups) else ""
+def _over_groups(found: Evaluation) -> str:
+    return f" over {count_text(found.groups, 'group')}" if found.groups else ""
 
 
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
@@ -254,10 +254,14 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
 
 def _line(name: str, result: Result) -> tuple[Any, ...]:
     penalty = "" if result.alpha is None else f"{result.alpha:.3g}"
-    interval = result.test_interval
-    spread = " to ".join(score_text(end, result.metric) for end in interval) if interval else ""
+    metric, spread = result.metric.replace("_", " "), _spread(result.test_interval, result.metric)
     scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
-    return name, result.title, result.readout, penalty, result.metric.replace("_", " "), *scores, spread
+    return name, result.title, result.readout, penalty, metric, *scores, spread
+
+
+def _spread(interval: tuple[float, float] | None, metric: str) -> str:
+    """Return the ends of an interval as text, or "" if there is none."""
+    return " to ".join(score_text(end, metric) for end in interval or ())
 
 
 def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
@@ -293,7 +297,7 @@ def predict(
     """Label new sequences, in any form that extract reads.
 
     Print one JSON line per sequence, with the probabilities of the classes, or with --json one object of columns. If
-    the file has labels, the accuracy is printed too.
+    the file has labels, the accuracy and its 95% interval are printed too.
     """
     from reservoir_pipelines.prediction.outputs import PredictionEvaluator, check_out, columns_of, write_predictions
 
@@ -312,8 +316,12 @@ def predict(
         sets, least = f"{evaluator.empty_sets:,} of {evaluator.rows:,} sets", 1 - (predictions.radius or 0)
         why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
         notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
-    for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
-        notify(f"{name}: {value}")
+    if evaluation and not json:
+        (name, value), *others = evaluation_lines(evaluation)
+        spread = _spread(evaluation.interval, name)
+        notify(f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else ""))
+        for name, value in others:
+            notify(f"{name}: {value}")
     found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
     written = ("predicted", ""), [("rows", f"{evaluator.rows:,}"), ("written", out)]
     return Answer(found | {"evaluation": evaluation}, [written] if out else [])
@@ -468,6 +476,8 @@ def _training_tables(done: Any) -> list[Table]:
         of_all = [("test, all rows", f"{percent(done.test_score_of_all)}, with omitted rows counted as wrong")]
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
+    step = done.converged_step
+    converged = "-" if step is None else f"step {step:,}; later scores stay within 1 point"
     rows = [
         ("trained", f"{', '.join(done.groups)}: {done.trained:,} parameters"),
         ("frozen", f"{done.frozen_tensors:,} tensors, unchanged bit for bit"),
@@ -478,10 +488,7 @@ def _training_tables(done: Any) -> list[Table]:
         (f"test{name}", score_text(done.test_score, done.metric)),
         *of_all,
         ("baseline", f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"),
-        (
-            "converged",
-            "-" if done.converged_step is None else f"step {done.converged_step:,}; later scores stay within 1 point",
-        ),
+        ("converged", converged),
         ("run", done.run),
     ]
     tables: list[Table] = [(("trained", ""), rows)]

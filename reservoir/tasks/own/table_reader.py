@@ -77,11 +77,11 @@ class TableReader:
         if not time and self.labelled and (time := columns.time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
         if len(set(ids)) < len(ids):
-            if self.asked.id or not self.labelled:
-                ids = [f"{name}#{row}" for row, name in enumerate(ids)]
-            elif not self.roles.group:
+            if not (self.roles.group or self.asked.group or (self.asked.id and self.labelled)):
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
+            if self.asked.id or not self.labelled:
+                ids = [f"{name}#{row}" for row, name in enumerate(ids)]
         if ids:
             self.arrays["ids"] = np.array(ids)
         if whole and len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
