@@ -6,7 +6,7 @@ import re
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, predict, report
+from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.fitting.baselines import _summaries
 from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.sources import Pool
@@ -268,16 +268,17 @@ def test_rows_of_a_group_count_once_in_the_interval_and_in_the_comparison(tmp_pa
     file = write_csv(tmp_path / "d.csv", rows, "patient,a,b,c,d,grade")
     features = extract(str(file), label="grade", group="patient", cache=tmp_path / "cache", pool="mean", **EMBEDDED)
     _, out, _ = call("fit", features.entry, "--columns", "embed/mean", "--out", tmp_path / "fit")
-    page = report([tmp_path / "fit"], out=tmp_path / "page.html").page.read_text()
+    model = {"backbone": EMBEDDED["backbone"], "init": "random"}
+    trained = train(str(file), steps=1, label="grade", group="patient", cache=tmp_path / "cache", **model)
+    page = report([tmp_path / "fit", trained.run], out=tmp_path / "page.html").page.read_text()
     over = f"95% interval over {len(set(features['test'].groups))} groups"
-    assert over in out and over in page and "<h2>Fit: d.csv, label grade, " in page
+    assert over in out and over in page
+    assert all(f"<h2>{stage}: d.csv, label grade, " in page for stage in ("Fit", "Training"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "careful"), [({"train": 60, "valid": 40}, True), ({"train": 6000, "valid": 2000}, False)]
-)
+@pytest.mark.parametrize(("rows", "careful"), [(60, True), (6000, False)])
 def test_few_rows_are_chosen_by_repeated_folds_within_one_standard_error(rows, careful):
-    folds = choose_folds(FitOptions(), rows)
+    folds = choose_folds(FitOptions(), {"train": rows, "valid": rows // 2})
     chosen = make_fitter(FitOptions(), 0, *folds)
     assert (chosen.one_standard_error, chosen.repeats > 1, chosen.folds > 0) == (careful,) * 3
     assert not make_fitter(FitOptions(), 2, *folds).one_standard_error
