@@ -178,15 +178,12 @@ def test_the_text_and_the_label_can_be_named(tmp_path):
         read_new(write(tmp_path / "new.csv", {"title": WORDS}), source.task)
 
 
-@pytest.mark.parametrize(
-    ("header", "label", "labels"),
-    [(">a|{}", "", ("left", "right")), (">x kind={} z", r"kind=(\w+)", ("left", "right"))],
-)
-def test_fasta_labels_come_from_the_header(tmp_path, header, label, labels):
+@pytest.mark.parametrize(("header", "asked"), [(">a|{}", {}), (">x kind={} z", {"label": r"kind=(\w+)"})])
+def test_fasta_labels_come_from_the_header(tmp_path, header, asked):
     masked = [word[:2] + word[2:].lower() for word in WORDS]
     text = "".join(f"{header.format(kind)}\n{word}\n" for word, kind in zip(masked, KINDS, strict=True))
-    task = source_of(tmp_path / "t.fa", text, **({"label": label} if label else {})).task
-    assert task.labels == labels and read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
+    task = source_of(tmp_path / "t.fa", text, **asked).task
+    assert task.labels == ("left", "right") and read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
     assert read_new(tmp_path / "t.fa", replace(task, alphabet="\ufffdACGTacgt"))[0].tolist() == masked
 
 
@@ -393,8 +390,28 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     task, rows, notes = stored(write(tmp_path / name, columns, between))
     assert task.classes == 0 and rows == in_any_order(VALUES)
     assert ("commas are read as decimal points" in notes) == (between != ",")
+    columns = {"u": ["1,234"] * ROWS, "label": LABEL}
     with pytest.raises(InputError, match="'1,234' is not a number in column 'u'"):  # it may be a thousand
-        stored(write(tmp_path / "t.tsv", {"u": ["1,234"] * ROWS, "label": LABEL}, "\t"))
+        stored(write(tmp_path / "t.tsv", columns, "\t"))
+    assert stored(tmp_path / "t.tsv", decimal=",")[1] == [[[1.234]]] * ROWS
+
+
+def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
+    label = [("1,2", "1,3")[row % 2] for row in range(ROWS)]
+    path = write(tmp_path / "labels.csv", {**WIDE, "file": range(ROWS), "label": label}, ";")
+    note = "commas are read as decimal points in {}; pass --decimal . if"
+    assert stored(path)[0].classes == 0 and note.format("label") in stored(path)[2]
+    task, _, notes = stored(path, decimal=".")
+    assert task.labels == ("1,2", "1,3") and "commas" not in notes
+    quoted = write(tmp_path / "q.csv", {"u": [f'"{cell}"'.replace(".", ",") for cell in VALUES[:, 0]], "label": LABEL})
+    assert stored(quoted, decimal=",")[1] == in_any_order(VALUES[:, :1])
+    (tmp_path / "runs").mkdir()
+    for row in range(ROWS):
+        write(tmp_path / "runs" / f"{row}.csv", {"u": ["0,5", "1"], "v": [row, 2]}, ";")
+    _, rows, notes = stored(tmp_path / "runs", labels=str(path))
+    assert rows[0][0] == [0.5, 0] and all(note.format(name) in notes for name in ("u", "label"))
+    with pytest.raises(InputError, match="'0,5' is not a number in column 'u'"):
+        stored(tmp_path / "runs", labels=str(path), decimal=".")
 
 
 @pytest.mark.parametrize(

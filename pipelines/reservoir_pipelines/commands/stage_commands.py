@@ -205,12 +205,10 @@ def fit_tables(done: Fit) -> list[Table]:
         tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
     tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
-        metric = done.best.metric
-        points = []
+        metric, points = done.best.metric, []
         for point in done.curve:
-            scores = (point.valid_score, point.test_score, *point.test_range)
-            valid, test, low, high = (score_text(score, metric) for score in scores)
-            points.append((f"{point.rows:,}", valid, test, f"{low} to {high}"))
+            scores = (score_text(score, metric) for score in (point.valid_score, point.test_score))
+            points.append((f"{point.rows:,}", *scores, _spread(point.test_range, metric)))
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
     if done.left_out:
@@ -241,12 +239,9 @@ def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[s
 
 def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]:
     """Return the scores on test, and the classes with the lowest recall."""
-    lines = evaluation_lines(found, first)
-    if not found.classes:
-        lines = [("rows", f"{found.rows:,}"), *lines]
-    tables: list[Table] = [(("on test", ""), lines)]
-    worst = sorted(found.recall.items(), key=lambda item: item[1])[:MAX_RECALLS] if found.classes else []
-    if worst:
+    rows = [] if found.classes else [("rows", f"{found.rows:,}")]
+    tables: list[Table] = [(("on test", ""), [*rows, *evaluation_lines(found, first)])]
+    if worst := sorted(found.recall.items(), key=lambda item: item[1])[:MAX_RECALLS]:
         title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
         tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
     return tables
@@ -494,10 +489,8 @@ def _training_tables(done: Any) -> list[Table]:
     tables: list[Table] = [(("trained", ""), rows)]
     if done.swept:
         swept = [key for key in done.swept[0] if key in opt.RECIPE]
-        lines = []
-        for run in done.swept:
-            values = (f"{run[key]:g}" for key in swept)
-            lines.append((*values, score_text(run["valid_score"], done.metric), run["run"]))
+        scored = [(run, score_text(run["valid_score"], done.metric)) for run in done.swept]
+        lines = [(*(f"{run[key]:g}" for key in swept), score, run["run"]) for run, score in scored]
         tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
     if done.evaluation:
         tables += evaluation_tables(done.evaluation)

@@ -143,8 +143,7 @@ class Predictions(Iterator[Prediction]):
     abstain: bool = False
 
     def __post_init__(self) -> None:
-        starts = range(0, len(self.x), BLOCK_ROWS)
-        self._stream = itertools.chain.from_iterable(map(self._block, starts))
+        self._stream = itertools.chain.from_iterable(map(self._block, range(0, len(self.x), BLOCK_ROWS)))
 
     @property
     def labelled(self) -> bool:

@@ -39,11 +39,9 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
         "test_rows": evaluation.get("rows"),
         **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
         "layers": found.get("layers", {}),
-        "curve": found["curve"],
         "baselines": {baseline["name"]: baseline["test_score"] for baseline in found["baselines"]},
-        "adds_nothing_to": found["adds_nothing_to"],
         "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
-        "tried": found["tried"],
+        **{name: found[name] for name in ("curve", "adds_nothing_to", "tried")},
         "sweep": _read_sweep(results),
     }
 

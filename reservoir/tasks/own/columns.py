@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -65,8 +66,8 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
 
     def named(role: str) -> str:
         name = getattr(asked, role) or ""
-        if name and name not in table.frame and (known is None or role == "text"):
-            refuse_column(table, name, role if known is None else "")
+        if known is None or role == "text":
+            require_column(table, name, role if known is None else "")
         return name if name in table.frame else ""
 
     roles = Roles()
@@ -76,7 +77,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         if name in table.frame:
             table.frame.pop(name)
         elif known is None:
-            refuse_column(table, name, "drop")
+            require_column(table, name, "drop")
     roles.labels = [named("label")] if named("label") else usual_labels(table, values, alone=known is None)
     if known is None and not asked.label and len(roles.labels) == 1 and roles.labels[0] not in {"label", "y"}:
         roles.chosen["label"] = roles.labels[0]
@@ -186,8 +187,7 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
 def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
     """Return the columns of labels in a table of labels, whose column ``key`` names the files or records."""
     if asked.label:
-        if asked.label not in table.frame:
-            refuse_column(table, asked.label, "label")
+        require_column(table, asked.label, "label")
         return [asked.label]
     rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
     found = usual_labels(table, {key}, alone=True)
@@ -209,9 +209,11 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
     return ""
 
 
-def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
-    """Refuse a table without a column that the flag ``role`` names, or that a readout needs (``known``)."""
+def require_column(table: Table, name: str | None, role: str = "", known: Collection[str] = ()) -> None:
+    """Refuse a table without a column (if any) that the flag ``role`` names, or that a readout needs (``known``)."""
     names = list(table.frame)
+    if not name or name in names:
+        return
     name = next((part for part in separated(name) if part not in names), name)  # of an id of several columns
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"
@@ -231,6 +233,12 @@ def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
 def listed(names: Sequence[str]) -> str:
     """Return the first few names as text, for a message."""
     return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
+
+
+def comma_notes(names: Sequence[str]) -> list[str]:
+    """Return a line that names the columns whose decimal commas were read as points, if there are any."""
+    remedy = "pass --decimal . if they are something else"
+    return [f"commas are read as decimal points in {listed(names)}; {remedy}"] if names else []
 
 
 # ---- columns of paths
@@ -338,16 +346,13 @@ def dates_of(column: Any) -> np.ndarray | None:
 def as_numbers(cell: str) -> np.ndarray | None:
     """Return the numbers of a text: a JSON list, or separated by spaces, commas or semicolons; else None."""
     if cell.strip().startswith("["):
-        try:
+        with suppress(ValueError, RecursionError):
             return as_sequence(json.loads(cell))
-        except (ValueError, RecursionError):
-            cell = cell.strip().strip("[]")  # as NumPy prints an array
+        cell = cell.strip().strip("[]")  # as NumPy prints an array
     between = next((mark for mark in ",;" if mark in cell), None)
     for kind in (np.int64, np.float64):
-        try:
+        with suppress(ValueError, OverflowError):
             return np.array(cell.split(between), dtype=kind)
-        except (ValueError, OverflowError):
-            continue
     return None
 
 
@@ -439,10 +444,8 @@ def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
     """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length."""
     if all(isinstance(cell, str) for cell in cells):
         for kind in (int, float):
-            try:
+            with suppress(ValueError, OverflowError):
                 return np.array([kind(cell) for cell in cells])
-            except (ValueError, OverflowError):
-                continue
         return np.array([cell.strip() for cell in cells], dtype=str)
     try:
         array = np.array(list(cells))

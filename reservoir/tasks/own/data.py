@@ -148,8 +148,6 @@ class OwnData(Source):
             lines.append(f"x read as values ({self._reading.why}); pass --symbols for symbols")
         return [f"{own_name(self.origin)}: {line}" for line in lines]
 
-    # ---- the data
-
     @cached_property
     def _columns(self) -> Arrays:
         columns = open_arrays(self.origin, self.asked)
@@ -255,9 +253,6 @@ class OwnData(Source):
 
     def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
-
-
-# ---- new sequences
 
 
 def read_new(path: Path, task: Task) -> tuple[np.ndarray, MaybeArray, list[str] | None, MaybeArray, MaybeArray]:

@@ -203,9 +203,8 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
     def divided(rows: np.ndarray, shares: dict[str, float]) -> np.ndarray:
         return stratified(classes[rows], shares) if groups is None else grouped(groups[rows], shares)
 
-    every = np.arange(len(classes))
     if split is None:
-        names = divided(every, SHARES)
+        names = divided(np.arange(len(classes)), SHARES)
     else:
         names = np.array([s.decode() if isinstance(s, bytes) else str(s) for s in split], dtype="U16")
         unknown = ~np.isin(names, list(SHARES))
