@@ -27,8 +27,7 @@ def source_of(path, content, **parameters):
 
 def all_rows(source):
     """Return the rows of a task by split."""
-    (piece,) = source.pieces()
-    splits = source.read(piece)
+    splits = source.read(*source.pieces())
     for name, split in splits.items():
         check_split(source.task, name, split)
     return splits
@@ -70,14 +69,9 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     (tmp_path / "long.csv").write_text((tmp_path / "long.csv").read_text().replace("case", "cases"))
     with pytest.raises(InputError, match=r"no column 'case', which .* to 'case'; did you mean 'cases'"):
         read_new(tmp_path / "long.csv", source.task)
-    labels = {text: label for split in all_rows(source).values() for text, label in _labelled(split, sequences)}
-    assert labels == {i: i % 2 for i in range(20)}
-
-
-def _labelled(split, sequences):
-    for x, y, n in zip(split.x, split.y[:, 0, 0], split.lengths, strict=True):
-        (found,) = [i for i, s in enumerate(sequences) if len(s) == n and np.array_equal(s.astype(np.float32), x[:n])]
-        yield found, int(y)
+    splits = all_rows(source).values()
+    labels = {x[0, 0].item(): y.item() for split in splits for x, y in zip(split.x, split.y, strict=True)}
+    assert labels == {np.float32(one[0, 0]).item(): i % 2 for i, one in enumerate(sequences)}
 
 
 def test_a_split_that_divides_a_group_is_refused(tmp_path):
@@ -114,8 +108,7 @@ def write_texts(path, words=WORDS, kinds=KINDS):
 def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
     labels = [KINDS.index(kind) for kind in KINDS] if names[1] == "rating" else KINDS
     path = tmp_path / "t.csv"
-    path.write_text("".join(f"{a},{b}\n" for a, b in [names, *zip(WORDS, labels, strict=True)]))
-    source = task_named(str(path))
+    source = source_of(path, "".join(f"{a},{b}\n" for a, b in [names, *zip(WORDS, labels, strict=True)]))
     assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
     table = path.read_text().splitlines()
     path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(table)))
@@ -126,8 +119,7 @@ def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
 def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
     words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
     whole = task_named(str(write_texts(tmp_path / "t.csv", words)))
-    (piece,) = whole.pieces()
-    expected = whole.read(piece)
+    expected = whole.read(*whole.pieces())
     monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 100)
     parts = task_named(str(tmp_path / "t.csv"))
     read = [parts.read(piece) for piece in parts.pieces()]
@@ -308,8 +300,7 @@ def test_x_y_and_z_are_places(tmp_path, long):
     ids = {"id": np.arange(ROWS) // 4, "Time": np.tile(range(4), ROWS // 4)} if long else {}
     label = LABEL[np.arange(ROWS) // 4] if long else LABEL
     columns = {**ids, **dict(zip("xyz", VALUES.T, strict=True))}
-    path = write(tmp_path / "t.csv", {**columns, "label": label})
-    task, _, notes = stored(path)
+    task, _, notes = stored(write(tmp_path / "t.csv", {**columns, "label": label}))
     assert (task.form == Vectors(3) and task.max_tokens == 4) if long else task.max_tokens == 3
     assert "x, y, z" in notes and task.labels == ("a", "b")
     x, _, _, y, _ = read_new(write(tmp_path / "new.csv", columns), task)
@@ -380,6 +371,8 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
     assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+    notes = stored(write(tmp_path / "t.csv", {**WIDE, "y0": LABEL, "y1": np.arange(ROWS) % 3}))[2]
+    assert "(y0, y1) do not have the same classes; recall, confusion matrix and prob" in notes and "of all 5" in notes
 
 
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
@@ -425,6 +418,7 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({"id": ["a", "a", ""], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: an empty cell in column"),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a' ... --missing interpolate"),
+        ({**WIDE, "y0": LABEL, "y1": VALUES[:, 0]}, "numbers that are not whole; fit one at ... --label y0 --drop y1"),
         ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
         ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']; pass --label sev"),
@@ -453,14 +447,10 @@ def in_order(splits, array):
 
 def test_csv_with_a_column_per_value(tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 5)).round(3)
-    lines = ["label,split,a,b,c,d,e"]
-    for row, (values, split) in enumerate(zip(x, SPLITS, strict=True)):
-        cells = [str(v) for v in values]
-        if row == 7:
-            cells[3:] = ["", ""]
-        lines.append(f"{'left' if row % 2 else 'right'},{split},{','.join(cells)}")
-    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n\n")
-    source = task_named(str(tmp_path / "mine.csv"))
+    cells = x.astype(str)
+    cells[7, 3:] = ""
+    columns = {"label": ["right", "left"] * 6, "split": SPLITS, **dict(zip("abcde", cells.T, strict=True))}
+    source = source_of(tmp_path / "mine.csv", wide(columns) + "\n")
     splits = all_rows(source)
     assert source.task.form == Vectors(1) and source.task.labels == ("left", "right")
     x[7, 3:] = 0
@@ -485,9 +475,8 @@ def test_csv_with_a_column_per_value(tmp_path):
     ],
 )
 def test_csv_errors_name_the_place(tmp_path, text, message):
-    (tmp_path / "mine.csv").write_text(text)
     with pytest.raises(InputError, match=message):
-        task_named(str(tmp_path / "mine.csv")).task  # noqa: B018
+        source_of(tmp_path / "mine.csv", text).task  # noqa: B018
 
 
 def test_parquet(tmp_path):

@@ -241,9 +241,6 @@ def comma_notes(names: Sequence[str]) -> list[str]:
     return [f"commas are read as decimal points in {listed(names)}; {remedy}"] if names else []
 
 
-# ---- columns of paths
-
-
 def files_kind(names: Iterable[str]) -> str:
     """Return the kind in `FILES` that has the suffixes of all names; else ""."""
     lower = [name.lower() for name in names]
@@ -270,9 +267,6 @@ def named_kind(path: Path) -> str:
         return ""
     table = read_table(path, rows=PEEKED)
     return next((kind for name in table.frame if (kind := names_files(table, name))), "")
-
-
-# ---- types of columns
 
 
 def filled(column: Any) -> Any:
@@ -338,9 +332,6 @@ def dates_of(column: Any) -> np.ndarray | None:
         return None
     found = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
     return None if found.isna().any() else found.dt.tz_localize(None).to_numpy()
-
-
-# ---- cells as arrays
 
 
 def as_numbers(cell: str) -> np.ndarray | None:
@@ -410,6 +401,17 @@ def values_of(
         else:
             table.bad.add(row, f"column {names[place]!r} is {x[row, place]}", "fix the cell")
     return x
+
+
+def joined_labels(table: Table, names: Sequence[str], asked: OwnDataOptions, *, required: bool) -> np.ndarray:
+    """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers that are not whole together."""
+    found = [labels_of(table, name, asked, required=required) for name in names]
+    texts = [name for name, y in zip(names, found, strict=True) if y.dtype.kind == "U"]
+    numbers = [name for name, y in zip(names, found, strict=True) if y.dtype.kind == "f" and (y % 1 != 0).any()]
+    if texts and numbers:
+        problem = f"{table.path}: the label {texts[0]!r} has classes, but {numbers[0]!r} has numbers that are not whole"
+        raise InputError(f"{problem}; fit one at a time, with --label {quote(texts[0])} --drop {quote(numbers[0])}")
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
 
 def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool) -> np.ndarray:

@@ -87,9 +87,8 @@ def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> 
     arrays: dict[str, np.ndarray] = {}
     for array, wanted in roles.items():
         flags = asked if array == "y" else OwnDataOptions(classes=True)  # groups are names
-        given = [columns.labels_of(table, name, flags, required=True) for name in wanted if name in table.frame]
-        if given:
-            values = given[0] if len(given) == 1 else np.stack(given, axis=1)
+        if given := [name for name in wanted if name in table.frame]:
+            values = columns.joined_labels(table, given, flags, required=True)
             for row in np.flatnonzero((values != values[first]).reshape(len(values), -1).any(axis=1)):
                 what, other = "label" if array == "y" else array, table.bad.places[first[row]]
                 table.bad.add(row, f"{file_of[row]!r} has another {what} in {other}", "keep one of these lines")

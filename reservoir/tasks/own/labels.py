@@ -132,6 +132,9 @@ def encode_labels(
     if y.dtype.kind in "US" and len(names) == y.size > 2:
         problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
         raise InputError(f"{problem}; name the column of the labels with --label")
+    if any(len(np.unique(output)) < len(names) for output in np.moveaxis(numbers, 2, 0)):
+        unlike = f"the labels of a row ({label}) do not have the same classes"
+        notes += (f"{unlike}; recall, confusion matrix and probabilities use one list of all {len(names)}",)
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
     return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts, label))
 

@@ -59,12 +59,9 @@ class TableReader:
         return arrays
 
     def _labels_and_groups(self) -> None:
-        names = [name for name in self.roles.labels if name in self.table.frame]
-        y = [columns.labels_of(self.table, name, self.asked, required=self.labelled) for name in names]
-        for name in names:
-            self.table.frame.pop(name)
-        if y:
-            self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
+        if names := [name for name in self.roles.labels if name in self.table.frame]:
+            self.arrays["y"] = columns.joined_labels(self.table, names, self.asked, required=self.labelled)
+            self.table.frame = self.table.frame.drop(columns=names)
         for array, name in {"split": "split", "groups": self.roles.group}.items():
             if name in self.table.frame:
                 self.arrays[array] = np.array([str(cell).strip() for cell in self.table.frame.pop(name)])
