@@ -48,6 +48,7 @@ class OwnDataOptions(Options, panel="Data"):
     group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts, or of letter sequences.")
+    decimal: str = option("auto", "Decimal mark: . or , or auto (by the column separator).", one_of("auto", ".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
     regression: bool = option(False, "Read whole-number labels as targets of a regression.")

@@ -90,6 +90,7 @@ def attention(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -166,6 +167,8 @@ def attention(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -322,6 +325,7 @@ def extract(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -404,6 +408,8 @@ def extract(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -552,6 +558,7 @@ def import_features(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -596,6 +603,8 @@ def import_features(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -671,6 +680,7 @@ def plan(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -751,6 +761,8 @@ def plan(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -863,6 +875,7 @@ def prepare(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -904,6 +917,8 @@ def prepare(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1092,6 +1107,7 @@ def reproduce(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -1145,6 +1161,8 @@ def reproduce(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1216,6 +1234,7 @@ def train(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -1310,6 +1329,8 @@ def train(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1411,6 +1432,7 @@ def tune(
     group: str | None = None,
     drop: str | Sequence[str] | None = None,
     text: str | None = None,
+    decimal: str = 'auto',
     values: bool = False,
     symbols: bool = False,
     regression: bool = False,
@@ -1471,6 +1493,8 @@ def tune(
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
+    decimal : str, default='auto'
+        Decimal mark: . or , or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False

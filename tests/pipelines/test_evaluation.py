@@ -1,12 +1,13 @@
 """Evaluations and baselines: metrics equal scikit-learn's on the same labels, in tables, JSON and plots."""
 
+import itertools
 import json
 import re
 
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, predict, report
+from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.fitting.baselines import _summaries
 from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.sources import Pool
@@ -32,14 +33,10 @@ def test_metrics_of_classes_equal_scikit_learn():
     draw = np.random.default_rng(0)
     y, predicted = draw.choice(3, 200, p=[0.7, 0.2, 0.1]), draw.integers(0, 3, 200)
     found = evaluate_classes(y, predicted, ["a", "b", "c", "never"])
-    assert found.scores == pytest.approx(
-        {
-            "accuracy": metrics.accuracy_score(y, predicted),
-            "majority_baseline": np.bincount(y).max() / 200,
-            "balanced_accuracy": metrics.balanced_accuracy_score(y, predicted),
-            "macro_f1": metrics.f1_score(y, predicted, average="macro"),
-        }
-    )
+    expected = {name: getattr(metrics, f"{name}_score")(y, predicted) for name in ("accuracy", "balanced_accuracy")}
+    expected["majority_baseline"] = np.bincount(y).max() / 200
+    expected["macro_f1"] = metrics.f1_score(y, predicted, average="macro")
+    assert found.scores == pytest.approx(expected)
     assert list(found.recall.values()) == pytest.approx(metrics.recall_score(y, predicted, average=None).tolist())
     assert list(found.recall) == ["a", "b", "c"]
     np.testing.assert_array_equal(found.confusion[:3, :3], metrics.confusion_matrix(y, predicted))
@@ -78,15 +75,11 @@ def test_two_classes_have_an_auc_and_regressions_have_errors():
     assert found.scores["auc"] == pytest.approx(metrics.roc_auc_score(y, chances))
     assert "auc" not in evaluate_classes(y * 0, y * 0, ["no", "yes"], chances).scores
     values, near = draw.normal(size=(50, 2)), draw.normal(size=(50, 2))
-    assert evaluate_values(values, near).scores == pytest.approx(
-        {
-            "R²": metrics.r2_score(values, near),
-            "rmse": metrics.root_mean_squared_error(values, near),
-            "mae": metrics.mean_absolute_error(values, near),
-            **{f"R²_of_label_{n}": metrics.r2_score(values[:, n], near[:, n]) for n in range(2)},
-            **{f"rmse_of_label_{n}": metrics.root_mean_squared_error(values[:, n], near[:, n]) for n in range(2)},
-        }
-    )
+    scores = {"R²": metrics.r2_score, "rmse": metrics.root_mean_squared_error, "mae": metrics.mean_absolute_error}
+    expected = {name: score(values, near) for name, score in scores.items()}
+    for n, name in itertools.product(range(2), ("R²", "rmse")):
+        expected[f"{name}_of_label_{n}"] = scores[name](values[:, n], near[:, n])
+    assert evaluate_values(values, near).scores == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
@@ -199,16 +192,14 @@ def test_sequences_without_lengths_are_refused_if_the_fit_had_several(tiny_gpt2,
 
 def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, capsys):
     draw = np.random.default_rng(0)
-    x = draw.normal(size=(60, 6, 1)).astype(np.float32)
     split = np.array(["train", "test"])[np.arange(60) % 2]
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 2, split=split)
+    np.savez(tmp_path / "own.npz", x=draw.normal(size=(60, 6, 1)), y=np.arange(60) % 2, split=split)
     features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", **SMALL)
     capsys.readouterr()
     fit(features, select="valid")
     valid = features["valid"].rows
     assert f"CAUTION: {valid} validation rows are too few to choose among 25 readouts" in capsys.readouterr().err
-    folded = fit(features, select="cv5")
-    assert fit(features).table == folded.table
+    assert fit(features).table == fit(features, select="cv5").table
     assert "CAUTION" not in capsys.readouterr().err
 
 
@@ -268,16 +259,17 @@ def test_rows_of_a_group_count_once_in_the_interval_and_in_the_comparison(tmp_pa
     file = write_csv(tmp_path / "d.csv", rows, "patient,a,b,c,d,grade")
     features = extract(str(file), label="grade", group="patient", cache=tmp_path / "cache", pool="mean", **EMBEDDED)
     _, out, _ = call("fit", features.entry, "--columns", "embed/mean", "--out", tmp_path / "fit")
-    page = report([tmp_path / "fit"], out=tmp_path / "page.html").page.read_text()
+    model = {"backbone": EMBEDDED["backbone"], "init": "random"}
+    trained = train(str(file), steps=1, label="grade", group="patient", cache=tmp_path / "cache", **model)
+    page = report([tmp_path / "fit", trained.run], out=tmp_path / "page.html").page.read_text()
     over = f"95% interval over {len(set(features['test'].groups))} groups"
-    assert over in out and over in page and "<h2>Fit: d.csv, label grade, " in page
+    assert over in out and over in page
+    assert all(f"<h2>{stage}: d.csv, label grade, " in page for stage in ("Fit", "Training"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "careful"), [({"train": 60, "valid": 40}, True), ({"train": 6000, "valid": 2000}, False)]
-)
+@pytest.mark.parametrize(("rows", "careful"), [(60, True), (6000, False)])
 def test_few_rows_are_chosen_by_repeated_folds_within_one_standard_error(rows, careful):
-    folds = choose_folds(FitOptions(), rows)
+    folds = choose_folds(FitOptions(), {"train": rows, "valid": rows // 2})
     chosen = make_fitter(FitOptions(), 0, *folds)
     assert (chosen.one_standard_error, chosen.repeats > 1, chosen.folds > 0) == (careful,) * 3
     assert not make_fitter(FitOptions(), 2, *folds).one_standard_error

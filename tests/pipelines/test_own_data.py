@@ -9,9 +9,11 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, draw_folds, groups_of
+from reservoir_pipelines.prediction.outputs import PredictionEvaluator
 from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
+from reservoir.readouts.evaluation import accuracy_interval
 from reservoir.tasks import encode, read_new
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
@@ -35,11 +37,8 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
     for command in (["prepare"], ["extract", *model], ["fit"], ["train", "--steps", "2", *model[:4]]):
         code, _, err = call(command[0], path, *flags, *command[1:], "--json")
         assert code == 0, err
-    assert find_entry(cache, path, label="ward").spec.task["parameters"] == {
-        "label": "ward",
-        "drop": "number",
-        "columns": ["v0", "v1", "v2", "v3"],
-    }
+    found = find_entry(cache, path, label="ward").spec.task["parameters"]
+    assert found == {"label": "ward", "drop": "number", "columns": ["v0", "v1", "v2", "v3"]}
     with pytest.raises(InputError, match=r"nothing extracted for .* with label number"):
         find_entry(cache, path, label="number")
     assert prepare(path, label="ward", drop=["number"]).path == prepare(path, label="ward", drop="number").path
@@ -168,6 +167,29 @@ def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
         fit(features, select=f"cv{count + 1}")
 
 
+@pytest.mark.parametrize("column", ["subject", None])
+def test_the_interval_of_predict_counts_whole_groups_if_the_fit_had_groups(cache, tmp_path, call, column):
+    subjects, new = np.arange(90) // 6, tmp_path / "new.csv"
+    path = table(tmp_path / "t.csv", **({column: subjects} if column else {}))
+    saved = fit(extract(path, label="ward", group=column, pool="mean", **SMALL)).saved
+    wards = np.array(["north", "south"])[(np.arange(90) + (subjects % 4 == 0)) % 2]  # wrong in whole groups
+    table(new, seed=1, groups=subjects, subject=subjects, ward=wards)
+    right = np.array([one.label == one.truth for one in predict(saved, new)])
+    low, high = accuracy_interval(right, groups=subjects if column else None)
+    line = f"accuracy: {right.mean():.1%} (95% interval{' over 15 groups' * bool(column)}: {low:.1%} to {high:.1%})"
+    assert line in call("predict", saved, new)[2].splitlines()
+    table(new, seed=1)
+    assert PredictionEvaluator(predict(saved, new)).result().groups == 0
+
+
+def test_rows_of_the_same_id_are_a_group_for_predict_too(cache, tmp_path):
+    lines = [f"p{row // 5},{'ab' * (2 + row % 7)}{'cd'[row % 2] * 3},{row % 2}" for row in range(100)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,text,label", *lines]))
+    done = fit(extract(tmp_path / "t.csv", pool="mean", **SMALL))
+    found = PredictionEvaluator(predict(done.saved, tmp_path / "t.csv")).result()
+    assert done.evaluation.groups and (found.groups, found.rows) == (20, 100)
+
+
 ONE_BLOCK = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}
 
 
@@ -231,10 +253,8 @@ def write_letters(path, rows, seed, *, labelled=True):
 @pytest.mark.parametrize("suffix", [".csv", ".fasta"])
 def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys, suffix):
     """`test_pictures` and `test_native` test tables of images and texts."""
-    file, new = (
-        write_letters(tmp_path / f"old{suffix}", 80, 0),
-        write_letters(tmp_path / f"new{suffix}", 6, 1, labelled=False),
-    )
+    file = write_letters(tmp_path / f"old{suffix}", 80, 0)
+    new = write_letters(tmp_path / f"new{suffix}", 6, 1, labelled=False)
     small = ["--backbone", ONE_BLOCK["backbone"], "--init", "random"]
     assert run(["extract", file, *small]) == run(["fit", file, "--out", str(tmp_path / "readout")]) == 0
     capsys.readouterr()

@@ -27,8 +27,7 @@ def source_of(path, content, **parameters):
 
 def all_rows(source):
     """Return the rows of a task by split."""
-    (piece,) = source.pieces()
-    splits = source.read(piece)
+    splits = source.read(*source.pieces())
     for name, split in splits.items():
         check_split(source.task, name, split)
     return splits
@@ -64,20 +63,15 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     assert source.task.form == Vectors(2) and source.task.classes == 2
     assert source.task.parameters["id"] == "case" and source.task.parameters["time"] == "t"
     assert any("20 sequences, one per 'case'" in note for note in source.notes())
-    x, lengths, ids, _ = read_new(tmp_path / "long.csv", source.task)
+    x, lengths, ids, _, _ = read_new(tmp_path / "long.csv", source.task)
     for name, row, length in zip(ids, x, lengths, strict=True):
         assert np.array_equal(row[:length], sequences[int(name[1:])])
     (tmp_path / "long.csv").write_text((tmp_path / "long.csv").read_text().replace("case", "cases"))
     with pytest.raises(InputError, match=r"no column 'case', which .* to 'case'; did you mean 'cases'"):
         read_new(tmp_path / "long.csv", source.task)
-    labels = {text: label for split in all_rows(source).values() for text, label in _labelled(split, sequences)}
-    assert labels == {i: i % 2 for i in range(20)}
-
-
-def _labelled(split, sequences):
-    for x, y, n in zip(split.x, split.y[:, 0, 0], split.lengths, strict=True):
-        (found,) = [i for i, s in enumerate(sequences) if len(s) == n and np.array_equal(s.astype(np.float32), x[:n])]
-        yield found, int(y)
+    splits = all_rows(source).values()
+    labels = {x[0, 0].item(): y.item() for split in splits for x, y in zip(split.x, split.y, strict=True)}
+    assert labels == {np.float32(one[0, 0]).item(): i % 2 for i, one in enumerate(sequences)}
 
 
 def test_a_split_that_divides_a_group_is_refused(tmp_path):
@@ -114,8 +108,7 @@ def write_texts(path, words=WORDS, kinds=KINDS):
 def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
     labels = [KINDS.index(kind) for kind in KINDS] if names[1] == "rating" else KINDS
     path = tmp_path / "t.csv"
-    path.write_text("".join(f"{a},{b}\n" for a, b in [names, *zip(WORDS, labels, strict=True)]))
-    source = task_named(str(path))
+    source = source_of(path, "".join(f"{a},{b}\n" for a, b in [names, *zip(WORDS, labels, strict=True)]))
     assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
     table = path.read_text().splitlines()
     path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(table)))
@@ -126,8 +119,7 @@ def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
 def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
     words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
     whole = task_named(str(write_texts(tmp_path / "t.csv", words)))
-    (piece,) = whole.pieces()
-    expected = whole.read(piece)
+    expected = whole.read(*whole.pieces())
     monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 100)
     parts = task_named(str(tmp_path / "t.csv"))
     read = [parts.read(piece) for piece in parts.pieces()]
@@ -149,9 +141,9 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     assert found == dict(zip(longer, KINDS, strict=True))
     assert any("4 symbols, the letters ACGT" in note for note in source.notes())
     assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
-    x, _, _, _ = read_new(tmp_path / f"t{suffix}", task)
+    x, *_ = read_new(tmp_path / f"t{suffix}", task)
     assert x.tolist() == longer and texts_of(*encode(task, x)) == longer
-    x, _, _, _ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
+    x, *_ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
     codes, lengths = encode(task, x)
     assert to_symbols(codes, lengths, task.alphabet).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
 
@@ -178,15 +170,12 @@ def test_the_text_and_the_label_can_be_named(tmp_path):
         read_new(write(tmp_path / "new.csv", {"title": WORDS}), source.task)
 
 
-@pytest.mark.parametrize(
-    ("header", "label", "labels"),
-    [(">a|{}", "", ("left", "right")), (">x kind={} z", r"kind=(\w+)", ("left", "right"))],
-)
-def test_fasta_labels_come_from_the_header(tmp_path, header, label, labels):
+@pytest.mark.parametrize(("header", "asked"), [(">a|{}", {}), (">x kind={} z", {"label": r"kind=(\w+)"})])
+def test_fasta_labels_come_from_the_header(tmp_path, header, asked):
     masked = [word[:2] + word[2:].lower() for word in WORDS]
     text = "".join(f"{header.format(kind)}\n{word}\n" for word, kind in zip(masked, KINDS, strict=True))
-    task = source_of(tmp_path / "t.fa", text, **({"label": label} if label else {})).task
-    assert task.labels == labels and read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
+    task = source_of(tmp_path / "t.fa", text, **asked).task
+    assert task.labels == ("left", "right") and read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
     assert read_new(tmp_path / "t.fa", replace(task, alphabet="\ufffdACGTacgt"))[0].tolist() == masked
 
 
@@ -302,7 +291,7 @@ def test_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name)
     assert isinstance(task.form, Tokens) and task.form.vocabulary == 9 and not task.alphabet
     assert rows == sorted([float(value) for value in row] for row in EVENTS)
     new = write(tmp_path / "new.csv", {"other": [1, 2], name: [form([3]), form([1, 4, 8])]})
-    x, lengths, _, _ = read_new(new, task)
+    x, lengths, *_ = read_new(new, task)
     assert x.tolist() == [[3, 0, 0], [1, 4, 8]] and lengths.tolist() == [1, 3]
 
 
@@ -311,11 +300,10 @@ def test_x_y_and_z_are_places(tmp_path, long):
     ids = {"id": np.arange(ROWS) // 4, "Time": np.tile(range(4), ROWS // 4)} if long else {}
     label = LABEL[np.arange(ROWS) // 4] if long else LABEL
     columns = {**ids, **dict(zip("xyz", VALUES.T, strict=True))}
-    path = write(tmp_path / "t.csv", {**columns, "label": label})
-    task, _, notes = stored(path)
+    task, _, notes = stored(write(tmp_path / "t.csv", {**columns, "label": label}))
     assert (task.form == Vectors(3) and task.max_tokens == 4) if long else task.max_tokens == 3
     assert "x, y, z" in notes and task.labels == ("a", "b")
-    x, _, _, y = read_new(write(tmp_path / "new.csv", columns), task)
+    x, _, _, y, _ = read_new(write(tmp_path / "new.csv", columns), task)
     assert np.array_equal(x.reshape(ROWS, 3), VALUES) and y is None
 
 
@@ -383,6 +371,8 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
     assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+    notes = stored(write(tmp_path / "t.csv", {**WIDE, "y0": LABEL, "y1": np.arange(ROWS) % 3}))[2]
+    assert "(y0, y1) do not have the same classes; recall, confusion matrix and prob" in notes and "of all 5" in notes
 
 
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
@@ -393,8 +383,28 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     task, rows, notes = stored(write(tmp_path / name, columns, between))
     assert task.classes == 0 and rows == in_any_order(VALUES)
     assert ("commas are read as decimal points" in notes) == (between != ",")
+    columns = {"u": ["1,234"] * ROWS, "label": LABEL}
     with pytest.raises(InputError, match="'1,234' is not a number in column 'u'"):  # it may be a thousand
-        stored(write(tmp_path / "t.tsv", {"u": ["1,234"] * ROWS, "label": LABEL}, "\t"))
+        stored(write(tmp_path / "t.tsv", columns, "\t"))
+    assert stored(tmp_path / "t.tsv", decimal=",")[1] == [[[1.234]]] * ROWS
+
+
+def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
+    label = [("1,2", "1,3")[row % 2] for row in range(ROWS)]
+    path = write(tmp_path / "labels.csv", {**WIDE, "file": range(ROWS), "label": label}, ";")
+    note = "commas are read as decimal points in {}; pass --decimal . if"
+    assert stored(path)[0].classes == 0 and note.format("label") in stored(path)[2]
+    task, _, notes = stored(path, decimal=".")
+    assert task.labels == ("1,2", "1,3") and "commas" not in notes
+    quoted = write(tmp_path / "q.csv", {"u": [f'"{cell}"'.replace(".", ",") for cell in VALUES[:, 0]], "label": LABEL})
+    assert stored(quoted, decimal=",")[1] == in_any_order(VALUES[:, :1])
+    (tmp_path / "runs").mkdir()
+    for row in range(ROWS):
+        write(tmp_path / "runs" / f"{row}.csv", {"u": ["0,5", "1"], "v": [row, 2]}, ";")
+    _, rows, notes = stored(tmp_path / "runs", labels=str(path))
+    assert rows[0][0] == [0.5, 0] and all(note.format(name) in notes for name in ("u", "label"))
+    with pytest.raises(InputError, match="'0,5' is not a number in column 'u'"):
+        stored(tmp_path / "runs", labels=str(path), decimal=".")
 
 
 @pytest.mark.parametrize(
@@ -408,6 +418,7 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
         ({"id": ["a", "a", ""], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: an empty cell in column"),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a' ... --missing interpolate"),
+        ({**WIDE, "y0": LABEL, "y1": VALUES[:, 0]}, "numbers that are not whole; fit one at ... --label y0 --drop y1"),
         ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
         ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']; pass --label sev"),
@@ -436,14 +447,10 @@ def in_order(splits, array):
 
 def test_csv_with_a_column_per_value(tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 5)).round(3)
-    lines = ["label,split,a,b,c,d,e"]
-    for row, (values, split) in enumerate(zip(x, SPLITS, strict=True)):
-        cells = [str(v) for v in values]
-        if row == 7:
-            cells[3:] = ["", ""]
-        lines.append(f"{'left' if row % 2 else 'right'},{split},{','.join(cells)}")
-    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n\n")
-    source = task_named(str(tmp_path / "mine.csv"))
+    cells = x.astype(str)
+    cells[7, 3:] = ""
+    columns = {"label": ["right", "left"] * 6, "split": SPLITS, **dict(zip("abcde", cells.T, strict=True))}
+    source = source_of(tmp_path / "mine.csv", wide(columns) + "\n")
     splits = all_rows(source)
     assert source.task.form == Vectors(1) and source.task.labels == ("left", "right")
     x[7, 3:] = 0
@@ -468,9 +475,8 @@ def test_csv_with_a_column_per_value(tmp_path):
     ],
 )
 def test_csv_errors_name_the_place(tmp_path, text, message):
-    (tmp_path / "mine.csv").write_text(text)
     with pytest.raises(InputError, match=message):
-        task_named(str(tmp_path / "mine.csv")).task  # noqa: B018
+        source_of(tmp_path / "mine.csv", text).task  # noqa: B018
 
 
 def test_parquet(tmp_path):

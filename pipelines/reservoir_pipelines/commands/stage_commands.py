@@ -182,11 +182,11 @@ def fit(
         options, place = as_group(given, opt.FitOptions), as_group(given, opt.DeviceOptions)
         several = fit_seeds(found, seeds, options, place, data=data)
         rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
-        metric = several.fits[0].best.metric
+        metric, over = several.fits[0].best.metric, _over_groups(several.fits[0].evaluation)
         spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
         mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
         summary = ("", ""), [(f"test {metric.replace('_', ' ')}", mean)]
-        return Answer(several, [((*HEADINGS, f"95% interval{_over_groups(several.fits[0])}"), rows), summary])
+        return Answer(several, [((*HEADINGS, f"95% interval{over}"), rows), summary])
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, fit_tables(done))
 
@@ -194,23 +194,21 @@ def fit(
 def fit_tables(done: Fit) -> list[Table]:
     """Return the tables of a fit."""
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
-    headings, entry = (*HEADINGS, f"95% interval{_over_groups(done)}"), done.entry
+    headings, entry = (*HEADINGS, f"95% interval{_over_groups(done.evaluation)}"), done.entry
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
-        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done)})"
+        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done.evaluation)})"
         tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
         tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
     tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
-        metric = done.best.metric
-        points = []
+        metric, points = done.best.metric, []
         for point in done.curve:
-            scores = (point.valid_score, point.test_score, *point.test_range)
-            valid, test, low, high = (score_text(score, metric) for score in scores)
-            points.append((f"{point.rows:,}", valid, test, f"{low} to {high}"))
+            scores = (score_text(score, metric) for score in (point.valid_score, point.test_score))
+            points.append((f"{point.rows:,}", *scores, _spread(point.test_range, metric)))
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
     if done.left_out:
@@ -226,8 +224,8 @@ def fit_tables(done: Fit) -> list[Table]:
     return [*tables, (("", ""), last)]
 
 
-def _over_groups(done: Fit) -> str:
-    return f" over {count_text(groups, 'group')}" if (groups := done.evaluation.groups) else ""
+def _over_groups(found: Evaluation) -> str:
+    return f" over {count_text(found.groups, 'group')}" if found.groups else ""
 
 
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
@@ -241,12 +239,9 @@ def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[s
 
 def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]:
     """Return the scores on test, and the classes with the lowest recall."""
-    lines = evaluation_lines(found, first)
-    if not found.classes:
-        lines = [("rows", f"{found.rows:,}"), *lines]
-    tables: list[Table] = [(("on test", ""), lines)]
-    worst = sorted(found.recall.items(), key=lambda item: item[1])[:MAX_RECALLS] if found.classes else []
-    if worst:
+    rows = [] if found.classes else [("rows", f"{found.rows:,}")]
+    tables: list[Table] = [(("on test", ""), [*rows, *evaluation_lines(found, first)])]
+    if worst := sorted(found.recall.items(), key=lambda item: item[1])[:MAX_RECALLS]:
         title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
         tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
     return tables
@@ -254,10 +249,14 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
 
 def _line(name: str, result: Result) -> tuple[Any, ...]:
     penalty = "" if result.alpha is None else f"{result.alpha:.3g}"
-    interval = result.test_interval
-    spread = " to ".join(score_text(end, result.metric) for end in interval) if interval else ""
+    metric, spread = result.metric.replace("_", " "), _spread(result.test_interval, result.metric)
     scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
-    return name, result.title, result.readout, penalty, result.metric.replace("_", " "), *scores, spread
+    return name, result.title, result.readout, penalty, metric, *scores, spread
+
+
+def _spread(interval: tuple[float, float] | None, metric: str) -> str:
+    """Return the ends of an interval as text, or "" if there is none."""
+    return " to ".join(score_text(end, metric) for end in interval or ())
 
 
 def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
@@ -293,7 +292,7 @@ def predict(
     """Label new sequences, in any form that extract reads.
 
     Print one JSON line per sequence, with the probabilities of the classes, or with --json one object of columns. If
-    the file has labels, the accuracy is printed too.
+    the file has labels, the accuracy and its 95% interval are printed too.
     """
     from reservoir_pipelines.prediction.outputs import PredictionEvaluator, check_out, columns_of, write_predictions
 
@@ -312,8 +311,12 @@ def predict(
         sets, least = f"{evaluator.empty_sets:,} of {evaluator.rows:,} sets", 1 - (predictions.radius or 0)
         why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
         notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
-    for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
-        notify(f"{name}: {value}")
+    if evaluation and not json:
+        (name, value), *others = evaluation_lines(evaluation)
+        spread = _spread(evaluation.interval, name)
+        notify(f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else ""))
+        for name, value in others:
+            notify(f"{name}: {value}")
     found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
     written = ("predicted", ""), [("rows", f"{evaluator.rows:,}"), ("written", out)]
     return Answer(found | {"evaluation": evaluation}, [written] if out else [])
@@ -485,10 +488,8 @@ def _training_tables(done: Any) -> list[Table]:
     tables: list[Table] = [(("trained", ""), rows)]
     if done.swept:
         swept = [key for key in done.swept[0] if key in opt.RECIPE]
-        lines = []
-        for run in done.swept:
-            values = (f"{run[key]:g}" for key in swept)
-            lines.append((*values, score_text(run["valid_score"], done.metric), run["run"]))
+        scored = [(run, score_text(run["valid_score"], done.metric)) for run in done.swept]
+        lines = [(*(f"{run[key]:g}" for key in swept), score, run["run"]) for run, score in scored]
         tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
     return [*tables, *(evaluation_tables(done.evaluation) if done.evaluation else ())]
 

@@ -30,6 +30,7 @@ CARD = "readout.json"
 INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
 """The SHA-256 digests in the specification of an entry with native input."""
 
+PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
 
@@ -56,6 +57,7 @@ class Bundle:
     readout: Readout
     scores: dict[str, Any]  # scores on validation and test
     lengths: bool = False  # whether the sequences of the fit had several lengths
+    groups: bool = True  # False if the rows of the fit had no groups
     origin: str = ""  # the task or the path of the data of the fit
     held_out: np.ndarray | None = None  # scores of validation rows, see `held_out_scores`
 
@@ -88,6 +90,7 @@ class Bundle:
             readout=readout,
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
+            groups=pool.store["train"].groups is not None,
             origin=made.made_with.get("call", {}).get("task", ""),
             held_out=held_out,
         )
@@ -113,11 +116,9 @@ class Bundle:
         card: dict[str, Any] = {
             "format": FORMAT,
             "task": self.task.to_dict(),
-            "lengths": self.lengths,
-            "origin": self.origin,
             "parts": [{name: value for name, value in asdict(part).items() if name != "run"} for part in self.parts],
-            "scores": self.scores,
             "files": {},
+            **{name: getattr(self, name) for name in PLAIN},
         }
         arrays: dict[str, np.ndarray] = {}
         files: dict[str, bytes] = {}
@@ -167,10 +168,8 @@ class Bundle:
                 readout=LinearReadout.from_arrays(arrays, card["readout"])
                 if "readout" in card
                 else _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust),
-                scores=card["scores"],
-                lengths=card["lengths"],
-                origin=card["origin"],
                 held_out=arrays.get("held_out"),
+                **{name: card[name] for name in PLAIN if name in card},
             )
         except FileNotFoundError as error:
             name = Path(error.filename or WEIGHTS).name

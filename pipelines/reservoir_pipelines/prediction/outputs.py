@@ -25,6 +25,7 @@ class PredictionEvaluator(Iterator[Prediction]):
         self.rows, self.empty_sets, self._predictions = 0, 0, iter(predictions)
         self._last: Prediction | None = None
         self._truths, self._labels, self._chances = list[Any](), list[Any](), list[float]()
+        self._counts, self._groups = list[int](), list[Any]()  # of each row: number of tokens, and group
 
     def __next__(self) -> Prediction:
         prediction = next(self._predictions)
@@ -33,7 +34,9 @@ class PredictionEvaluator(Iterator[Prediction]):
         if prediction.truth is not None and prediction.label is not None:
             self._last = prediction
             self._truths += _flat(prediction.truth)
-            self._labels += _flat(prediction.label)
+            self._labels += (labels := _flat(prediction.label))
+            self._counts += [len(labels)] * prediction.each
+            self._groups += [] if prediction.group is None else [prediction.group]
             if len(prediction.classes) == 2:
                 self._chances += _flat(prediction.probabilities)[1::2]
         return prediction
@@ -50,10 +53,11 @@ class PredictionEvaluator(Iterator[Prediction]):
         if classes:
             parts = [[numbers.setdefault(str(one), len(numbers)) for one in part] for part in parts]
         truth, label = (np.array(part).reshape(-1, width) for part in parts)
+        counts, groups = (np.array(each) if each else None for each in (self._counts, self._groups))
         if not classes:
-            return evaluate_values(truth, label)
+            return evaluate_values(truth, label, counts, groups)
         chances = np.array(self._chances).reshape(-1, width) if self._chances else None
-        return evaluate_classes(truth, label, [*numbers], chances)
+        return evaluate_classes(truth, label, [*numbers], chances, counts, groups)
 
 
 def check_out(out: Path) -> None:

@@ -46,6 +46,8 @@ class Prediction:
         The label in the file, if it has one.
     id : str, optional
         The name of the row in the file, if it has one.
+    group : str or int, optional
+        The group (patient, machine) of the row, if the file has groups and the readout was fitted on rows with groups.
     each : bool, default False
         Whether every token, or word, has a label; lists then have the length of the sequence.
     set : list of str or int, optional
@@ -60,6 +62,7 @@ class Prediction:
     classes: tuple[str | int, ...] = ()
     truth: Any = None
     id: str | None = None
+    group: str | int | None = None
     each: bool = False
     set: list[str | int] | None = None
     interval: list[float] | None = None
@@ -94,7 +97,7 @@ def predict(
     if radius is not None:
         where = "on validation rows, which were also used to choose the readout, and perhaps to fit it"
         notify(f"coverage {cover.coverage:g} is approximate: it is measured {where}")
-    raw, given, ids, y = read_new(file, task)
+    raw, given, ids, y, groups = read_new(file, task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths
         problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
         raise InputError(f"{problem}; add the number of real tokens of each row")
@@ -114,6 +117,7 @@ def predict(
         check_lengths(model, lengths, f"{file}, row")
     truths = [None] * len(x) if y is None else _truths(file, task, y, counts)
     sequences = {"x": x, "lengths": lengths, "counts": counts, "ids": ids, "truths": truths}
+    sequences["groups"] = groups.tolist() if bundle.groups and groups is not None else None
     return Predictions(bundle=bundle, models=models, file=file, **sequences, radius=radius, abstain=cover.abstain)
 
 
@@ -133,13 +137,13 @@ class Predictions(Iterator[Prediction]):
     lengths: np.ndarray
     counts: np.ndarray | None
     ids: list[str] | None
+    groups: list[str | int] | None
     truths: list[Any]
     radius: float | None = None
     abstain: bool = False
 
     def __post_init__(self) -> None:
-        starts = range(0, len(self.x), BLOCK_ROWS)
-        self._stream = itertools.chain.from_iterable(map(self._block, starts))
+        self._stream = itertools.chain.from_iterable(map(self._block, range(0, len(self.x), BLOCK_ROWS)))
 
     @property
     def labelled(self) -> bool:
@@ -174,6 +178,7 @@ class Predictions(Iterator[Prediction]):
                 classes=classes,
                 truth=self.truths[start + row],
                 id=self.ids[start + row] if self.ids else None,
+                group=self.groups[start + row] if self.groups else None,
                 each=counts is not None,
                 set=among,
                 interval=interval,

@@ -39,11 +39,9 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
         "test_rows": evaluation.get("rows"),
         **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
         "layers": found.get("layers", {}),
-        "curve": found["curve"],
         "baselines": {baseline["name"]: baseline["test_score"] for baseline in found["baselines"]},
-        "adds_nothing_to": found["adds_nothing_to"],
         "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
-        "tried": found["tried"],
+        **{name: found[name] for name in ("curve", "adds_nothing_to", "tried")},
         "sweep": _read_sweep(results),
     }
 
@@ -106,8 +104,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
     shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
-    label = f", label {found['label']}" if found.get("label") else ""
-    return {"id": f"p{number}", "name": f"Fit: {entry.parent.name}{label}, {entry.name}", "facts": facts, **shown}
+    return {"id": f"p{number}", "name": _heading("Fit", entry, found.get("label")), "facts": facts, **shown}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -120,7 +117,12 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
     shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
-    return {"id": f"p{number}", "name": f"Training: {path.parent.name}, {path.name}", "facts": facts, **shown}
+    label = config["settings"]["spec"]["task"]["parameters"].get("label")
+    return {"id": f"p{number}", "name": _heading("Training", path, label), "facts": facts, **shown}
+
+
+def _heading(stage: str, folder: Path, label: str | None) -> str:
+    return ", ".join([f"{stage}: {folder.parent.name}", *([f"label {label}"] if label else []), folder.name])
 
 
 def facts_of(stage: str, values: Values) -> Facts:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -65,8 +66,8 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
 
     def named(role: str) -> str:
         name = getattr(asked, role) or ""
-        if name and name not in table.frame and (known is None or role == "text"):
-            refuse_column(table, name, role if known is None else "")
+        if known is None or role == "text":
+            require_column(table, name, role if known is None else "")
         return name if name in table.frame else ""
 
     roles = Roles()
@@ -76,7 +77,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         if name in table.frame:
             table.frame.pop(name)
         elif known is None:
-            refuse_column(table, name, "drop")
+            require_column(table, name, "drop")
     roles.labels = [named("label")] if named("label") else usual_labels(table, values, alone=known is None)
     if known is None and not asked.label and len(roles.labels) == 1 and roles.labels[0] not in {"label", "y"}:
         roles.chosen["label"] = roles.labels[0]
@@ -186,8 +187,7 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
 def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
     """Return the columns of labels in a table of labels, whose column ``key`` names the files or records."""
     if asked.label:
-        if asked.label not in table.frame:
-            refuse_column(table, asked.label, "label")
+        require_column(table, asked.label, "label")
         return [asked.label]
     rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
     found = usual_labels(table, {key}, alone=True)
@@ -209,9 +209,11 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
     return ""
 
 
-def refuse_column(table: Table, name: str, role: str = "", known: Collection[str] = ()) -> NoReturn:
-    """Refuse a table without a column that the flag ``role`` names, or that a readout needs (``known``)."""
+def require_column(table: Table, name: str | None, role: str = "", known: Collection[str] = ()) -> None:
+    """Refuse a table without a column (if any) that the flag ``role`` names, or that a readout needs (``known``)."""
     names = list(table.frame)
+    if not name or name in names:
+        return
     name = next((part for part in separated(name) if part not in names), name)  # of an id of several columns
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"
@@ -233,7 +235,10 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
-# ---- columns of paths
+def comma_notes(names: Sequence[str]) -> list[str]:
+    """Return a line that names the columns whose decimal commas were read as points, if there are any."""
+    remedy = "pass --decimal . if they are something else"
+    return [f"commas are read as decimal points in {listed(names)}; {remedy}"] if names else []
 
 
 def files_kind(names: Iterable[str]) -> str:
@@ -262,9 +267,6 @@ def named_kind(path: Path) -> str:
         return ""
     table = read_table(path, rows=PEEKED)
     return next((kind for name in table.frame if (kind := names_files(table, name))), "")
-
-
-# ---- types of columns
 
 
 def filled(column: Any) -> Any:
@@ -332,22 +334,16 @@ def dates_of(column: Any) -> np.ndarray | None:
     return None if found.isna().any() else found.dt.tz_localize(None).to_numpy()
 
 
-# ---- cells as arrays
-
-
 def as_numbers(cell: str) -> np.ndarray | None:
     """Return the numbers of a text: a JSON list, or separated by spaces, commas or semicolons; else None."""
     if cell.strip().startswith("["):
-        try:
+        with suppress(ValueError, RecursionError):
             return as_sequence(json.loads(cell))
-        except (ValueError, RecursionError):
-            cell = cell.strip().strip("[]")  # as NumPy prints an array
+        cell = cell.strip().strip("[]")  # as NumPy prints an array
     between = next((mark for mark in ",;" if mark in cell), None)
     for kind in (np.int64, np.float64):
-        try:
+        with suppress(ValueError, OverflowError):
             return np.array(cell.split(between), dtype=kind)
-        except (ValueError, OverflowError):
-            continue
     return None
 
 
@@ -407,6 +403,17 @@ def values_of(
     return x
 
 
+def joined_labels(table: Table, names: Sequence[str], asked: OwnDataOptions, *, required: bool) -> np.ndarray:
+    """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers that are not whole together."""
+    found = [labels_of(table, name, asked, required=required) for name in names]
+    texts = [name for name, y in zip(names, found, strict=True) if y.dtype.kind == "U"]
+    numbers = [name for name, y in zip(names, found, strict=True) if y.dtype.kind == "f" and (y % 1 != 0).any()]
+    if texts and numbers:
+        problem = f"{table.path}: the label {texts[0]!r} has classes, but {numbers[0]!r} has numbers that are not whole"
+        raise InputError(f"{problem}; fit one at a time, with --label {quote(texts[0])} --drop {quote(numbers[0])}")
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+
 def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool) -> np.ndarray:
     """Return a column of labels as `typed` does; an empty or odd cell is a bad row if labels are ``required``."""
     column = table.frame[name].astype(object)
@@ -439,10 +446,8 @@ def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
     """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length."""
     if all(isinstance(cell, str) for cell in cells):
         for kind in (int, float):
-            try:
+            with suppress(ValueError, OverflowError):
                 return np.array([kind(cell) for cell in cells])
-            except (ValueError, OverflowError):
-                continue
         return np.array([cell.strip() for cell in cells], dtype=str)
     try:
         array = np.array(list(cells))

@@ -24,6 +24,8 @@ from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths,
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
+MaybeArray = np.ndarray | None
+
 
 def own_name(origin: str) -> str:
     """Return the name of your own data as a task: the file's name without special characters."""
@@ -146,8 +148,6 @@ class OwnData(Source):
             lines.append(f"x read as values ({self._reading.why}); pass --symbols for symbols")
         return [f"{own_name(self.origin)}: {line}" for line in lines]
 
-    # ---- the data
-
     @cached_property
     def _columns(self) -> Arrays:
         columns = open_arrays(self.origin, self.asked)
@@ -255,13 +255,10 @@ class OwnData(Source):
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
 
 
-# ---- new sequences
-
-
-def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]:
-    """Return the sequences of a file (for images, paths), and lengths, names and labels (None if absent)."""
+def read_new(path: Path, task: Task) -> tuple[np.ndarray, MaybeArray, list[str] | None, MaybeArray, MaybeArray]:
+    """Return the sequences of a file (for images, paths), and lengths, names, labels and groups (None if absent)."""
     if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
-        return read_idx(path, (28, 28)), None, None, None
+        return read_idx(path, (28, 28)), None, None, None, None
     names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
     asked = {name: value for name, value in task.parameters.items() if name in names}
     columns = open_arrays(str(path), OwnDataOptions(**asked), task)
@@ -270,7 +267,7 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, lis
     if not columns.shapes["x"]:
         raise InputError(f"{path}: x is a single number; give one sequence per row")
     rows = columns.shapes["x"][0]
-    for name in ("lengths", "ids"):
+    for name in ("lengths", "ids", "groups"):
         if columns.shapes.get(name, (rows,)) != (rows,):
             raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
     pictures = isinstance(columns, Pictures)
@@ -278,12 +275,12 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, lis
         found, wanted = ("images", "other data") if pictures else ("no images", "images")
         raise InputError(f"{path}: holds {found}, but the readout needs {wanted}; give the same kind of data")
     x = objects(columns.files) if pictures else columns.read("x", 0, rows)
-    lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
-    ids = [str(name) for name in columns.read("ids", 0, rows)] if "ids" in columns.shapes else None
-    y = columns.read("y", 0, rows) if columns.shapes.get("y") else None
+    given = ("lengths", "ids", "y", "groups")
+    lengths, ids, y, groups = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given)
+    ids = None if ids is None else [str(name) for name in ids]
     if columns.letters:
         assert lengths is not None
-        return np.array(texts_of(x, lengths)), None, ids, y
+        return np.array(texts_of(x, lengths)), None, ids, y, groups
     if isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
         x = x.astype(np.int64)
-    return x, lengths, ids, y
+    return x, lengths, ids, y, groups

@@ -28,9 +28,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     labelled = task is None
     # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
     upper = task is None or not any(map(str.islower, task.alphabet))
-    headers: list[str] = []
-    sequences: list[list[str]] = []
-    places: list[str] = []
+    headers, sequences, places = list[str](), list[list[str]](), list[str]()
     for number, line in enumerate(lines_of(path), 1):
         if line.startswith(">"):
             headers.append(line[1:].strip())
@@ -176,7 +174,8 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
 
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:
     """Return the arrays of a table, or of the files that it names together with its other columns."""
-    table = tables.read_table(path, text_columns(asked), skip=asked.skip_bad_rows if known is None else None)
+    table = tables.read_table(path, text_columns(asked), asked.decimal)
+    table.bad.skip = asked.skip_bad_rows if known is None else None
     arrays = TableReader(table, asked, known).arrays_of_table()
     peeked = arrays.texts[:PEEKED] if isinstance(arrays, Texts) else []
     if not files_kind(peeked) or not any((path.parent / with_slashes(name)).is_file() for name in peeked):

@@ -51,8 +51,7 @@ def folder_arrays(
     if asked.labels:
         found, notes = labels_from_table(asked, names, bad)
         return arrays | found, notes
-    tops = dict.fromkeys(part[0] for part in parts if len(part) > 1)
-    splits = {top: SPLIT_NAMES.get(top.lower(), "") for top in tops}
+    splits = {part[0]: SPLIT_NAMES.get(part[0].lower(), "") for part in parts if len(part) > 1}
     others = [top for top, split in splits.items() if not split]
     if others and len(set(splits.values())) > 2:
         named = ", ".join(top for top, split in splits.items() if split)
@@ -74,7 +73,8 @@ def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> 
     With --skip-bad-rows, files whose rows in the table cannot be used become ``bad``.
     """
     assert asked.labels
-    table = read_table(Path(asked.labels), None, skip=bad.skip)  # all as text, because run 007 is not run 7
+    table = read_table(Path(asked.labels), None, asked.decimal)  # all as text, because run 007 is not run 7
+    table.bad.skip = bad.skip
     table.bad.kept()
     key, file_of = _joined(table, asked.id, names)
     left = [str(cell).strip() for cell, file in zip(table.frame[key], file_of, strict=True) if not file]
@@ -82,15 +82,13 @@ def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> 
     _, first, same = np.unique(file_of, return_index=True, return_inverse=True)
     first, rows = first[same], first[np.unique(names, return_inverse=True)[1]]
     label, *others = columns.choose_labels(table, asked, key)
+    columns.require_column(table, asked.group, "group")
     roles = {"y": [label, *others], "groups": [asked.group or "groups"], "split": ["split"]}
     arrays: dict[str, np.ndarray] = {}
     for array, wanted in roles.items():
         flags = asked if array == "y" else OwnDataOptions(classes=True)  # groups are names
-        given = [columns.labels_of(table, name, flags, required=True) for name in wanted if name in table.frame]
-        if array == "groups" and asked.group and not given:
-            columns.refuse_column(table, asked.group, "group")
-        if given:
-            values = given[0] if len(given) == 1 else np.stack(given, axis=1)
+        if given := [name for name in wanted if name in table.frame]:
+            values = columns.joined_labels(table, given, flags, required=True)
             for row in np.flatnonzero((values != values[first]).reshape(len(values), -1).any(axis=1)):
                 what, other = "label" if array == "y" else array, table.bad.places[first[row]]
                 table.bad.add(row, f"{file_of[row]!r} has another {what} in {other}", "keep one of these lines")
@@ -99,13 +97,13 @@ def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> 
         for file in np.flatnonzero(rows == first[row]):
             bad.add(file, f"{table.path.name}, {table.bad.places[row]}: {table.bad.reasons[row][0]}")
     unused = f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}" if left else ""
-    return arrays, [f"labels from {table.path.name}, column {label!r}, joined by {key!r}{unused}"]
+    notes = [f"labels from {table.path.name}, column {label!r}, joined by {key!r}{unused}"]
+    return arrays, notes + columns.comma_notes(table.commas)
 
 
 def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, list[str]]:
     """Return the column that names most files (whole, or without folder or suffix), and the file of each row or ""."""
-    if named and named not in table.frame:
-        columns.refuse_column(table, named, "id")
+    columns.require_column(table, named, "id")
     levels: list[dict[str, dict[str, None]]] = [{}, {}, {}, {}]  # the files of each form of a name, the longest first
     for name in names:
         path = columns.with_slashes(name)
@@ -149,11 +147,13 @@ def _recordings(
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
     new = bool(names)  # a readout was fitted to columns of these names
+    commas = dict[str, None]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
-        table = read_table(file)
+        table = read_table(file, decimal=asked.decimal)
         frame, channels = table.frame, names
+        commas.update(dict.fromkeys(table.commas))
         if not channels:
             dropped = {*columns.separated(asked.drop), asked.time}
             dropped |= {name for name in frame if name.lower() in columns.TIMES}  # rows are in the order of time
@@ -174,6 +174,6 @@ def _recordings(
     found = Arrays({"x": x, "lengths": lengths} | {name: array[kept] for name, array in arrays.items()})
     found.files = list(files)
     found.chosen = {"columns": names, "recordings": True}
-    values = columns.listed(names)
-    found.notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {values}"]
+    note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
+    found.notes = [note, *columns.comma_notes([*commas])]
     return found

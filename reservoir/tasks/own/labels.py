@@ -132,6 +132,9 @@ def encode_labels(
     if y.dtype.kind in "US" and len(names) == y.size > 2:
         problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
         raise InputError(f"{problem}; name the column of the labels with --label")
+    if any(len(np.unique(output)) < len(names) for output in np.moveaxis(numbers, 2, 0)):
+        unlike = f"the labels of a row ({label}) do not have the same classes"
+        notes += (f"{unlike}; recall, confusion matrix and probabilities use one list of all {len(names)}",)
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
     return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts, label))
 
@@ -203,9 +206,8 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
     def divided(rows: np.ndarray, shares: dict[str, float]) -> np.ndarray:
         return stratified(classes[rows], shares) if groups is None else grouped(groups[rows], shares)
 
-    every = np.arange(len(classes))
     if split is None:
-        names = divided(every, SHARES)
+        names = divided(np.arange(len(classes)), SHARES)
     else:
         names = np.array([s.decode() if isinstance(s, bytes) else str(s) for s in split], dtype="U16")
         unknown = ~np.isin(names, list(SHARES))

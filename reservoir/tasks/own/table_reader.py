@@ -30,8 +30,7 @@ class TableReader:
         self.fill = asked.missing != "refuse"
         self.roles = columns.choose_roles(table, asked, known)
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
-        if table.commas:
-            self.notes.append(f"commas are read as decimal points in {columns.listed(table.commas)}")
+        self.notes += columns.comma_notes(table.commas)
         self.arrays: dict[str, np.ndarray] = {}
         self.texts: list[str] | None = None
 
@@ -42,7 +41,7 @@ class TableReader:
         ids = [str(cell) for cell in cells]
         repeats = len(set(ids)) < len(ids)
         if self.known.get("long") and self.asked.id and not name:  # all lines would be read as one sequence
-            columns.refuse_column(table, self.asked.id, known=self.known.get("columns", ()))
+            columns.require_column(table, self.asked.id, known=self.known.get("columns", ()))
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
@@ -60,28 +59,23 @@ class TableReader:
         return arrays
 
     def _labels_and_groups(self) -> None:
-        names = [name for name in self.roles.labels if name in self.table.frame]
-        y = [columns.labels_of(self.table, name, self.asked, required=self.labelled) for name in names]
-        for name in names:
-            self.table.frame.pop(name)
-        if y:
-            self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
+        if names := [name for name in self.roles.labels if name in self.table.frame]:
+            self.arrays["y"] = columns.joined_labels(self.table, names, self.asked, required=self.labelled)
+            self.table.frame = self.table.frame.drop(columns=names)
         for array, name in {"split": "split", "groups": self.roles.group}.items():
             if name in self.table.frame:
                 self.arrays[array] = np.array([str(cell).strip() for cell in self.table.frame.pop(name)])
-
-    # ---- one line per sequence
 
     def _wide(self, ids: list[str]) -> None:
         table, whole, time = self.table, self.roles.sequence, self.roles.time
         if not time and self.labelled and (time := columns.time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
         if len(set(ids)) < len(ids):
-            if self.asked.id or not self.labelled:
-                ids = [f"{name}#{row}" for row, name in enumerate(ids)]
-            elif not self.roles.group:
+            if not (self.roles.group or self.asked.group or (self.asked.id and self.labelled)):
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
+            if self.asked.id or not self.labelled:
+                ids = [f"{name}#{row}" for row, name in enumerate(ids)]
         if ids:
             self.arrays["ids"] = np.array(ids)
         if whole and len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
@@ -183,8 +177,7 @@ class TableReader:
             self.chosen["early"] = True
         if self.labelled and not all(name[-1:].isdigit() for name in names):
             self.notes.append(f"{len(names)} values per row: {columns.listed(names)}")
-        new = not self.labelled
-        self.arrays["x"] = columns.values_of(self.table, names, fill=self.fill, new=new, lengths=lengths)
+        self.arrays["x"] = columns.values_of(self.table, names, fill=self.fill, new=not self.labelled, lengths=lengths)
         self.arrays["lengths"] = lengths
 
     def _choose_values(self) -> None:
@@ -193,8 +186,7 @@ class TableReader:
         if known:
             end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
             for name in known[: max(end, 1)]:
-                if name not in table.frame:
-                    columns.refuse_column(table, name, known=known)
+                columns.require_column(table, name, known=known)
             table.frame = table.frame[[name for name in known if name in table.frame]]
         names = list(table.frame)
         if not names:
@@ -206,8 +198,6 @@ class TableReader:
             problem = f"{table.path}: the columns are not in the order that the readout was fitted on"
             raise InputError(f"{problem}; reorder them")
         self.chosen |= {"columns": names} if len(names) <= MAX_NAMES else {"order": order}
-
-    # ---- several lines per sequence
 
     def _long(self, ids: Sequence[str]) -> None:
         import pandas as pd

@@ -61,9 +61,7 @@ class BadRows:
                 raise InputError(f"{self.where}: {count} be read: {self._named()}; fix these rows{or_fill}{or_skip}")
             ((row, (reason, remedy)),) = self.reasons.items()
             raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}{or_skip}")
-        kept = np.ones(rows, bool)
-        kept[list(self.reasons)] = False
-        return kept
+        return ~np.isin(np.arange(rows), list(self.reasons))
 
     def notes(self) -> list[str]:
         """Return a line that says how many rows were skipped, if any were."""
@@ -92,7 +90,7 @@ class Table:
         return Table(self.path, self.frame.iloc[rows].reset_index(drop=True), bad, self.commas)
 
 
-def read_table(path: Path, text: Sequence[str] | None = (), rows: int | None = None, skip: bool | None = None) -> Table:
+def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto", rows: int | None = None) -> Table:
     """Return a table, or its first ``rows``, with inferred types; columns in ``text`` (None: all) stay text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -100,9 +98,9 @@ def read_table(path: Path, text: Sequence[str] | None = (), rows: int | None = N
         places, faults = [f"row {row}" for row in range(len(frame))], {}
     else:
         check_text(path)
-        frame, lines, faults = _read_jsonl(path, rows) if suffix == ".jsonl" else _read_csv(path, text, rows)
+        frame, lines, faults = _read_jsonl(path, rows) if suffix == ".jsonl" else _read_csv(path, text, decimal, rows)
         places = [f"line {line}" for line in lines]
-    bad = BadRows(str(path), places, skip=skip)
+    bad = BadRows(str(path), places)
     for row, reason in faults.items():
         bad.add(row, reason)
     return Table(path, frame, bad, frame.attrs.pop("commas", []))
@@ -128,7 +126,9 @@ def lines_of(path: Path) -> Iterator[str]:
         yield from file
 
 
-def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple[Any, np.ndarray, dict[int, str]]:
+def _read_csv(
+    path: Path, text: Sequence[str] | None, decimal: str, rows: int | None
+) -> tuple[Any, np.ndarray, dict[int, str]]:
     """Return the columns of a text file, the line number of each row, and the reasons why rows cannot be read."""
     import pandas as pd
 
@@ -176,32 +176,32 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
     except (ValueError, OverflowError, csv.Error) as error:
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
-    commas = _read_decimal_commas(frame, as_text, sure=between == ";") if between != "," else []
     frame.columns = names
-    frame.attrs["commas"] = [names[place] for place in commas]
+    if decimal == "," or (decimal == "auto" and between != ","):
+        frame.attrs["commas"] = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
     return frame[full].reset_index(drop=True), lines[full], faults
 
 
-def _read_decimal_commas(frame: Any, texts: Collection[int], *, sure: bool) -> list[int]:
+def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> list[str]:
     """Replace decimal commas by points where most cells of a column are numbers, and return these columns.
 
-    Columns in ``texts`` stay text. Unless ``sure``, some cell must show that commas do not separate thousands: 0,5
-    shows it, and 1,234 does not.
+    Columns in ``texts``, in small letters, stay text. Unless ``sure``, some cell must show that commas do not separate
+    thousands: 0,5 shows it, and 1,234 does not.
     """
     found = {}
-    for place in (place for place in frame if frame[place].dtype.kind == "O"):
-        cells = frame[place].dropna().astype(str).str.strip()
+    for name in (name for name in frame if frame[name].dtype.kind == "O"):
+        cells = frame[name].dropna().astype(str).str.strip()
         numbers, commas = cells.str.fullmatch(DECIMAL_COMMA), cells.str.contains(",")
         other = cells.str.contains(r"^[-+]?\d*\.\d|,.*,").any()  # 1.234 may be a thousand, and 1,2,3 is a list
         if commas.any() and not other and numbers.mean() >= 1 - MAX_TEXT:
-            found[place] = cells[numbers].str.replace(",", ".")
+            found[name] = cells[numbers].str.replace(",", ".")
             sure = sure or not cells[numbers & commas].str.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}").all()
-    for place, cells in found.items() if sure else ():
-        whole = place not in texts and len(cells) == frame[place].notna().sum()
-        frame[place] = cells.astype(float).reindex(frame.index) if whole else cells.combine_first(frame[place])
+    for name, cells in found.items() if sure else ():
+        whole = name.lower() not in texts and len(cells) == frame[name].notna().sum()
+        frame[name] = cells.astype(float).reindex(frame.index) if whole else cells.combine_first(frame[name])
     return list(found) if sure else []
 
 
@@ -244,14 +244,12 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
         schema = file.schema_arrow
         check_names(path, schema.names)
         size, batches = 0, []
-        for batch in file.iter_batches(BATCH if rows is None else rows):
+        for batch in islice(file.iter_batches(rows or BATCH), rows and 1):
             # Decoding a dictionary repeats its values, so the size is counted after it.
             plain = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch]
             size += sum(column.nbytes for column in plain)
             check_expansion(path, "all columns", size, path.stat().st_size)
             batches.append(pyarrow.RecordBatch.from_arrays(plain, names=schema.names))
-            if rows is not None:
-                break
         table = pyarrow.Table.from_batches(batches) if batches else schema.empty_table()
         columns = {}
         for name in table.column_names:

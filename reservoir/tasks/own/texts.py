@@ -29,9 +29,8 @@ class Texts(Arrays):
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the code points of the rows ``lo`` to ``hi``, zero after their ends."""
         codes, _ = codes_of(self._where, self.texts[lo:hi])
-        x = np.zeros((hi - lo, self.shapes["x"][1]), self.dtypes["x"])
-        x[:, : codes.shape[1]] = codes
-        return x
+        end = self.shapes["x"][1] - codes.shape[1]
+        return np.pad(codes, ((0, 0), (0, end))).astype(self.dtypes["x"])
 
 
 def with_letters(where: str, arrays: Arrays) -> Arrays:

@@ -60,10 +60,9 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
     coarse = np.flatnonzero((moved > MAX_ROUNDING * (most - least)) & (most > least))
     if len(coarse):
         c = int(coarse[0])
-        raise InputError(
-            f"{where}: x varies too little for float32 in column {c} (from {least[c]:.15g} to {most[c]:.15g}, "
-            f"rounded by up to {moved[c]:.3g}); subtract an offset from it, such as {least[c]:.6g}"
-        )
+        spread = f"(from {least[c]:.15g} to {most[c]:.15g}, rounded by up to {moved[c]:.3g})"
+        problem = f"{where}: x varies too little for float32 in column {c} {spread}"
+        raise InputError(f"{problem}; subtract an offset from it, such as {least[c]:.6g}")
 
 
 def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
