@@ -110,12 +110,8 @@ def _extracted(heading: str, done: Extraction, computed: tuple[str, str]) -> Ans
 
 def plan(
     task: OwnTask,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Total number of rows; by default all rows of the task.")
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Number of processes or GPUs like this one that will share the work.")
-    ] = 1,
+    rows: Annotated[int | None, typer.Option(min=1, help="Number of rows; by default all rows of the task.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes or GPUs like this one that share the work.")] = 1,
     *,
     given: dict[str, Any],
 ) -> Answer:
