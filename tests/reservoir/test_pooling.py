@@ -12,7 +12,7 @@ from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
 from reservoir.options import ExtractOptions, OwnDataOptions
 from reservoir.plan import resolve
-from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape
+from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape, raw_features
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.own.labels import encode_labels, split_rows
@@ -192,3 +192,17 @@ def test_windows_of_symbols_equal_those_of_one_hot_vectors():
     np.testing.assert_allclose(features[0].numpy(), found["embed/max"][:, 0], atol=1e-4)
     with pytest.raises(InputError, match=r"up to 64 symbols, and task 'letters\.csv' has 300"):
         chosen(SYMBOLS, 5).windowed(replace(SYMBOLS, form=Tokens(300)))
+
+
+def test_the_raw_input_of_a_long_row_takes_memory_for_a_few_rows_only(monkeypatch):
+    def one_hot(x, symbols):
+        asked.append(x.numel() * symbols)
+        return torch.nn.functional.one_hot(x, symbols)
+
+    task, x, lengths = replace(SYMBOLS, max_tokens=9000), np.zeros((400, 9000), np.uint8), np.full(400, 6)
+    x[:, :3], lengths[7], asked = 2, 9000, []
+    monkeypatch.setattr("reservoir.pooling.one_hot", one_hot)
+    found = raw_features(task, None, x, lengths)
+    assert max(asked) <= 2**22
+    each = [raw_features(task, None, x[[row]], lengths[[row]]) for row in range(len(x))]
+    np.testing.assert_array_equal(found, np.concatenate(each))
