@@ -48,8 +48,8 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
         untried.append((raw, fitter))
     if task.classes and not (known and isinstance(fitter, LogisticFitter)):
         untried += _logistic(raw, pool, fitter, fits)
-    tokens = raw.store["train"].rows * task.max_tokens
-    every = math.ceil(max(raw.store["train"].rows / MAX_ROWS, tokens / MAX_TOKENS))
+    lengths = raw.prepared.split("train").lengths[raw.store["train"].index]
+    every = math.ceil(max(len(lengths) / MAX_ROWS, lengths.sum() / MAX_TOKENS))
     fewer = _one_of(every, raw)
     statistics = [replace(fewer, title=name, features=made) for name, made in _statistics(fewer)]
     if statistics and every > 1:
