@@ -67,9 +67,10 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     x, lengths, ids, _ = read_new(tmp_path / "long.csv", source.task)
     for name, row, length in zip(ids, x, lengths, strict=True):
         assert np.array_equal(row[:length], sequences[int(name[1:])])
-    (tmp_path / "long.csv").write_text((tmp_path / "long.csv").read_text().replace("case", "cases"))
-    with pytest.raises(InputError, match=r"no column 'case', which .* to 'case'; did you mean 'cases'"):
-        read_new(tmp_path / "long.csv", source.task)
+    for name, other, hint in (("case", "cases", "; did you mean 'cases'"), ("t", "when", "")):
+        (tmp_path / "new.csv").write_text((tmp_path / "long.csv").read_text().replace(name, other, 1))
+        with pytest.raises(InputError, match=f"no column '{name}', which .* to '{name}'{hint}"):
+            read_new(tmp_path / "new.csv", source.task)
     labels = {text: label for split in all_rows(source).values() for text, label in _labelled(split, sequences)}
     assert labels == {i: i % 2 for i in range(20)}
 

@@ -41,8 +41,9 @@ class TableReader:
         cells: Any = table.frame.pop(name) if name else []
         ids = [str(cell) for cell in cells]
         repeats = len(set(ids)) < len(ids)
-        if self.known.get("long") and self.asked.id and not name:  # all lines would be read as one sequence
-            columns.refuse_column(table, self.asked.id, known=self.known.get("columns", ()))
+        for role, column in (("id", name), ("time", self.roles.time)) if self.known.get("long") else ():
+            if (wanted := getattr(self.asked, role)) and not column:  # lines would be mixed, or in another order
+                columns.refuse_column(table, wanted, known=self.known.get("columns", ()))
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
