@@ -141,6 +141,25 @@ def test_a_folder_of_recordings_with_a_table_of_labels(tmp_path, suffix):
     assert sum(map(len, groups)) == len(set.union(*groups)) == 5
 
 
+def test_recordings_are_read_in_the_order_of_time(tmp_path):
+    values = recordings(tmp_path / "runs")
+    path, labels = tmp_path / "runs" / "004.csv", str(tmp_path / "runs" / "labels.csv")
+    header, *lines = path.read_text().split("\n")
+    path.write_text("\n".join([header, *reversed(lines)]))
+    source = task_named(str(tmp_path / "runs"), labels=labels)
+    assert any(np.array_equal(row, values["004"].astype(np.float32)) for row in stored(source)[0])
+    assert np.array_equal(read_new(path, source.task)[0][0], values["004"])
+    path.write_text("\n".join([header, *lines[1:], *lines]))
+    with pytest.raises(InputError, match=r"in column 'time' repeat and are not in order; sort the rows$"):
+        read_new(path, source.task)
+    with pytest.raises(InputError, match=r"sort the rows, or pass --drop time if they are sorted, or pass --skip-bad"):
+        task_named(str(tmp_path / "runs"), labels=labels).task  # noqa: B018
+    assert len(stored(task_named(str(tmp_path / "runs"), labels=labels, drop="time"))[0]) == 20
+    for flag in ("time", "drop"):
+        with pytest.raises(InputError, match=rf"no column 'tmie' \(--{flag}\) among .*; did you mean 'time'"):
+            task_named(str(tmp_path / "runs"), labels=labels, **{flag: "tmie"}).task  # noqa: B018
+
+
 def test_new_recordings_are_named_by_their_files(tmp_path):
     values = recordings(tmp_path / "runs")
     task = task_named(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task

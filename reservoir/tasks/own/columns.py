@@ -322,6 +322,24 @@ def are_times(column: Any) -> bool:
     return dates_of(column) is not None
 
 
+def times_of(column: Any) -> np.ndarray | None:
+    """Return a column of numbers or ISO 8601 dates as an array that can be sorted, (rows,); None for other cells."""
+    return column.to_numpy() if column.dtype.kind in "iuf" and column.notna().all() else dates_of(column)
+
+
+def in_order(table: Table, name: str, *, new: bool) -> Table:
+    """Return the rows of a recording sorted by a column of times, which may repeat only if they are in order."""
+    times = times_of(table.frame[name])
+    if times is None or not (times[1:] < times[:-1]).any():
+        return table
+    if len(np.unique(times)) < len(times):
+        problem = f"{table.path}: the times in column {name!r} repeat and are not in order"
+        raise InputError(
+            f"{problem}; sort the rows{'' if new else f', or pass --drop {quote(name)} if they are sorted'}"
+        )
+    return table.take(np.argsort(times))
+
+
 def dates_of(column: Any) -> np.ndarray | None:
     """Return texts as UTC times, (rows,), if all are ISO 8601 dates; else None."""
     import pandas as pd

@@ -249,8 +249,10 @@ class TableReader:
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""
-        column = self.table.frame.pop(name)
-        found = column.to_numpy() if column.dtype.kind in "iuf" else columns.dates_of(column)
+        column, bad = self.table.frame.pop(name), self.table.bad
+        for row in np.flatnonzero(column.isna()):
+            bad.add(row, f"an empty cell in column {name!r}", "fill it")
+        found = columns.times_of(column.ffill().bfill())
         if found is None:
             first = str(next(iter(columns.filled(column)), ""))[:40]
             problem = f"{self.table.path}, column {name!r}: times like {first!r} cannot be sorted"
