@@ -44,7 +44,7 @@ def test_all_bad_rows_are_counted_and_five_named_with_their_lines(tmp_path):
     message = str(refused.value)
     assert "8 rows cannot be read: line 5: 'ERR' is not a number in column 'v0'; line 7: 4 cells under 3" in message
     assert "line 9: an empty cell in column 'v0'; line 11: no label in column 'label'; line 13: column 'v0'" in message
-    or_fill = "or pass --missing interpolate or mask for empty cells"
+    or_fill = "or pass --missing interpolate or mask for missing values"
     assert f"; and 3 more; fix these rows, {or_fill}, or pass --skip-bad-rows" in message and "\n" not in message
 
 
@@ -199,9 +199,12 @@ def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     table(tmp_path / "runs" / "004.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
     with pytest.raises(InputError, match=r"004\.csv: line 2: 'ERR' .* column 'u'; fix the cell, or pass"):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
+    table(tmp_path / "runs" / "006.csv", [["", "", 1], [1, "", 3], [2, 3, 4]], "time,u,v")
+    with pytest.raises(InputError, match="or pass --missing interpolate or mask for missing values, or pass --skip"):
+        task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
     path.write_text(path.read_text().replace("005,b", "005,"))
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
-    assert len(stored(source)[0]) == 18
+    assert len(stored(source)[0]) == 17
     assert any("file 005.csv: labels.csv, line 7: no label in column 'class'" in note for note in source.notes())
 
 

@@ -419,6 +419,15 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),
         ({"comment": ["fine"] * ROWS, **WIDE, "label": LABEL}, "'fine' is not a number in column 'comment'; leave"),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),
+        (
+            {"id": SERIES, "ts": DAYS * 4, **LONG},
+            "pass --time ts if the rows are steps in time, or leave the ... --drop ts",
+        ),
+        (
+            {"id": SERIES, "t": ["2024-10-27 02:00"] * 4 * ROWS, **LONG},
+            "two rows at t 2024 ... with their offset from UTC",
+        ),
+        ({"id": SERIES, "t": ["", 1, 2, 3] * ROWS, **LONG}, "an empty cell in column 't'"),
         ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "cannot be sorted; write"),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
     ],

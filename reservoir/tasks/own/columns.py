@@ -404,9 +404,13 @@ def values_of(
             row = int(np.argmax(wrong))
             others = [name] if is_sequences(column) else [other for other in names if is_text(table.frame[other])]
             text = max(others, key=lambda other: table.frame[other].astype(str).str.len().sum(), default=name)
+            dates = dates_of(column) is not None
+            or_time = f"pass --time {quote(name)} if the rows are steps in time, or " if dates else ""
             # Recordings, which are read without --skip-bad-rows, take no --text either.
-            or_else = "" if table.bad.skip is None else f", or pass --text {quote(text)} if the texts are the data"
-            remedy = "write numbers there" if new else f"leave the column out with --drop {quote(name)}{or_else}"
+            no_text = table.bad.skip is None or (dates and text == name)
+            or_else = "" if no_text else f", or pass --text {quote(text)} if the texts are the data"
+            drop = f"{or_time}leave the column out with --drop {quote(name)}{or_else}"
+            remedy = "write numbers there" if new else drop
             problem = f"{table.path}, {table.bad.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}"
             raise InputError(f"{problem}; {remedy}")
         for row in np.flatnonzero(wrong):

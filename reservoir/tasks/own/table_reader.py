@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import columns
 from reservoir.tasks.own.arrays import Arrays, padded
-from reservoir.tasks.own.tables import OR_FILL, BadRows, Table
+from reservoir.tasks.own.tables import OR_FILL, OR_OFFSET, BadRows, Table
 from reservoir.tasks.own.texts import Texts
 
 MAX_NAMES = 256
@@ -224,8 +224,9 @@ class TableReader:
         names = list(table.frame)
         tokens = columns.values_of(table, names, fill=self.fill, new=not self.labelled)
         member, series = pd.factorize(np.array(ids))
+        one_of_them = "keep one of them" + OR_OFFSET * (times.dtype.kind == "M")
         for row in np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated()).tolist():
-            table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
+            table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", one_of_them)
         first = np.unique(member, return_index=True)[1]
         for array, values in self.arrays.items():
             unlike = (values != values[first[member]]).reshape(len(values), -1).any(axis=1)
@@ -238,7 +239,8 @@ class TableReader:
         # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
-            raise InputError(f"{table.path}: every sequence has a line that cannot be read; fix these lines")
+            problem = f"{table.path}: every sequence has a line that cannot be read"
+            raise InputError(f"{problem} ({table.bad.notes()[0]}); fix these lines")
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
