@@ -36,7 +36,7 @@ FILES = {
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind of which it has files."""
 
-MAX_SHOWN = 8
+MAX_SHOWN, MAX_NAMES = 8, 20  # names in a message, and names of columns that replace a missing one
 PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
 
 
@@ -216,7 +216,8 @@ def refuse_column(table: Table, name: str, role: str = "", known: Collection[str
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"
     close = nearest(name, [other for other in names if other not in known])
-    raise InputError(f"{table.path}: no column {name!r}{who} among {names}{remedy}{close}")
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    raise InputError(f"{table.path}: no column {name!r}{who} among {names[:MAX_NAMES]}{more}{remedy}{close}")
 
 
 def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:

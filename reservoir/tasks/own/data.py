@@ -201,7 +201,7 @@ class OwnData(Source):
             return self._lengths
         y, x = self._columns.shapes["y"], self._shape
         # y0, y1 ... of a table are several outputs.
-        if isinstance(self._columns, Pictures) or {"columns", "order"} & self._columns.chosen.keys():
+        if isinstance(self._columns, Pictures) or "columns" in self._columns.chosen:
             return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 

@@ -1,6 +1,5 @@
 """A table as arrays, in three forms: rows of values, whole sequences in cells, or several lines per sequence (long)."""
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -14,10 +13,6 @@ from reservoir.tasks.own import columns
 from reservoir.tasks.own.arrays import Arrays, padded
 from reservoir.tasks.own.tables import OR_FILL, OR_OFFSET, BadRows, Table
 from reservoir.tasks.own.texts import Texts
-
-MAX_NAMES = 256
-"""Up to this number, columns of values are identified by name in new data; beyond it, they are steps of a series, and
-are identified by position."""
 
 MAX_DIGITS = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
@@ -200,13 +195,7 @@ class TableReader:
         names = list(table.frame)
         if not names:
             raise InputError(f"{table.path}: no columns of values; give one column per value of a sequence")
-        # Checksums of the names, in their order and in sorted order.
-        order = [zlib.crc32("\n".join(some).encode()) for some in (names, sorted(names))]
-        before = self.known.get("order", [])
-        if before[1:] == order[1:] and before != order:
-            problem = f"{table.path}: the columns are not in the order that the readout was fitted on"
-            raise InputError(f"{problem}; reorder them")
-        self.chosen |= {"columns": names} if len(names) <= MAX_NAMES else {"order": order}
+        self.chosen["columns"] = names
 
     # ---- several lines per sequence
 
