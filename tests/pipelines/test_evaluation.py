@@ -24,6 +24,7 @@ from reservoir.options import FitOptions
 from reservoir.plan import choose_folds
 from reservoir.readouts.evaluation import compare, evaluate_classes, evaluate_values, r2_interval, reliability
 from reservoir.tasks.own.texts import texts_of
+from tests.tasks.samples import write_csv
 
 SMALL = {"layers": "block01", "pool": "mean"}
 
@@ -291,11 +292,6 @@ def fit_with_baselines(tmp_path, path, **settings):
     features = extract(str(path), cache=tmp_path / "cache", pool="mean", compute="float32", **EMBEDDED, **settings)
     done = fit(features, columns=features.columns, alphas="1e-1:1e3:5", select="valid", out=tmp_path / "fit")
     return features, done, {one.name: one for one in done.baselines}
-
-
-def write_csv(path, rows, header):
-    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
-    return path
 
 
 def stored(features, split):

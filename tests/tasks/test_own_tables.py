@@ -28,8 +28,7 @@ def source_of(path, content, **parameters):
 def all_rows(source):
     """Return the rows of a task by split."""
     (piece,) = source.pieces()
-    splits = source.read(piece)
-    for name, split in splits.items():
+    for name, split in (splits := source.read(piece)).items():
         check_split(source.task, name, split)
     return splits
 
@@ -71,14 +70,11 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
         (tmp_path / "new.csv").write_text((tmp_path / "long.csv").read_text().replace(name, other, 1))
         with pytest.raises(InputError, match=f"no column '{name}', which .* to '{name}'{hint}"):
             read_new(tmp_path / "new.csv", source.task)
-    labels = {text: label for split in all_rows(source).values() for text, label in _labelled(split, sequences)}
-    assert labels == {i: i % 2 for i in range(20)}
-
-
-def _labelled(split, sequences):
-    for x, y, n in zip(split.x, split.y[:, 0, 0], split.lengths, strict=True):
-        (found,) = [i for i, s in enumerate(sequences) if len(s) == n and np.array_equal(s.astype(np.float32), x[:n])]
-        yield found, int(y)
+    number = {sequence.astype(np.float32).tobytes(): i for i, sequence in enumerate(sequences)}
+    for split in all_rows(source).values():
+        for x, y, n in zip(split.x, split.y.ravel(), split.lengths, strict=True):
+            assert number.pop(x[:n].tobytes()) % 2 == y
+    assert not number
 
 
 def test_a_split_that_divides_a_group_is_refused(tmp_path):
@@ -97,8 +93,7 @@ def write_texts(path, words=WORDS, kinds=KINDS):
         lines = (json.dumps({"category": k, "seq": w}) for w, k in zip(words, kinds, strict=True))
         path.write_text("".join(f"{line}\n" for line in lines))
     elif path.suffix in {".csv", ".tsv"}:
-        mark = "," if path.suffix == ".csv" else "\t"
-        path.write_text("".join(f"{a}{mark}{b}\n" for a, b in [("seq", "category"), *zip(words, kinds, strict=True)]))
+        path.write_text(wide({"seq": words, "category": kinds}, "," if path.suffix == ".csv" else "\t"))
     elif path.suffix == ".npz":
         np.savez(path, x=np.array(words), y=np.array(kinds))
     elif path.suffix == ".h5":
@@ -114,8 +109,7 @@ def write_texts(path, words=WORDS, kinds=KINDS):
 @pytest.mark.parametrize("names", [("sequence", "family"), ("seq", "kind"), ("review", "rating")])
 def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
     labels = [KINDS.index(kind) for kind in KINDS] if names[1] == "rating" else KINDS
-    path = tmp_path / "t.csv"
-    path.write_text("".join(f"{a},{b}\n" for a, b in [names, *zip(WORDS, labels, strict=True)]))
+    path = write(tmp_path / "t.csv", dict(zip(names, (WORDS, labels), strict=True)))
     source = task_named(str(path))
     assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
     table = path.read_text().splitlines()
@@ -458,14 +452,10 @@ def in_order(splits, array):
 
 def test_csv_with_a_column_per_value(tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 5)).round(3)
-    lines = ["label,split,a,b,c,d,e"]
-    for row, (values, split) in enumerate(zip(x, SPLITS, strict=True)):
-        cells = [str(v) for v in values]
-        if row == 7:
-            cells[3:] = ["", ""]
-        lines.append(f"{'left' if row % 2 else 'right'},{split},{','.join(cells)}")
-    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n\n")
-    source = task_named(str(tmp_path / "mine.csv"))
+    cells = x.astype(object)
+    cells[7, 3:] = ""
+    columns = {"label": ["right", "left"] * 6, "split": SPLITS} | dict(zip("abcde", cells.T, strict=True))
+    source = source_of(tmp_path / "mine.csv", wide(columns) + "\n")
     splits = all_rows(source)
     assert source.task.form == Vectors(1) and source.task.labels == ("left", "right")
     x[7, 3:] = 0

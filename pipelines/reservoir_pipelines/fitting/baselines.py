@@ -59,7 +59,8 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     found = [max(tried, key=lambda one: one[0].result.merit)]
     found += [(ridge.fit(source), source, ridge) for source in statistics]
     if not task.classes:  # a readout of a constant feature predicts the mean of the training rows
-        mean = replace(raw, title="the mean", features=partial(_ones, task))
+        each = task.readout_tokens if task.each else 1
+        mean = replace(raw, title="the mean", features=lambda x, _: np.ones((len(x), each, 1), np.float32))
         fit = replace(ridge, alphas=np.ones(1), widens=False).fit(mean)
         constant = replace(fit.result, readout="constant", alpha=None)
         found.append((replace(fit, results=(constant,)), mean, ridge))
@@ -140,10 +141,6 @@ def _texts(task: Task, x: np.ndarray, lengths: np.ndarray) -> list[str]:
 
 def _counts(task: Task, vectorizer: Any, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return vectorizer.transform(_texts(task, x, lengths)).toarray().astype(np.float32)
-
-
-def _ones(task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    return np.ones((len(x), task.readout_tokens if task.each else 1, 1), np.float32)
 
 
 def _summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

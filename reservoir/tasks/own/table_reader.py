@@ -58,8 +58,7 @@ class TableReader:
     def _labels_and_groups(self) -> None:
         names = [name for name in self.roles.labels if name in self.table.frame]
         y = [columns.labels_of(self.table, name, self.asked, required=self.labelled) for name in names]
-        for name in names:
-            self.table.frame.pop(name)
+        self.table.frame = self.table.frame.drop(columns=names)
         if y:
             self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
         for array, name in {"split": "split", "groups": self.roles.group}.items():
@@ -205,10 +204,8 @@ class TableReader:
         table, name = self.table, self.roles.id or "id"
         self._labels_and_groups()
         time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
-        if time:
-            self.chosen |= {} if self.asked.time else {"time": time}
+        self.chosen |= {"long": True} | ({"time": time} if time else {})
         times = self._ordered(time) if time else np.arange(len(ids))
-        self.chosen["long"] = True
         self._choose_values()
         names = list(table.frame)
         tokens = columns.values_of(table, names, fill=self.fill, new=not self.labelled)
