@@ -1,6 +1,7 @@
 """The exception for invalid input, with a message that says what to do."""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -23,7 +24,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def first_line(error: Exception) -> str:
     """Return the beginning of an error's message, for use inside another message."""
-    text = str(error).strip()
+    text = re.sub(r" ?<[^<>]* at 0x\w+>", "", str(error)).strip()  # addresses of objects differ from run to run
     return text.splitlines()[0][:160] if text else type(error).__name__
 
 

@@ -23,6 +23,7 @@ POOLINGS = (
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
+RAW_VALUES = 2**22  # values, such as one-hot letters, of the rows whose raw input is computed at a time
 RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because the time of a sweep grows with the cube of the width
 
 
@@ -239,8 +240,8 @@ class RawInput(nn.Module):
         self.form, self.longest = task.form, task.max_tokens
         width = task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim
         # The letters of words have no fixed positions.
-        flat = self.longest * width <= RAW_WIDTH and not are_words(task.alphabet)
-        self.pooling = "tokens" if flat else "segments8"
+        self.size = self.longest * width  # values of a row
+        self.pooling = "tokens" if self.size <= RAW_WIDTH and not are_words(task.alphabet) else "segments8"
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the features of scaled vectors or of symbols, (rows, width) of float32."""
@@ -256,7 +257,10 @@ class RawInput(nn.Module):
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the `RawInput` of stored sequences, (rows, width), or the values of every token if each has a label."""
     raw = RawInput(task)
-    x = as_patches(x) if task.pictures else x
+    if len(x) > (most := max(1, RAW_VALUES // raw.size)):
+        parts = (slice(start, start + most) for start in range(0, len(x), most))
+        return np.concatenate([raw_features(task, scaling, x[part], lengths[part]) for part in parts])
+    x = as_patches(x) if task.pictures else x[:, : lengths.max()]
     x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
     scaled = scaling(x) if scaling else x
     inputs = (torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))

@@ -14,6 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from reservoir import InputError
 from reservoir.tasks import task_named
 from tests.reservoir.models import save_with_tokenizer
+from tests.tasks.samples import write_csv
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "block01"}
 OF = {"A": "H", "G": "C", "V": "E"}
@@ -26,15 +27,10 @@ def proteins(number=60, seed=0):
     return [(row, "".join(OF[row[max(0, place - 1)]] for place in range(len(row)))) for row in rows]
 
 
-def write_csv(path, rows, header="sequence,label"):
-    path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n")
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("each")
-    path = write_csv(folder / "ss.csv", proteins())
+    path = write_csv(folder / "ss.csv", proteins(), "sequence,label")
     features = extract(path, cache=folder / "cache", store="float32", compute="float32", **SMALL)
     return features, fit(features, out=folder / "readout", select="valid", alphas="1:1:1")
 
@@ -118,7 +114,7 @@ def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
 
     folder = save_with_tokenizer("esm", tmp_path / "esm")
     rows = [(one.translate(str.maketrans("AGV", "AGL")), label) for one, label in proteins(30)]
-    path = write_csv(tmp_path / "ss.csv", rows)
+    path = write_csv(tmp_path / "ss.csv", rows, "sequence,label")
     named = {"backbone": str(folder), "compute": "float32", "store": "float32", "cache": tmp_path / "cache"}
     part = extract(path, **named).store["train"]
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
@@ -142,11 +138,11 @@ def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "cache"))
     rows = proteins(20)
     rows[3] = (rows[3][0], rows[3][1][1:])
-    path = write_csv(tmp_path / "short.csv", rows)
+    path = write_csv(tmp_path / "short.csv", rows, "sequence,label")
     assert run(["extract", path]) == 2
     size = len(rows[3][0])
     assert f"line 5: {size - 1} labels for {size} tokens" in capsys.readouterr().err
-    path = write_csv(tmp_path / "whole.csv", proteins(20))
+    path = write_csv(tmp_path / "whole.csv", proteins(20), "sequence,label")
     assert run(["extract", path, "--pool", "mean"]) == 2
     assert "--pool mean: every token has its own label" in capsys.readouterr().err
     with pytest.raises(InputError, match="every token has a label, which train does not support; use extract and fit"):

@@ -213,7 +213,7 @@ def link(path: Path) -> None:
 HOSTILE = {
     "bomb.ppm": (bomb, "pixels"),
     "cut.jpg": (truncated, "not a readable image"),
-    "text.png": (lambda path: path.write_text("hello"), "not a readable image"),
+    "text.png": (lambda path: path.write_text("hello"), "not a readable image (cannot identify image file);"),
     "ps.png": (
         lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
         "not a readable image",

@@ -260,6 +260,9 @@ def test_lengths_that_are_not_one_whole_number_per_row_are_refused(readout, tmp_
 def test_a_single_number_and_values_that_the_model_cannot_hold_are_refused(readout, tmp_path):
     with pytest.raises(InputError, match="x is a single number"):
         answers(readout, tmp_path, x=np.array(1.0))
+    (tmp_path / "new.json").write_text("[]")
+    with pytest.raises(InputError, match=r"files of type '\.json' are not read"):
+        predict(readout, tmp_path / "new.json", device="cpu")
     x = RNG.normal(size=(300, 5, 3))
     x[290, 2] = 1e38
     with pytest.raises(InputError, match=r"new\.npz: the model overflows in row 290"):

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
 from reservoir.options import ExtractOptions, OwnDataOptions
 from reservoir.plan import resolve
-from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape
+from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape, raw_features
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.own.labels import encode_labels, split_rows
@@ -37,21 +38,12 @@ def shares(h, number):
 
 
 PLAIN = {
-    "mean": lambda h: h.mean(0),
-    "std": lambda h: h.std(0),
-    "min": lambda h: h.min(0),
-    "max": lambda h: h.max(0),
+    **{name: partial(getattr(np, name), axis=0) for name in ("mean", "std", "min", "max")},
     "first": lambda h: h[0],
-    "segments1": lambda h: h.mean(0),
-    "segments3": lambda h: stretches(h, 3),
-    "segments8": lambda h: stretches(h, 8),
-    "segments20": lambda h: stretches(h, 20),
-    "quantiles1": lambda h: np.median(h, axis=0),
-    "quantiles4": lambda h: quantiles(h, 4),
-    "quantiles9": lambda h: quantiles(h, 9),
+    **{f"segments{number}": partial(stretches, number=number) for number in (1, 3, 8, 20)},
+    **{f"quantiles{number}": partial(quantiles, number=number) for number in (1, 4, 9)},
     "shares1": lambda h: (h > 0).mean(0),
-    "shares4": lambda h: shares(h, 4),
-    "shares13": lambda h: shares(h, 13),
+    **{f"shares{number}": partial(shares, number=number) for number in (4, 13)},
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
 }
 
@@ -163,9 +155,8 @@ def test_the_model_and_the_exported_model_compute_the_kernels_of_each_window():
     assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="differences")
     columns = ["embed/shares13", "embed/quantiles9", "block01/max"]
     expected = forward(model, None, x, lengths, columns, batch_rows=5)
-    for column, values in zip(
-        columns, Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths)), strict=True
-    ):
+    read = Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths))
+    for column, values in zip(columns, read, strict=True):
         np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)
 
 
@@ -192,3 +183,13 @@ def test_windows_of_symbols_equal_those_of_one_hot_vectors():
     np.testing.assert_allclose(features[0].numpy(), found["embed/max"][:, 0], atol=1e-4)
     with pytest.raises(InputError, match=r"up to 64 symbols, and task 'letters\.csv' has 300"):
         chosen(SYMBOLS, 5).windowed(replace(SYMBOLS, form=Tokens(300)))
+
+
+def test_the_raw_input_of_a_long_row_takes_memory_for_a_few_rows_only(monkeypatch):
+    task, x, lengths = replace(SYMBOLS, max_tokens=9000), np.full((400, 9000), 2, np.uint8), np.full(400, 6)
+    lengths[7], asked, one_hot = 9000, [], torch.nn.functional.one_hot
+    monkeypatch.setattr("reservoir.pooling.one_hot", lambda x, n: asked.append(x.numel() * n) or one_hot(x, n))
+    found = raw_features(task, None, x, lengths)
+    assert max(asked) <= 2**22
+    np.testing.assert_array_equal(found[[7]], raw_features(task, None, x[[7]], lengths[[7]]))
+    assert (np.delete(found, 7, axis=0) == raw_features(task, None, x[:1, :6], lengths[:1])).all()

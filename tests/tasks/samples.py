@@ -1,4 +1,4 @@
-"""Small files in the publishers' formats, made on the spot."""
+"""Small tables, and files in the publishers' formats, made on the spot."""
 
 import gzip
 import pickle
@@ -18,6 +18,11 @@ class Payload:
 
     def __reduce__(self):
         return (Path.touch, (self.path,))
+
+
+def write_csv(path: Path, rows, header: str = "v0,v1,label") -> str:
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return str(path)
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

@@ -7,15 +7,11 @@ from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors, read_new, task_named
+from tests.tasks.samples import write_csv as table
 
 RNG = np.random.default_rng(0)
 ROWS = 40
 KIND = ["a", "b"]
-
-
-def table(path, rows, header="v0,v1,label"):
-    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
-    return str(path)
 
 
 def good_rows():
@@ -44,7 +40,7 @@ def test_all_bad_rows_are_counted_and_five_named_with_their_lines(tmp_path):
     message = str(refused.value)
     assert "8 rows cannot be read: line 5: 'ERR' is not a number in column 'v0'; line 7: 4 cells under 3" in message
     assert "line 9: an empty cell in column 'v0'; line 11: no label in column 'label'; line 13: column 'v0'" in message
-    or_fill = "or pass --missing interpolate or mask for empty cells"
+    or_fill = "or pass --missing interpolate or mask for missing values"
     assert f"; and 3 more; fix these rows, {or_fill}, or pass --skip-bad-rows" in message and "\n" not in message
 
 
@@ -57,6 +53,8 @@ def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
     for asked in ({}, {"regression": True}):
         source = task_named(path, skip_bad_rows=True, **asked)
         assert source.task.classes == 0 and len(stored(source)[0]) == ROWS - 2
+    with pytest.raises(InputError, match="'fine' is not a number in column 'v1'; leave the column out with --drop v1"):
+        stored(task_named(table(tmp_path / "w.csv", [[n % 7, "fine", n % 2] for n in range(ROWS)]), skip_bad_rows=True))
 
 
 def test_new_rows_are_never_skipped(tmp_path):
@@ -64,12 +62,6 @@ def test_new_rows_are_never_skipped(tmp_path):
     table(tmp_path / "new.csv", [[1, 2], ["ERR", 3]], "v0,v1")
     with pytest.raises(InputError, match=r"line 3: 'ERR' is not a number in column 'v0'; fix the cell$"):
         read_new(tmp_path / "new.csv", task)
-
-
-def test_a_column_of_words_is_not_a_column_of_bad_cells(tmp_path):
-    rows = [[row[0], "fine", row[2]] for row in good_rows()]
-    with pytest.raises(InputError, match="'fine' is not a number in column 'v1'; leave the column out with --drop v1"):
-        task_named(table(tmp_path / "t.csv", rows), skip_bad_rows=True).task  # noqa: B018
 
 
 def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
@@ -140,6 +132,21 @@ def test_a_folder_of_recordings_with_a_table_of_labels(tmp_path, suffix):
     assert sum(map(len, groups)) == len(set.union(*groups)) == 5
 
 
+def test_recordings_are_read_in_the_order_of_time(tmp_path):
+    values, path = recordings(tmp_path / "runs"), tmp_path / "runs" / "004.csv"
+    given, (header, *lines) = (str(tmp_path / "runs"), "labels.csv"), path.read_text().split("\n")
+    path.write_text("\n".join([header, *reversed(lines)]))
+    source = task_named(given[0], labels=given[1])
+    assert any(np.array_equal(row, values["004"].astype(np.float32)) for row in stored(source)[0])
+    path.write_text("\n".join([header, *lines[1:], *lines]))
+    with pytest.raises(InputError, match=r"the times in 'time' repeat and are not in order; sort the rows$"):
+        read_new(path, source.task)
+    for asked, message in ({}, "or pass --drop time if they"), ({"time": "tmie"}, "did you mean 'time'"):
+        with pytest.raises(InputError, match=message):
+            task_named(given[0], labels=given[1], **asked).task  # noqa: B018
+    assert len(stored(task_named(given[0], labels=given[1], drop="time"))[0]) == 20
+
+
 def test_new_recordings_are_named_by_their_files(tmp_path):
     values = recordings(tmp_path / "runs")
     task = task_named(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task
@@ -179,9 +186,12 @@ def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     table(tmp_path / "runs" / "004.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
     with pytest.raises(InputError, match=r"004\.csv: line 2: 'ERR' .* column 'u'; fix the cell, or pass"):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
+    table(tmp_path / "runs" / "006.csv", [["", "", 1], [1, "", 3], [2, 3, 4]], "time,u,v")
+    with pytest.raises(InputError, match="or pass --missing interpolate or mask for missing values, or pass --skip"):
+        task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
     path.write_text(path.read_text().replace("005,b", "005,"))
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
-    assert len(stored(source)[0]) == 18
+    assert len(stored(source)[0]) == 17
     assert any("file 005.csv: labels.csv, line 7: no label in column 'class'" in note for note in source.notes())
 
 
@@ -191,22 +201,16 @@ def fasta(path, header):
     return str(path)
 
 
-def test_groups_of_fasta_come_from_the_header(tmp_path):
+def test_groups_of_fasta_come_from_the_header_or_a_table(tmp_path):
     path = fasta(tmp_path / "t.fasta", lambda n: f"r{n} org=o{n // 4} {KIND[n % 2]}")
-    source = task_named(path, group=r"org=(\w+)")
-    groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
-    assert sum(map(len, groups)) == len(set.union(*groups)) == 10
+    rows = [[f"r{n}", KIND[n % 2], n // 4] for n in [*range(ROWS), 3]]
+    labels = table(tmp_path / "labels.csv", rows, "name,class,family")
+    for asked in {"group": r"org=(\w+)"}, {"labels": labels, "group": "family"}:
+        source = task_named(path, **asked)
+        groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
+        assert sum(map(len, groups)) == len(set.union(*groups)) == 10 and source.task.labels == ("a", "b")
     with pytest.raises(InputError, match=r"line 1: the header .* does not match --group"):
         task_named(path, group=r"chr=(\w+)").task  # noqa: B018
-
-
-def test_labels_and_groups_of_fasta_come_from_a_table(tmp_path):
-    path = fasta(tmp_path / "t.fasta", lambda n: f"r{n} whatever")
-    table(tmp_path / "labels.csv", [[f"r{n}", KIND[n % 2], n // 4] for n in [*range(ROWS), 3]], "name,class,family")
-    source = task_named(path, labels=str(tmp_path / "labels.csv"), group="family")
-    assert source.task.labels == ("a", "b")
-    groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
-    assert sum(map(len, groups)) == len(set.union(*groups)) == 10
 
 
 def test_a_column_of_existing_paths_is_read_as_files(tmp_path):

@@ -27,8 +27,8 @@ def source_of(path, content, **parameters):
 
 def all_rows(source):
     """Return the rows of a task by split."""
-    splits = source.read(*source.pieces())
-    for name, split in splits.items():
+    (piece,) = source.pieces()
+    for name, split in (splits := source.read(piece)).items():
         check_split(source.task, name, split)
     return splits
 
@@ -66,12 +66,15 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     x, lengths, ids, _, _ = read_new(tmp_path / "long.csv", source.task)
     for name, row, length in zip(ids, x, lengths, strict=True):
         assert np.array_equal(row[:length], sequences[int(name[1:])])
-    (tmp_path / "long.csv").write_text((tmp_path / "long.csv").read_text().replace("case", "cases"))
-    with pytest.raises(InputError, match=r"no column 'case', which .* to 'case'; did you mean 'cases'"):
-        read_new(tmp_path / "long.csv", source.task)
-    splits = all_rows(source).values()
-    labels = {x[0, 0].item(): y.item() for split in splits for x, y in zip(split.x, split.y, strict=True)}
-    assert labels == {np.float32(one[0, 0]).item(): i % 2 for i, one in enumerate(sequences)}
+    for name, other, hint in (("case", "cases", "; did you mean 'cases'"), ("t", "when", "")):
+        (tmp_path / "new.csv").write_text((tmp_path / "long.csv").read_text().replace(name, other, 1))
+        with pytest.raises(InputError, match=f"no column '{name}', which .* to '{name}'{hint}"):
+            read_new(tmp_path / "new.csv", source.task)
+    number = {sequence.astype(np.float32).tobytes(): i for i, sequence in enumerate(sequences)}
+    for split in all_rows(source).values():
+        for x, y, n in zip(split.x, split.y.ravel(), split.lengths, strict=True):
+            assert number.pop(x[:n].tobytes()) % 2 == y
+    assert not number
 
 
 def test_a_split_that_divides_a_group_is_refused(tmp_path):
@@ -90,8 +93,7 @@ def write_texts(path, words=WORDS, kinds=KINDS):
         lines = (json.dumps({"category": k, "seq": w}) for w, k in zip(words, kinds, strict=True))
         path.write_text("".join(f"{line}\n" for line in lines))
     elif path.suffix in {".csv", ".tsv"}:
-        mark = "," if path.suffix == ".csv" else "\t"
-        path.write_text("".join(f"{a}{mark}{b}\n" for a, b in [("seq", "category"), *zip(words, kinds, strict=True)]))
+        path.write_text(wide({"seq": words, "category": kinds}, "," if path.suffix == ".csv" else "\t"))
     elif path.suffix == ".npz":
         np.savez(path, x=np.array(words), y=np.array(kinds))
     elif path.suffix == ".h5":
@@ -107,8 +109,8 @@ def write_texts(path, words=WORDS, kinds=KINDS):
 @pytest.mark.parametrize("names", [("sequence", "family"), ("seq", "kind"), ("review", "rating")])
 def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
     labels = [KINDS.index(kind) for kind in KINDS] if names[1] == "rating" else KINDS
-    path = tmp_path / "t.csv"
-    source = source_of(path, "".join(f"{a},{b}\n" for a, b in [names, *zip(WORDS, labels, strict=True)]))
+    path = write(tmp_path / "t.csv", dict(zip(names, (WORDS, labels), strict=True)))
+    source = task_named(str(path))
     assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
     table = path.read_text().splitlines()
     path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(table)))
@@ -324,6 +326,18 @@ def test_a_last_column_that_is_not_there_is_missing(tmp_path):
     assert read_new(new, task_named(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
 
 
+def test_hundreds_of_columns_are_found_by_name(tmp_path):
+    values = RNG.normal(size=(ROWS, 300))
+    cells = {f"{900 + place}.5": column for place, column in enumerate(values.T)}
+    task = task_named(str(write(tmp_path / "t.csv", {**cells, "label": LABEL}))).task
+    new = write(
+        tmp_path / "new.csv", {"batch": VALUES[:, 0], **dict(reversed(cells.items())), "humidity": VALUES[:, 1]}
+    )
+    assert np.array_equal(read_new(new, task)[0].reshape(ROWS, 300), values)
+    with pytest.raises(InputError, match=r"no column '907.5', which .*'920.5'\] and 279 more; rename the column"):
+        read_new(write(tmp_path / "new.csv", {name: cells[name] for name in cells if name != "907.5"}), task)
+
+
 def fill_class_folder(folder: Path, kind: str, rows: int = 4):
     """Write files of two classes into a folder, and hidden files as other programs leave them."""
     for name in ("Vögel", "große Hunde"):
@@ -429,6 +443,15 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),
         ({"comment": ["fine"] * ROWS, **WIDE, "label": LABEL}, "'fine' is not a number in column 'comment'; leave"),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),
+        (
+            {"id": SERIES, "ts": DAYS * 4, **LONG},
+            "pass --time ts if the rows are steps in time, or leave the ... --drop ts",
+        ),
+        (
+            {"id": SERIES, "t": ["2024-10-27 02:00"] * 4 * ROWS, **LONG},
+            "two rows at t 2024 ... with their offset from UTC",
+        ),
+        ({"id": SERIES, "t": ["", 1, 2, 3] * ROWS, **LONG}, "an empty cell in column 't'"),
         ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "cannot be sorted; write"),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
     ],
@@ -447,9 +470,9 @@ def in_order(splits, array):
 
 def test_csv_with_a_column_per_value(tmp_path):
     x = np.random.default_rng(0).normal(size=(12, 5)).round(3)
-    cells = x.astype(str)
+    cells = x.astype(object)
     cells[7, 3:] = ""
-    columns = {"label": ["right", "left"] * 6, "split": SPLITS, **dict(zip("abcde", cells.T, strict=True))}
+    columns = {"label": ["right", "left"] * 6, "split": SPLITS} | dict(zip("abcde", cells.T, strict=True))
     source = source_of(tmp_path / "mine.csv", wide(columns) + "\n")
     splits = all_rows(source)
     assert source.task.form == Vectors(1) and source.task.labels == ("left", "right")

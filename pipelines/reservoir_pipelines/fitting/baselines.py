@@ -48,8 +48,8 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
         untried.append((raw, fitter))
     if task.classes and not (known and isinstance(fitter, LogisticFitter)):
         untried += _logistic(raw, pool, fitter, fits)
-    tokens = raw.store["train"].rows * task.max_tokens
-    every = math.ceil(max(raw.store["train"].rows / MAX_ROWS, tokens / MAX_TOKENS))
+    lengths = raw.prepared.split("train").lengths[raw.store["train"].index]
+    every = math.ceil(max(len(lengths) / MAX_ROWS, lengths.sum() / MAX_TOKENS))
     fewer = _one_of(every, raw)
     statistics = [replace(fewer, title=name, features=made) for name, made in _statistics(fewer)]
     if statistics and every > 1:
@@ -59,7 +59,8 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     found = [max(tried, key=lambda one: one[0].result.merit)]
     found += [(ridge.fit(source), source, ridge) for source in statistics]
     if not task.classes:  # a readout of a constant feature predicts the mean of the training rows
-        mean = replace(raw, title="the mean", features=partial(_ones, task))
+        each = task.readout_tokens if task.each else 1
+        mean = replace(raw, title="the mean", features=lambda x, _: np.ones((len(x), each, 1), np.float32))
         fit = replace(ridge, alphas=np.ones(1), widens=False).fit(mean)
         constant = replace(fit.result, readout="constant", alpha=None)
         found.append((replace(fit, results=(constant,)), mean, ridge))
@@ -140,10 +141,6 @@ def _texts(task: Task, x: np.ndarray, lengths: np.ndarray) -> list[str]:
 
 def _counts(task: Task, vectorizer: Any, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return vectorizer.transform(_texts(task, x, lengths)).toarray().astype(np.float32)
-
-
-def _ones(task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    return np.ones((len(x), task.readout_tokens if task.each else 1, 1), np.float32)
 
 
 def _summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -39,8 +39,7 @@ PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
 RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
 RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
 RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
-RAW_BYTES = 2**27  # largest raw input of a split that is kept in memory
-MEMORY_BYTES = 2**28  # size of features that cross-validation keeps in memory
+MEMORY_BYTES = 2**28  # largest size of features, or of the raw input of a split, that a fit keeps in memory
 
 
 class Source(ABC):
@@ -139,7 +138,7 @@ class RawSource(Source):
     title: str = RAW
     features: InputFeatures | None = None
     some: SomeRows | None = field(default=None, compare=False)
-    _memory: dict[str, list[tuple[np.ndarray, np.ndarray]]] = field(init=False, default_factory=dict, compare=False)
+    _memory: dict[str, Iterable[Any]] = field(init=False, default_factory=dict, compare=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -152,21 +151,17 @@ class RawSource(Source):
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
-        if split in self._memory:
-            yield from self._memory[split]
-            return
+        if split not in self._memory:
+            self._memory[split] = in_memory_if_small(RereadableBlocks(self._computed, (split,)))
+        yield from self._memory[split]
+
+    def _computed(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         features = self.features or partial(raw_features, self.prepared.task, self.prepared.scaling)
-        labels, start, size = self.store[split].labels[self.kept(split)], 0, 0
-        blocks: list[tuple[np.ndarray, np.ndarray]] = []
+        labels, start = self.store[split].labels[self.kept(split)], 0
         for x, lengths in self.rows(split):
             found = features(x, lengths)
-            block = samples(found if found.ndim == 3 else found[:, None], labels[start : start + len(x)])
-            start, size = start + len(x), size + block[0].nbytes
-            if size <= RAW_BYTES:
-                blocks.append(block)
-            yield block
-        if size <= RAW_BYTES:  # every readout reads the blocks again
-            self._memory[split] = blocks
+            yield samples(found if found.ndim == 3 else found[:, None], labels[start : start + len(x)])
+            start += len(x)
 
     def rows(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
@@ -204,10 +199,9 @@ class JoinedSource(Source):
         """Yield blocks of samples that end where a shard of any part ends."""
         streams = [part.blocks(split) for part in self.parts]
         while True:
-            blocks = [next(stream, None) for stream in streams]
-            if all(block is None for block in blocks):
+            found = [block for stream in streams if (block := next(stream, None)) is not None]
+            if not found:
                 return
-            found = [block for block in blocks if block is not None]
             rows = min(len(x) for x, _ in found)
             y = found[0][1][:rows]
             if len(found) < len(streams) or any(not np.array_equal(other[:rows], y) for _, other in found):
@@ -250,14 +244,12 @@ class Pool:
         given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
         if not given:
             raise InputError("fit: give at least one entry")
-        opened = [one.store if isinstance(one, Extraction) else one for one in given]
-        for one in opened:
-            if not isinstance(one, FeatureStore) and Path(require_path(one, "fit: features")).is_file():
+        stores = []
+        for one in (one.store if isinstance(one, Extraction) else one for one in given):
+            path = Path() if isinstance(one, FeatureStore) else Path(require_path(one, "fit: features"))
+            if path.is_file():
                 raise InputError(f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))")
-        stores = tuple(
-            one if isinstance(one, FeatureStore) else FeatureStore(Path(require_path(one, "fit: features")))
-            for one in opened
-        )
+            stores.append(one if isinstance(one, FeatureStore) else FeatureStore(path))
         for store in stores:
             if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
                 name = store.entry.path.name
@@ -267,7 +259,7 @@ class Pool:
             if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
                 names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
                 raise InputError(f"{names} hold different rows; extract both from the same data with the same limit")
-        return cls(stores)
+        return cls(tuple(stores))
 
     @property
     def store(self) -> FeatureStore:
@@ -468,7 +460,7 @@ def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], fold
 
 
 def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
-    """Return the blocks of a stream as a list if they fit `MEMORY_BYTES`, because cross-validation reads them often."""
+    """Return the blocks of a stream as a list if they fit `MEMORY_BYTES`, because a fit reads them often."""
     blocks, size = [], 0
     for block in stream:
         size += block[0].nbytes

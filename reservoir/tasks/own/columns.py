@@ -37,7 +37,7 @@ FILES = {
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind of which it has files."""
 
-MAX_SHOWN = 8
+MAX_SHOWN, MAX_NAMES = 8, 20  # names in a message, and names of columns that replace a missing one
 PEEKED = 5  # number of first rows that must all name files of one kind if a column holds paths
 
 
@@ -155,7 +155,7 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
     for name in [name for name in SEQUENCES if name in rest and name not in values]:
         if len(rest) == 1 or not is_number(frame[name]):  # else x is one value of several, as in x, y, z
             return name
-    paths = [name for name in rest if names_files(table, name)]
+    paths = [name for name in rest if names_files(table.path.parent, filled(frame[name]))]
     if len(paths) == 1:
         roles.chosen["text"] = paths[0]
         return paths[0]
@@ -218,7 +218,8 @@ def require_column(table: Table, name: str | None, role: str = "", known: Collec
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"
     close = nearest(name, [other for other in names if other not in known])
-    raise InputError(f"{table.path}: no column {name!r}{who} among {names}{remedy}{close}")
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    raise InputError(f"{table.path}: no column {name!r}{who} among {names[:MAX_NAMES]}{more}{remedy}{close}")
 
 
 def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
@@ -252,13 +253,13 @@ def with_slashes(name: str) -> Path:
     return Path(name.strip().replace("\\", "/"))
 
 
-def names_files(table: Table, name: str) -> str:
-    """Return the kind of files that a column names, by the suffixes of its first cells; "" if no such file exists."""
-    cells = list(filled(table.frame[name])[:PEEKED])
+def names_files(folder: Path, cells: Any) -> str:
+    """Return the kind of files that the first cells name, by their suffixes; "" if no such file is in the folder."""
+    cells = list(cells[:PEEKED])
     if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
         return ""
     kind = files_kind(cell.strip() for cell in cells)
-    return kind if kind and any((table.path.parent / with_slashes(cell)).is_file() for cell in cells) else ""
+    return kind if kind and any((folder / with_slashes(cell)).is_file() for cell in cells) else ""
 
 
 def named_kind(path: Path) -> str:
@@ -266,7 +267,8 @@ def named_kind(path: Path) -> str:
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return ""
     table = read_table(path, rows=PEEKED)
-    return next((kind for name in table.frame if (kind := names_files(table, name))), "")
+    columns = (filled(table.frame[name]) for name in table.frame)
+    return next(filter(None, (names_files(path.parent, column) for column in columns)), "")
 
 
 def filled(column: Any) -> Any:
@@ -321,17 +323,30 @@ def are_times(column: Any) -> bool:
     """Return whether cells are dates, or strictly increasing numbers."""
     if column.dtype.kind in "iuf":
         return len(column) >= MIN_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
-    return dates_of(column) is not None
+    return times_of(column) is not None
 
 
-def dates_of(column: Any) -> np.ndarray | None:
-    """Return texts as UTC times, (rows,), if all are ISO 8601 dates; else None."""
+def times_of(column: Any) -> np.ndarray | None:
+    """Return numbers, or ISO 8601 dates in UTC, as an array that can be sorted, (rows,); None for other cells."""
     import pandas as pd
 
+    if column.dtype.kind in "iuf":
+        return column.to_numpy() if column.notna().all() else None
     if not all(isinstance(cell, str) and "-" in cell for cell in column):
         return None
     found = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
     return None if found.isna().any() else found.dt.tz_localize(None).to_numpy()
+
+
+def in_order(table: Table, name: str, *, new: bool) -> Table:
+    """Return the rows of a recording sorted by a column of times, which may repeat only if they are in order."""
+    times = times_of(table.frame[name])
+    if times is None or not (times[1:] < times[:-1]).any():
+        return table
+    if len(np.unique(times)) < len(times):
+        or_drop = "" if new else f", or pass --drop {quote(name)} if they are sorted"
+        raise InputError(f"{table.path}: the times in {name!r} repeat and are not in order; sort the rows{or_drop}")
+    return table.take(np.argsort(times).tolist())
 
 
 def as_numbers(cell: str) -> np.ndarray | None:
@@ -382,11 +397,14 @@ def values_of(
             row = int(np.argmax(wrong))
             others = [name] if is_sequences(column) else [other for other in names if is_text(table.frame[other])]
             text = max(others, key=lambda other: table.frame[other].astype(str).str.len().sum(), default=name)
+            dates = times_of(column) is not None
+            or_time = f"pass --time {quote(name)} if the rows are steps in time, or " if dates else ""
             # Recordings, which are read without --skip-bad-rows, take no --text either.
-            or_else = "" if table.bad.skip is None else f", or pass --text {quote(text)} if the texts are the data"
-            remedy = "write numbers there" if new else f"leave the column out with --drop {quote(name)}{or_else}"
+            no_text = table.bad.skip is None or (dates and text == name)
+            or_else = "" if no_text else f", or pass --text {quote(text)} if the texts are the data"
+            drop = f"{or_time}leave the column out with --drop {quote(name)}{or_else}"
             problem = f"{table.path}, {table.bad.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}"
-            raise InputError(f"{problem}; {remedy}")
+            raise InputError(f"{problem}; {'write numbers there' if new else drop}")
         for row in np.flatnonzero(wrong):
             table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}", "fix the cell")
         columns.append(numbers.to_numpy(np.float64))

@@ -13,11 +13,10 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.columns import named_kind
-from reservoir.tasks.own.files import SUFFIXES, open_arrays, source_files
-from reservoir.tasks.own.folders import media_files
+from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.labels import MAX_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
-from reservoir.tasks.own.pictures import SIDE, Pictures, objects
+from reservoir.tasks.own.pictures import SIDE, Pictures
 from reservoir.tasks.own.tables import OR_FILL
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
@@ -201,7 +200,7 @@ class OwnData(Source):
             return self._lengths
         y, x = self._columns.shapes["y"], self._shape
         # y0, y1 ... of a table are several outputs.
-        if isinstance(self._columns, Pictures) or {"columns", "order"} & self._columns.chosen.keys():
+        if isinstance(self._columns, Pictures) or "columns" in self._columns.chosen:
             return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 
@@ -257,7 +256,7 @@ class OwnData(Source):
 
 def read_new(path: Path, task: Task) -> tuple[np.ndarray, MaybeArray, list[str] | None, MaybeArray, MaybeArray]:
     """Return the sequences of a file (for images, paths), and lengths, names, labels and groups (None if absent)."""
-    if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
+    if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file():
         return read_idx(path, (28, 28)), None, None, None, None
     names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
     asked = {name: value for name, value in task.parameters.items() if name in names}
@@ -274,7 +273,7 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, MaybeArray, list[str] 
     if bool(task.pictures) != pictures:
         found, wanted = ("images", "other data") if pictures else ("no images", "images")
         raise InputError(f"{path}: holds {found}, but the readout needs {wanted}; give the same kind of data")
-    x = objects(columns.files) if pictures else columns.read("x", 0, rows)
+    x = np.array(columns.files, object) if pictures else columns.read("x", 0, rows)
     given = ("lengths", "ids", "y", "groups")
     lengths, ids, y, groups = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given)
     ids = None if ids is None else [str(name) for name in ids]

@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
 from reservoir.tasks.own.arrays import Arrays, read_npz
-from reservoir.tasks.own.columns import FILES, PEEKED, files_kind, named_kind, text_columns, with_slashes
+from reservoir.tasks.own.columns import FILES, named_kind, names_files, text_columns, with_slashes
 from reservoir.tasks.own.folders import check_inside, folder_arrays, labels_from_table, media_arrays, media_files
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import hub_arrays, is_hub
@@ -177,10 +177,8 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     table = tables.read_table(path, text_columns(asked), asked.decimal)
     table.bad.skip = asked.skip_bad_rows if known is None else None
     arrays = TableReader(table, asked, known).arrays_of_table()
-    peeked = arrays.texts[:PEEKED] if isinstance(arrays, Texts) else []
-    if not files_kind(peeked) or not any((path.parent / with_slashes(name)).is_file() for name in peeked):
+    if not isinstance(arrays, Texts) or not names_files(path.parent, arrays.texts):
         return arrays
-    assert isinstance(arrays, Texts)
     bad = table.take(np.flatnonzero(table.bad.kept()).tolist()).bad
     files = [path.parent / with_slashes(name) for name in arrays.texts]
     for row, file in enumerate(files):  # nothing outside the folder is read

@@ -151,16 +151,22 @@ def _recordings(
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
-        table = read_table(file, decimal=asked.decimal)
+        table, drop = read_table(file, decimal=asked.decimal), columns.separated(asked.drop)
+        times = [asked.time] if asked.time else []
+        for role, wanted in {"time": times, "drop": [] if names else drop}.items():
+            for name in wanted:
+                columns.require_column(table, name, "" if new else role)
+        times += [name for name in table.frame if name.lower() in columns.TIMES and name not in drop]
+        table = columns.in_order(table, times[0], new=new) if times else table
         frame, channels = table.frame, names
         commas.update(dict.fromkeys(table.commas))
         if not channels:
-            dropped = {*columns.separated(asked.drop), asked.time}
-            dropped |= {name for name in frame if name.lower() in columns.TIMES}  # rows are in the order of time
+            dropped = {*drop, *times}
             dropped |= {name for name in frame if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])}
             channels = [name for name in frame if name not in dropped]
         if missing := [name for name in channels if name not in frame]:
-            raise InputError(f"{file}: no column {missing[0]!r} among {list(frame)}, unlike the first file; add it")
+            problem = f"{file}: no column {missing[0]!r} among {list(frame)}"
+            raise InputError(f"{problem}; give the same columns as in the other recordings")
         if not channels or not len(frame):
             raise InputError(f"{file}: no values; give a column per channel and a row per step")
         values = columns.values_of(table, channels, fill=asked.missing != "refuse", new=new)

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,19 +46,11 @@ class Pictures(Arrays):
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the files of the rows ``lo`` to ``hi``, (rows,) of arrays."""
         try:
-            return objects([_stored_bytes(file) for file in self.files[lo:hi]])
+            return np.fromiter(map(_stored_bytes, self.files[lo:hi]), object)
         except InputError:
             self._bad.read_files(self._all_files, _check)  # so that the error counts all unreadable files
             self._bad.kept()
             raise
-
-
-def objects(values: Sequence[Any]) -> np.ndarray:
-    """Return values, which may be arrays, as an array (rows,) of objects."""
-    found = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        found[row] = value
-    return found
 
 
 def check_pillow() -> None:

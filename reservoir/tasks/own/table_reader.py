@@ -1,6 +1,5 @@
 """A table as arrays, in three forms: rows of values, whole sequences in cells, or several lines per sequence (long)."""
 
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -12,12 +11,8 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import columns
 from reservoir.tasks.own.arrays import Arrays, padded
-from reservoir.tasks.own.tables import OR_FILL, BadRows, Table
+from reservoir.tasks.own.tables import OR_FILL, OR_OFFSET, BadRows, Table
 from reservoir.tasks.own.texts import Texts
-
-MAX_NAMES = 256
-"""Up to this number, columns of values are identified by name in new data; beyond it, they are steps of a series, and
-are identified by position."""
 
 MAX_DIGITS = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
@@ -40,8 +35,9 @@ class TableReader:
         cells: Any = table.frame.pop(name) if name else []
         ids = [str(cell) for cell in cells]
         repeats = len(set(ids)) < len(ids)
-        if self.known.get("long") and self.asked.id and not name:  # all lines would be read as one sequence
-            columns.require_column(table, self.asked.id, known=self.known.get("columns", ()))
+        for role, column in (("id", name), ("time", self.roles.time)) if self.known.get("long") else ():
+            if not column:  # lines would be mixed, or in another order
+                columns.require_column(table, getattr(self.asked, role), known=self.known.get("columns", ()))
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
@@ -191,13 +187,7 @@ class TableReader:
         names = list(table.frame)
         if not names:
             raise InputError(f"{table.path}: no columns of values; give one column per value of a sequence")
-        # Checksums of the names, in their order and in sorted order.
-        order = [zlib.crc32("\n".join(some).encode()) for some in (names, sorted(names))]
-        before = self.known.get("order", [])
-        if before[1:] == order[1:] and before != order:
-            problem = f"{table.path}: the columns are not in the order that the readout was fitted on"
-            raise InputError(f"{problem}; reorder them")
-        self.chosen |= {"columns": names} if len(names) <= MAX_NAMES else {"order": order}
+        self.chosen["columns"] = names
 
     def _long(self, ids: Sequence[str]) -> None:
         import pandas as pd
@@ -205,16 +195,15 @@ class TableReader:
         table, name = self.table, self.roles.id or "id"
         self._labels_and_groups()
         time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
-        if time:
-            self.chosen |= {} if self.asked.time else {"time": time}
+        self.chosen |= {"long": True} | ({"time": time} if time else {})
         times = self._ordered(time) if time else np.arange(len(ids))
-        self.chosen["long"] = True
         self._choose_values()
         names = list(table.frame)
         tokens = columns.values_of(table, names, fill=self.fill, new=not self.labelled)
         member, series = pd.factorize(np.array(ids))
+        one_of_them = "keep one of them" + OR_OFFSET * (times.dtype.kind == "M")
         for row in np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated()).tolist():
-            table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
+            table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", one_of_them)
         first = np.unique(member, return_index=True)[1]
         for array, values in self.arrays.items():
             unlike = (values != values[first[member]]).reshape(len(values), -1).any(axis=1)
@@ -227,7 +216,8 @@ class TableReader:
         # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
-            raise InputError(f"{table.path}: every sequence has a line that cannot be read; fix these lines")
+            problem = f"{table.path}: every sequence has a line that cannot be read"
+            raise InputError(f"{problem} ({table.bad.notes()[0]}); fix these lines")
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
@@ -238,8 +228,10 @@ class TableReader:
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""
-        column = self.table.frame.pop(name)
-        found = column.to_numpy() if column.dtype.kind in "iuf" else columns.dates_of(column)
+        column, bad = self.table.frame.pop(name), self.table.bad
+        for row in np.flatnonzero(column.isna()):
+            bad.add(row, f"an empty cell in column {name!r}", "fill it")
+        found = columns.times_of(column.ffill().bfill())
         if found is None:
             first = str(next(iter(columns.filled(column)), ""))[:40]
             problem = f"{self.table.path}, column {name!r}: times like {first!r} cannot be sorted"

@@ -17,7 +17,8 @@ from reservoir.tasks.own.arrays import check_expansion
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
 MAX_NAMED = 5
-OR_FILL = ", or pass --missing interpolate or mask"  # remedy of empty cells, after another
+OR_FILL = ", or pass --missing interpolate or mask for missing values"  # ends the remedy of an empty cell
+OR_OFFSET = ", or write times with their offset from UTC, such as 2024-10-27T02:00+01:00"  # an hour repeats in autumn
 MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
 DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
@@ -56,9 +57,10 @@ class BadRows:
             or_skip = "" if self.skip is None or bad == rows > 1 else ", or pass --skip-bad-rows"
             if bad > 1:
                 count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-                empty = any(remedy.endswith(OR_FILL) for _, remedy in self.reasons.values())
-                or_fill = f"{OR_FILL} for empty cells" if empty else ""
-                raise InputError(f"{self.where}: {count} be read: {self._named()}; fix these rows{or_fill}{or_skip}")
+                remedies = {remedy for _, remedy in self.reasons.values()}
+                ways = [way for way in (OR_FILL, OR_OFFSET) if any(way in remedy for remedy in remedies)]
+                fix = remedies.pop() if bad == rows and len(remedies) == 1 else "fix these rows" + "".join(ways)
+                raise InputError(f"{self.where}: {count} be read: {self._named()}; {fix}{or_skip}")
             ((row, (reason, remedy)),) = self.reasons.items()
             raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}{or_skip}")
         return ~np.isin(np.arange(rows), list(self.reasons))
