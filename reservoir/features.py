@@ -13,7 +13,7 @@ from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.own.pictures import as_patches
+from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 

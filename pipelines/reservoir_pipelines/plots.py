@@ -63,7 +63,7 @@ def own_style() -> Iterator[None]:
         yield
 
 
-def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
+def saved_plot(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
     """Decorate a function that saves a plot: use `own_style`, and warn instead of raising if it fails."""
 
     @wraps(draw)
@@ -79,7 +79,7 @@ def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[
     return draw_or_warn
 
 
-def page_picture(size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> str:
+def page_plot(size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> str:
     """Return the data URI of an SVG image by ``draw(axes, ...)`` with a size in inches; empty if drawing fails."""
     # Inside an image, no text of the SVG can run code or load anything.
     buffer = io.BytesIO()
@@ -122,7 +122,7 @@ def save(figure: Figure, path: Path) -> None:
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
 
-@picture
+@saved_plot
 def plot(path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any) -> None:
     """Save the output of ``draw(axes, ...)`` with a size in inches and a title."""
     figure = figure_of(*size, title)
@@ -174,7 +174,7 @@ def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str, best: 
     style(axes, "step", y)
 
 
-@picture
+@saved_plot
 def plot_training(
     path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
 ) -> None:
@@ -207,7 +207,7 @@ def _scale_losses(axes: Axes, losses: np.ndarray) -> None:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-@picture
+@saved_plot
 def plot_pretraining(
     path: Path, history: Sequence[dict[str, Any]], unit: str, entropy: float | None, title: str
 ) -> None:
@@ -280,7 +280,7 @@ def draw_settings(
     figure.colorbar(image, ax=axes, shrink=0.9)
 
 
-@picture
+@saved_plot
 def plot_sweep(
     path: Path,
     columns: Sequence[str],
@@ -413,7 +413,7 @@ def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]]
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
 
 
-@picture
+@saved_plot
 def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str) -> None:
     """Save `draw_deviations` of weights and biases side by side."""
     figure = figure_of(11, 4.2, title)
@@ -423,7 +423,7 @@ def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str
     save(figure, path)
 
 
-@picture
+@saved_plot
 def plot_attention(
     path: Path,
     one: np.ndarray,

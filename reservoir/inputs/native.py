@@ -18,9 +18,9 @@ from reservoir.backbones import Backbone, content_digest, find, load_native
 from reservoir.backbones.family import local_files_only, silence_transformers
 from reservoir.backbones.names import SHIPPED, gguf_argument
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks import pictures, shows_pictures
+from reservoir.tasks import images_of, shows_images
 from reservoir.tasks.images.patches import patches
-from reservoir.tasks.own.pictures import check_pillow
+from reservoir.tasks.own.images import check_pillow
 from reservoir.tasks.own.sounds import RATE, holds_samples
 from reservoir.tasks.own.texts import texts_of
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -215,10 +215,10 @@ class PixelReader:
 
     kind, has_cls, note = "processor", True, ""
 
-    def __init__(self, processor: Any, config: Any, pictures: Callable[[np.ndarray], Iterable["Image"]]) -> None:
+    def __init__(self, processor: Any, config: Any, images: Callable[[np.ndarray], Iterable["Image"]]) -> None:
         from PIL import Image
 
-        self._processor, self._pictures = processor, pictures
+        self._processor, self._images = processor, images
         sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
         if len(sizes) > 1:
             raise ValueError("it gives images of several sizes; set a size with height and width, or a crop")
@@ -235,7 +235,7 @@ class PixelReader:
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return patches (rows, patches, values), and the number of tokens of each image with its class token."""
-        found = self._pixels(list(self._pictures(x)))[:, : self.height, : self.width]
+        found = self._pixels(list(self._images(x)))[:, : self.height, : self.width]
         return patches(found, self.patch), np.full(len(found), self.max_tokens, np.int32)
 
     def save(self, path: Path) -> None:
@@ -317,7 +317,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         problem = f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}"
         raise InputError(f"{problem}; leave one of the two options out")
     family, config = find(name)
-    reads = {"pixels": shows_pictures, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
+    reads = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
     if not reads(task):
         start = f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r}"
         raise InputError(f"{start} does not have; leave --input out")
@@ -336,7 +336,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             processor = AutoImageProcessor.from_pretrained(
                 name, backend="pil", trust_remote_code=False, local_files_only=local
             )
-            return PixelReader(processor, config, partial(pictures, task))
+            return PixelReader(processor, config, partial(images_of, task))
         extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local)
         if extractor.feature_size != 1:
             raise ValueError(f"it gives {extractor.feature_size} values per sample, not 1")

@@ -15,8 +15,8 @@ from reservoir.tasks.listops import ListOps
 from reservoir.tasks.modular import ModularAddition
 from reservoir.tasks.own.data import OwnData, own_name, read_new
 from reservoir.tasks.own.hub import PREFIX
+from reservoir.tasks.own.images import decoded
 from reservoir.tasks.own.labels import read_integers, read_labels
-from reservoir.tasks.own.pictures import decoded
 from reservoir.tasks.own.values import clean_lengths, encode_own
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 __all__ = ["SPLITS", "TASKS", "Piece", "Scaling", "Source", "Split", "Task", "Tokens", "Vectors", "check_split"]
-__all__ += ["encode", "own_name", "pictures", "read_integers", "read_labels", "read_new", "shows_pictures"]
+__all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
 __all__ += ["task_named"]
 
 TASKS: dict[str, Callable[..., Source]] = {
@@ -83,17 +83,17 @@ def encode(
     return stored, found
 
 
-def shows_pictures(task: Task) -> bool:
+def shows_images(task: Task) -> bool:
     """Return whether the sequences of a task are images."""
     return task.pictures > 0 or task.name in IMAGES
 
 
-def pictures(task: Task, x: np.ndarray) -> Iterator["Image"]:
-    """Yield stored rows of a task of images (see `shows_pictures`) as RGB images."""
+def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
+    """Yield stored rows of a task of images (see `shows_images`) as RGB images."""
     if task.pictures:
         yield from map(decoded, x)
         return
     from PIL import Image
 
-    for image in TASKS[task.name](**task.parameters).pictures(x):
+    for image in TASKS[task.name](**task.parameters).images(x):
         yield Image.fromarray(image.squeeze(-1) if image.shape[2:] == (1,) else image).convert("RGB")

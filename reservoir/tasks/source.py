@@ -54,7 +54,7 @@ class Source:
         """Return new inputs, raw or as sequences, as stored sequences and their lengths."""
         raise NotImplementedError
 
-    def pictures(self, x: np.ndarray) -> np.ndarray:
+    def images(self, x: np.ndarray) -> np.ndarray:
         """Return stored sequences of an image task as images (rows, height, width[, 3]) of bytes."""
         raise NotImplementedError
 

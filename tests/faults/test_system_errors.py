@@ -67,7 +67,7 @@ def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
     assert run([*arguments, "--cache", str(tmp_path)]) == 0
 
 
-def test_a_picture_that_cannot_be_written_is_told_by_its_folder(capfd):
+def test_a_plot_that_cannot_be_written_is_told_by_its_folder(capfd):
     assert run(["backbone", TINY, "--init", "random", "--out", "/proc/nowhere/card.png"]) == 2
     assert one_line(capfd) == "reservoir: /proc/nowhere: No such file or directory; check the path\n"
 
@@ -215,7 +215,7 @@ def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(name, tm
     assert {"readout.json", "sweep.png", "confusion.png"} <= {file.name for file in (tmp_path / "fit").iterdir()}
 
 
-def test_a_picture_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, painted, monkeypatch):
+def test_a_plot_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, painted, monkeypatch):
     from matplotlib.figure import Figure
 
     def fail(*_, **__):

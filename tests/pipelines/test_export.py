@@ -260,7 +260,7 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
 
 
 @can_export
-def test_a_model_of_pictures_is_exported_after_its_processor(cache, tmp_path, capfd):
+def test_a_model_of_images_is_exported_after_its_processor(cache, tmp_path, capfd):
     pytest.importorskip("onnxscript")
     from PIL import Image
     from transformers import AutoImageProcessor

@@ -402,7 +402,7 @@ def drawn(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("metric", "value", "words"), [("accuracy", 50, "accuracy (%)"), ("R²", 0.5, "R²")])
-def test_the_picture_names_its_metric(drawn, metric, value, words):
+def test_the_plot_names_its_metric(drawn, metric, value, words):
     lines, heat = drawn(["embed/mean", "final/mean"], [("ridge", 1.0), ("ridge", 10.0)], metric)
     assert words in lines.get_ylabel()
     assert words in heat.get_title()
@@ -410,7 +410,7 @@ def test_the_picture_names_its_metric(drawn, metric, value, words):
     np.testing.assert_allclose(heat.images[0].get_array(), value)
 
 
-def test_no_line_of_the_picture_connects_two_entries(drawn):
+def test_no_line_of_the_plot_connects_two_entries(drawn):
     layers = ["1:embed", "1:block01", "1:final", "2:embed", "2:final"]
     lines, _ = drawn([f"{layer}/mean" for layer in layers], [("ridge", 1.0)])
     assert np.isnan(lines.lines[0].get_ydata()).tolist() == [False, False, False, True, False, False]

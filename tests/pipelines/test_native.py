@@ -13,7 +13,7 @@ from reservoir_pipelines.training.run_folder import load_run
 from scipy.io import wavfile
 
 from reservoir import InputError
-from reservoir.tasks.own.pictures import decoded
+from reservoir.tasks.own.images import decoded
 from tests.reservoir.models import WORDS, save_with_extractor, save_with_processor, save_with_tokenizer
 
 
@@ -143,7 +143,7 @@ def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
     assert np.asarray(decoded(tmp_path / "clear.gif")).tolist() == [[[255] * 3, [8] * 3]]
 
 
-def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, call):
+def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, call):
     import torch
     from transformers import AutoImageProcessor, AutoModel
 
@@ -225,7 +225,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_picture_is_one_line(name: str, cache: Path, tmp_path: Path, call):
+def test_a_hostile_image_is_one_line(name: str, cache: Path, tmp_path: Path, call):
     root = folder(tmp_path / "in" / "pictures", 5)
     make, message = HOSTILE[name]
     make(root / "red" / name)

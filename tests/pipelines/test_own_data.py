@@ -252,7 +252,7 @@ def write_letters(path, rows, seed, *, labelled=True):
 
 @pytest.mark.parametrize("suffix", [".csv", ".fasta"])
 def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys, suffix):
-    """`test_pictures` and `test_native` test tables of images and texts."""
+    """`test_images` and `test_native` test tables of images and texts."""
     file = write_letters(tmp_path / f"old{suffix}", 80, 0)
     new = write_letters(tmp_path / f"new{suffix}", 6, 1, labelled=False)
     small = ["--backbone", ONE_BLOCK["backbone"], "--init", "random"]

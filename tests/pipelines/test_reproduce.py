@@ -15,7 +15,7 @@ from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
-from reservoir_pipelines.plots import draw_confusion, page_picture, shorten_all
+from reservoir_pipelines.plots import draw_confusion, page_plot, shorten_all
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
@@ -434,11 +434,11 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Checker(HTMLParser):
-    """Check that tags nest, that ids are unique, that links have targets, and that pictures have descriptions."""
+    """Check that tags nest, that ids are unique, that links have targets, and that images have descriptions."""
 
     def __init__(self):
         super().__init__()
-        self.open, self.ids, self.links, self.pictures, self.tags = [], [], [], 0, []
+        self.open, self.ids, self.links, self.images, self.tags = [], [], [], 0, []
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
@@ -451,7 +451,7 @@ class Checker(HTMLParser):
             self.links.append(attrs["href"])
         if tag == "img":
             assert len(attrs["alt"]) > 10 and attrs["src"].startswith("data:image/svg+xml;base64,")
-            self.pictures += 1
+            self.images += 1
         assert not any(name.startswith("on") for name in attrs)
 
     def handle_startendtag(self, tag, attrs):
@@ -481,7 +481,7 @@ def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypat
     text = done.page.read_text()
     page = check(text)
     assert EVIL not in text and "&lt;script&gt;" in text
-    assert page.pictures >= 5 and done.bytes < 5e6
+    assert page.images >= 5 and done.bytes < 5e6
     ours = made.tables[0]["rows"][0]["spots"][0]["mean"]
     assert f">{ours:.1f}<" in text and f"({ours - 42:+.1f})" in text
     assert "--data" in text  # the reason for a missing number says what to do
@@ -499,7 +499,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     ran = train("bit-xor", steps=2, eval_every=1, **small)
     page = report([done.saved.parent, ran.run], out=tmp_path / "page.html").page
     text = page.read_text()
-    assert check(text).pictures >= 5 and f"{100 * done.best.test_score:.1f}%" in text
+    assert check(text).images >= 5 and f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
     assert "calibration error" in text and done.adds_nothing_to[0] in text.partition("adds nothing to")[2]
     assert all(f"baseline {one.name}, test" in text for one in done.baselines)
@@ -538,11 +538,11 @@ def test_every_number_of_an_evaluation_is_on_the_page(cache, tmp_path):
     assert "<dt>majority baseline</dt>" in text
 
 
-def test_labels_in_pictures_are_complete_and_literal(painted):
+def test_labels_in_plots_are_complete_and_literal(painted):
     classes = [f"a class of a long name, number {number}" for number in range(12)]
     classes[3:6] = EVIL, "$x_{$", "\x1b\ud800"
     side = 6.0
-    source = page_picture((side, side), draw_confusion, np.eye(12, dtype=int) * 7, classes)
+    source = page_plot((side, side), draw_confusion, np.eye(12, dtype=int) * 7, classes)
     svg = base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")).decode()
     ElementTree.fromstring(svg)
     texts = {
@@ -551,8 +551,8 @@ def test_labels_in_pictures_are_complete_and_literal(painted):
     }
     assert "<script" not in svg and {EVIL, "$x_{$", "\\x1b\\ud800", "7"} <= texts
     assert len({text for text in texts if text.startswith("a class")}) == 9
-    assert page_picture((side, side), draw_confusion, np.eye(2, dtype=int), "ab") != source
-    assert page_picture((side, side), draw_confusion, np.eye(2), "no picture") == ""
+    assert page_plot((side, side), draw_confusion, np.eye(2, dtype=int), "ab") != source
+    assert page_plot((side, side), draw_confusion, np.eye(2), "no plot") == ""
 
 
 def test_long_labels_that_differ_in_the_middle_look_different():

@@ -467,7 +467,7 @@ def panels(tmp_path, monkeypatch):
     return draw
 
 
-def test_the_chosen_step_is_seen_and_named_in_the_picture(panels):
+def test_the_chosen_step_is_seen_and_named_in_the_plot(panels):
     history = [{"step": step, "loss": 2 / step, "accuracy": 0.5} for step in range(1, 101)]
     history[50:50] = [{"step": 50, "valid_loss": 0.1, "valid_score": 0.4}]
     for best, names in ((50, ["train", "valid", "best"]), (None, ["train", "valid"])):
@@ -477,7 +477,7 @@ def test_the_chosen_step_is_seen_and_named_in_the_picture(panels):
                 assert list(mark.get_xdata()) == [50, 50] and to_hex(mark.get_color()) == INK != GRID
 
 
-def test_a_training_that_diverged_at_once_has_a_picture(panels):
+def test_a_training_that_diverged_at_once_has_a_plot(panels):
     for lines in ([], [{"step": 1, "loss": 3.0, "accuracy": 0.1}, {"step": 2, "loss": None, "accuracy": 0.1}]):
         assert len(panels(lines, None)) == 2
     assert panels([{"step": 1, "loss": 0.0, "accuracy": 1.0}], None)[0].get_yscale() == "linear"

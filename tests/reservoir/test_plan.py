@@ -93,7 +93,7 @@ def test_default_columns_are_sized_to_the_rows():
         replace(SERIES, max_tokens=60, pictures=8),
         replace(SERIES, parameters={"each": "token"}, readout_tokens=500),
     ],
-    ids=lambda task: kind_of(task) + " of pictures" * bool(task.pictures),
+    ids=lambda task: kind_of(task) + " of images" * bool(task.pictures),
 )
 @pytest.mark.parametrize("rows", [600, 1500, 2900, 4000, 20_000, 200_000])
 def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows):

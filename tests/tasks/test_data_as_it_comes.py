@@ -74,7 +74,7 @@ def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["png", "wav"])
-def test_damaged_pictures_and_sounds_are_counted_and_skipped(tmp_path, kind):
+def test_damaged_images_and_sounds_are_counted_and_skipped(tmp_path, kind):
     if kind == "wav":
         pytest.importorskip("soundfile")
     for n in range(ROWS):

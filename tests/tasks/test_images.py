@@ -75,7 +75,7 @@ def test_mnist_has_no_border_under_the_papers_protocol(tmp_path):
     source = task_named("mnist", data=tmp_path, protocol="paper")
     assert source.task.max_tokens == 49 and source.task.parameters == {"protocol": "paper"}
     x, _ = encode(source.task, images)
-    assert np.array_equal(x, patches(images, 4)) and np.array_equal(source.pictures(x), images)
+    assert np.array_equal(x, patches(images, 4)) and np.array_equal(source.images(x), images)
     assert "protocol" not in task_named("mnist", protocol="ours").task.parameters
     with pytest.raises(InputError, match="protocol is 'yours'"):
         task_named("mnist", protocol="yours")

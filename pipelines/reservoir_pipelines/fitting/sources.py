@@ -35,7 +35,7 @@ InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
-PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
+IMAGE_ROWS = 64  # rows of photographs, whose files take megabytes
 RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
 RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
 RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
@@ -166,7 +166,7 @@ class RawSource(Source):
     def rows(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
         index, whole = self.store[split].index[self.kept(split)], self.prepared.split(split)
-        step = PICTURE_ROWS if self.prepared.task.pictures else RAW_ROWS
+        step = IMAGE_ROWS if self.prepared.task.pictures else RAW_ROWS
         for start in range(0, len(index), step):
             read = whole.take(index[start : start + step])
             yield read.x, read.lengths

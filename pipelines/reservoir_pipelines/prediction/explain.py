@@ -12,11 +12,11 @@ from reservoir import InputError
 from reservoir.options import ExplainOptions
 from reservoir.sequence_model import contributions, occlusion
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.pictures import as_patches
+from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import COLOURS, INK, figure_of, picture, save, style
+from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, saved_plot, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import open_readout
 
@@ -91,7 +91,7 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
     return found
 
 
-@picture
+@saved_plot
 def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
     letters = bool(task.alphabet) and int(lengths.max()) <= MAX_LETTERS
     heights = [0.35 if letters else 1.0, 1.6]

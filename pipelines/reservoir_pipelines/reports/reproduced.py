@@ -13,7 +13,7 @@ from markupsafe import Markup
 from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.plots import COLOURS, shorten, style
-from reservoir_pipelines.reports.views import curve_picture, facts_of, picture_of, pictures_of
+from reservoir_pipelines.reports.views import curve_plot, facts_of, plot_of, plots_of
 from reservoir_pipelines.reproduction_folder import CELL, ReproductionFolder
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         "id": f"{prefix}reproduction",
         "name": f"Reproduction: {folder.path.name}",
         "facts": facts,
-        "pictures": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
-        "pictures_title": "Accuracy over cost",
+        "plots": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
+        "plots_title": "Accuracy over cost",
         "tables": [table_part(table, results, prefix) for table in tables],
         "cells": [_cell(key, results, prefix) for key in results],
     }
@@ -80,7 +80,7 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
         caption += " Numbers in small type are the 95% interval over test rows, and the number of test rows."
     if any(s["later"] is not None for s in spots):
         caption += " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
-    shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "pictures": _pictures(table, results)}
+    shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "plots": _plots(table, results)}
     return {**table, "id": prefix + table["name"], "name": _name(table["name"]), **shown}
 
 
@@ -113,32 +113,32 @@ def _number_text(value: Any, measure: str) -> str:
     return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
+def _plots(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return the plots of a table; plots of costs are at the top of the page."""
     cells = ((row["name"], k) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for k in c)
     found = {key: (name, results[key]) for name, key in cells if key in results}
     if table["drawn"] in ("attention", "deviations"):
         return [
-            _named(name, picture)
+            _named(name, plot)
             for name, result in found.values()
-            for picture in pictures_of(result["stage"], result["values"])
+            for plot in plots_of(result["stage"], result["values"])
         ]
     if table["drawn"] == "curve":
-        curves = {result["task"]: curve_picture(result["values"]) for _, result in found.values()}
-        return [_named(task, picture) for task, picture in curves.items() if picture]
+        curves = {result["task"]: curve_plot(result["values"]) for _, result in found.values()}
+        return [_named(task, plot) for task, plot in curves.items() if plot]
     if table["drawn"] != "bars":
         return []
-    pictures = []
+    drawn = []
     for whose, key in (("ours", "mean"), ("the paper's", "published")):
         bars = {row["name"]: [_number(s and s[key]) for s in row["spots"]] for row in table["rows"]}
         description = f"{table['title']}, {whose}, in percent"
-        pictures.append(picture_of(description, _draw_bars, table["columns"], bars, f"accuracy (%), {whose}"))
-    return pictures
+        drawn.append(plot_of(description, _draw_bars, table["columns"], bars, f"accuracy (%), {whose}"))
+    return drawn
 
 
 def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return the plots of accuracy against cost, one for each task."""
-    pictures = []
+    drawn = []
     for number, task in enumerate(table["columns"]):
         rows: dict[str, tuple[float, float, float]] = {}
         for row in table["rows"]:
@@ -149,12 +149,12 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
         known = [f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in rows.items() if cost >= 0]
         if known:
             text = f"{task}, accuracy over cost: {'; '.join(known)}; dashed lines: the paper's accuracies"
-            pictures.append(_named(task, picture_of(text, _draw_costs, rows)))
-    return pictures
+            drawn.append(_named(task, plot_of(text, _draw_costs, rows)))
+    return drawn
 
 
-def _named(name: str, picture: Markup) -> Markup:
-    return Markup("<div><h4>{}</h4>{}</div>").format(name, picture)
+def _named(name: str, plot: Markup) -> Markup:
+    return Markup("<div><h4>{}</h4>{}</div>").format(name, plot)
 
 
 def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float]], y: str) -> None:
@@ -208,7 +208,7 @@ def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "summary": f"seed {settings.get('seed', 0)}, {result['seconds']:.0f} s",
         "commands": result["commands"],
         "facts": facts,
-        "pictures": pictures_of(result["stage"], result["values"]),
+        "plots": plots_of(result["stage"], result["values"]),
     }
 
 

@@ -16,7 +16,7 @@ from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
 from reservoir_pipelines.output import percent, score_text
-from reservoir_pipelines.plots import COLOURS, INK, PAGE_SIZE, page_picture, style
+from reservoir_pipelines.plots import COLOURS, INK, PAGE_SIZE, page_plot, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     if found["p_value"] is not None:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
-    shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
+    shown = {"plots": plots_of("fit", values), "commands": found["commands"]}
     return {"id": f"p{number}", "name": _heading("Fit", entry, found.get("label")), "facts": facts, **shown}
 
 
@@ -116,7 +116,7 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     values, config = train_values(done), run.config
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
-    shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
+    shown = {"plots": plots_of("train", values), "commands": [config["command"]]}
     label = config["settings"]["spec"]["task"]["parameters"].get("label")
     return {"id": f"p{number}", "name": _heading("Training", path, label), "facts": facts, **shown}
 
@@ -168,24 +168,24 @@ def _training_facts(values: Values, metric: str) -> Facts:
     return facts
 
 
-def picture_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
+def plot_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
     """Return the HTML of the plot that ``draw(axes, ...)`` draws, or empty HTML if drawing fails."""
-    source = page_picture(size, draw, *arguments)
+    source = page_plot(size, draw, *arguments)
     return Markup('<figure><img src="{}" alt="{}"></figure>' if source else "").format(source, description)
 
 
-def pictures_of(stage: str, values: Values) -> list[Markup]:
+def plots_of(stage: str, values: Values) -> list[Markup]:
     """Return the plots of a result; an empty list for a stage without plots."""
     if stage == "fit":
-        return _fit_pictures(values)
+        return _fit_plots(values)
     if stage == "train":
         factor, unit = plots.in_unit(values["metric"])
         losses, scores = (np.array(values[name], float).reshape(-1, 2) for name in ("losses", "validations"))
         none, steps = np.zeros((0, 2)), f"over {values['steps']:,} steps"
         validations = f"validation {values['metric']} {steps}"
         return [
-            picture_of(f"training loss {steps}", plots.draw_course, losses, none, "loss"),
-            picture_of(validations, plots.draw_course, none, scores * (1, factor), unit),
+            plot_of(f"training loss {steps}", plots.draw_course, losses, none, "loss"),
+            plot_of(validations, plots.draw_course, none, scores * (1, factor), unit),
         ]
     if stage == "attention":
         shown = np.array(values["map"], float)
@@ -194,42 +194,42 @@ def pictures_of(stage: str, values: Values) -> list[Markup]:
         text = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows"
         text += f"; diagonals at {lines}" if lines else ""
         labels = [str(number + 1) for number in range(len(shown))]
-        return [picture_of(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
+        return [plot_of(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
     if stage == "backbone":
         named = {kind: f"standard deviation of each {kind} in every block" for kind in ("weight", "bias")}
-        return [picture_of(text, plots.draw_deviations, values["deviations"], kind) for kind, text in named.items()]
+        return [plot_of(text, plots.draw_deviations, values["deviations"], kind) for kind, text in named.items()]
     return []
 
 
-def curve_picture(values: Values) -> Markup:
+def curve_plot(values: Values) -> Markup:
     """Return the plot of the learning curve of a fit; empty without a curve."""
     curve, metric = values.get("curve"), values["metric"]
     if not curve:
         return Markup("")
     listed = "; ".join(f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve)
-    return picture_of(f"test {metric} against the number of training rows: {listed}", plots.draw_curve, curve, metric)
+    return plot_of(f"test {metric} against the number of training rows: {listed}", plots.draw_curve, curve, metric)
 
 
-def _fit_pictures(values: Values) -> list[Markup]:
+def _fit_plots(values: Values) -> list[Markup]:
     sweep, metric = values["sweep"], values["metric"]
     columns, settings, best = sweep["columns"], sweep["settings"], tuple(sweep["best"])
     scores, counts, classes = np.array(sweep["scores"], float), values["confusion"], values["classes"]
-    pictures = []
+    drawn = []
     if len(columns) > 1:
         text = f"best validation {metric} of every layer, a line for each pooling"
-        pictures.append(picture_of(text, plots.draw_layers, columns, scores, best[0], None, metric))
+        drawn.append(plot_of(text, plots.draw_layers, columns, scores, best[0], None, metric))
     if scores.size > 1:
         text = f"validation {metric} of every layer under every setting"
-        pictures.append(picture_of(text, plots.draw_settings, columns, settings, scores, best, metric))
-    pictures.append(curve_picture(values))
+        drawn.append(plot_of(text, plots.draw_settings, columns, settings, scores, best, metric))
+    drawn.append(curve_plot(values))
     if counts and len(counts) <= MAX_CLASSES:
         text = "confusion matrix: how many rows of each class were predicted as each class"
         side = 0.75 * plots.confusion_side(classes)
-        pictures.append(picture_of(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
+        drawn.append(plot_of(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
     if bins := values["reliability"]:
         listed = "; ".join(f"{n} labels with probability {100 * p:.0f}%: {100 * ok:.0f}% correct" for n, p, ok in bins)
-        pictures.append(picture_of(f"calibration on the test rows: {listed}", _draw_calibration, bins))
-    return pictures
+        drawn.append(plot_of(f"calibration on the test rows: {listed}", _draw_calibration, bins))
+    return drawn
 
 
 def _draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:

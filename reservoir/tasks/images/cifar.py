@@ -162,7 +162,7 @@ class Cifar10(Source):
         x = self._tokens(x) if images else check_sequences(self.task, x)
         return x, full_lengths(x)
 
-    def pictures(self, x: np.ndarray) -> np.ndarray:
+    def images(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 32, 32, 3) of bytes, or (rows, 32, 32, 1) of grey."""
         if self.window:
             raise InputError("whitened windows cannot be converted back to images; choose a task without window")

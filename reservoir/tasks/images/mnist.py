@@ -56,7 +56,7 @@ class Digits(Source):
         x = patches(x, 2) if x.ndim == 3 and x.shape[1:] == (8, 8) else check_sequences(self.task, x)
         return x, full_lengths(x)
 
-    def pictures(self, x: np.ndarray) -> np.ndarray:
+    def images(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 8, 8) of values 0 to 255."""
         return np.rint(joined(x, 8, 2)[..., 0] * (255 / 16)).astype(np.uint8)
 
@@ -131,7 +131,7 @@ class Mnist(Source):
             x = patches(np.pad(x, ((0, 0), *[(2 * self._border,) * 2] * 2)), 4)
         return x, full_lengths(x)
 
-    def pictures(self, x: np.ndarray) -> np.ndarray:
+    def images(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 28, 28) of bytes, as published."""
         if self.window:
             raise InputError("whitened windows cannot be converted back to images; choose a task without window")

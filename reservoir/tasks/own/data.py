@@ -15,8 +15,8 @@ from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.columns import named_kind
 from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
+from reservoir.tasks.own.images import SIDE, Images
 from reservoir.tasks.own.labels import MAX_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
-from reservoir.tasks.own.pictures import SIDE, Pictures
 from reservoir.tasks.own.tables import OR_FILL
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
@@ -72,7 +72,7 @@ class OwnData(Source):
             parameters=parameters,
             labels=self._labels.names,
             alphabet=self._alphabet[0],
-            pictures=SIDE if isinstance(self._columns, Pictures) else 0,
+            pictures=SIDE if isinstance(self._columns, Images) else 0,
         )
 
     def files(self) -> list[Path]:
@@ -200,7 +200,7 @@ class OwnData(Source):
             return self._lengths
         y, x = self._columns.shapes["y"], self._shape
         # y0, y1 ... of a table are several outputs.
-        if isinstance(self._columns, Pictures) or "columns" in self._columns.chosen:
+        if isinstance(self._columns, Images) or "columns" in self._columns.chosen:
             return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 
@@ -269,11 +269,11 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, MaybeArray, list[str] 
     for name in ("lengths", "ids", "groups"):
         if columns.shapes.get(name, (rows,)) != (rows,):
             raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
-    pictures = isinstance(columns, Pictures)
-    if bool(task.pictures) != pictures:
-        found, wanted = ("images", "other data") if pictures else ("no images", "images")
+    images = isinstance(columns, Images)
+    if bool(task.pictures) != images:
+        found, wanted = ("images", "other data") if images else ("no images", "images")
         raise InputError(f"{path}: holds {found}, but the readout needs {wanted}; give the same kind of data")
-    x = np.array(columns.files, object) if pictures else columns.read("x", 0, rows)
+    x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
     given = ("lengths", "ids", "y", "groups")
     lengths, ids, y, groups = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given)
     ids = None if ids is None else [str(name) for name in ids]

@@ -9,8 +9,8 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import columns
 from reservoir.tasks.own.arrays import Arrays, padded
+from reservoir.tasks.own.images import Images
 from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.pictures import Pictures
 from reservoir.tasks.own.sounds import Sounds
 from reservoir.tasks.own.tables import BadRows, Table, read_table
 
@@ -132,7 +132,7 @@ def media_arrays(
     """Return files of one kind as sequences, with their other ``arrays``; ``names`` are the channels of recordings."""
     kind = columns.files_kind([files[0].name])
     if kind == "images":
-        found = Pictures(files, arrays, bad)
+        found = Images(files, arrays, bad)
     elif kind == "sounds":
         found = Sounds(files, arrays, bad, asked.rate, waveform=asked.waveform)
     else:

@@ -26,7 +26,7 @@ SIDE, PATCH = 32, 4
 TOKENS = (SIDE // PATCH) ** 2
 
 
-class Pictures(Arrays):
+class Images(Arrays):
     """Images as ``x``, the bytes of each file, with other arrays; the shape of ``x`` is that of their patches."""
 
     piece_rows = 64
