@@ -61,9 +61,7 @@ def one_cache(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
-def test_every_command_and_program_runs(
-    page, narrow_mini, short_streams, places, one_cache, tmp_path, monkeypatch, capsys
-):
+def test_commands_and_programs_run(page, narrow_mini, short_streams, places, one_cache, tmp_path, monkeypatch, capsys):
     from reservoir_pipelines.cli import run
 
     if page.name == "audio.md":

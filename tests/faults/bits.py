@@ -50,9 +50,7 @@ def flip(root: Path, number: int, seed: int) -> Iterator[Count]:
             except Exception as error:
                 found = repr(error)
             _flip(path, place, bit)
-            count.add(
-                found in (FOUND, wanted), f"{path.relative_to(root)}, byte {place}, bit {bit}: {str(found)[:200]}"
-            )
+            count.add(found in (FOUND, wanted), f"{path.relative_to(root)}, byte {place}, bit {bit}: {str(found)[:99]}")
         yield count
 
 

@@ -174,9 +174,7 @@ sys.exit(cli.run(arguments))
     ("place", "trouble", "code"),
     [*((place, "Ctrl-C", 130) for place in ("load", "forward", "write")), ("load", "input", 2), ("write", "disk", 2)],
 )
-def test_trouble_in_any_thread_of_extract_ends_it_in_one_line_and_a_rerun_continues(
-    place, trouble, code, tmp_path, call
-):
+def test_trouble_in_any_thread_of_extract_ends_in_one_line_and_a_rerun_continues(place, trouble, code, tmp_path, call):
     command = ["extract", "digits", "--backbone", "gpt2:n_layer=1,n_embd=8,n_head=1", "--init", "random"]
     command += ["--limit", "600", "--layers", "final", "--pool", "mean", "--cache", str(tmp_path / "cache")]
     child = Child(TROUBLE, place, trouble, *command)

@@ -409,9 +409,7 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
         ("parts", {"compute": "load"}, "unknown precision 'load'"),
     ],
 )
-def test_settings_of_a_linear_readout_name_nothing_that_is_called(
-    extracted, rows, tmp_path, part, change, message, capfd
-):
+def test_settings_of_a_linear_readout_name_nothing_to_call(extracted, rows, tmp_path, part, change, message, capfd):
     fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
     card = read_checked(tmp_path / "readout.json")
     (card["readout"] if part == "readout" else card["parts"][0]).update(change)

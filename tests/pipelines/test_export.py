@@ -251,11 +251,8 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
     assert done.tokens == (2, 24)
     # The model's own tokenizer.json has other settings for truncation and padding.
     read = Tokenizer.from_file(str(done.reader)).encode_batch([*texts, "dog and " * 20])
-    inputs = {
-        "input_ids": np.array([one.ids for one in read]),
-        "attention_mask": np.array([one.attention_mask for one in read]),
-    }
-    got = run_onnx(done, inputs, capfd)
+    ids, mask = (np.array([getattr(one, name) for one in read]) for name in ("ids", "attention_mask"))
+    got = run_onnx(done, {"input_ids": ids, "attention_mask": mask}, capfd)
     np.testing.assert_allclose(got, [one.probabilities for one in answers], atol=1e-5)
 
 

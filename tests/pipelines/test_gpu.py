@@ -60,9 +60,7 @@ def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
     computed = ours.compute(entry, lambda rows, written: None)
     speed = computed / (time.perf_counter() - started)
     peak = torch.cuda.max_memory_allocated()
-    sys.stdout.write(
-        f"\nextract {speed:,.0f} rows/s, the bare model {bare:,.0f}, planned {planned.rows_per_second:,.0f}"
-    )
+    sys.stdout.write(f"\nextract {speed:,.0f} rows/s, bare model {bare:,.0f}, planned {planned.rows_per_second:,.0f}")
     sys.stdout.write(f"\npeak memory of the GPU {peak / 1e9:.2f} GB, planned {planned.memory / 1e9:.2f} GB")
     assert computed == run.row_count(entry, todo) and peak <= planned.memory
     assert speed > 0.5 * bare

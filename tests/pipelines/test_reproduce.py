@@ -173,9 +173,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert len(runs) == 3  # the failed cell runs again
 
 
-def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
-    cache, tmp_path, call, runs, monkeypatch
-):
+def test_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(cache, tmp_path, call, runs, monkeypatch):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     rows = '{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }'
     mine = recipe(tmp_path, f'rows = [{rows}, {{ name = "made", cell = "bit-pretraining" }}]')
@@ -253,9 +251,7 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
     page = report([done.folder]).page.read_text()
     assert "<code>reservoir pretrain bit-memory" in page  # the command of a required cell is on the page, too
     assert "train bit-xor backbone of bit-memory" in page
-    assert names == KEPT, (
-        "the page reads these: with other names, raise FORMAT in reproduction_folder.py and change them here"
-    )
+    assert names == KEPT, "the page reads these; for other names raise FORMAT in reproduction_folder.py"
 
 
 def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):

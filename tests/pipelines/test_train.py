@@ -455,9 +455,7 @@ def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):
 def panels(tmp_path, monkeypatch):
     """Return a function that plots a history and returns the axes."""
     made = []
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *_, **__: figure.draw_without_rendering() or made.append(figure)
-    )
+    monkeypatch.setattr(Figure, "savefig", lambda plot, *_, **__: plot.draw_without_rendering() or made.append(plot))
     monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
 
     def draw(history, best_step):

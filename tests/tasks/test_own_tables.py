@@ -330,9 +330,7 @@ def test_hundreds_of_columns_are_found_by_name(tmp_path):
     values = RNG.normal(size=(ROWS, 300))
     cells = {f"{900 + place}.5": column for place, column in enumerate(values.T)}
     task = task_named(str(write(tmp_path / "t.csv", {**cells, "label": LABEL}))).task
-    new = write(
-        tmp_path / "new.csv", {"batch": VALUES[:, 0], **dict(reversed(cells.items())), "humidity": VALUES[:, 1]}
-    )
+    new = write(tmp_path / "n.csv", {"batch": VALUES[:, 0], **dict(reversed(cells.items())), "humidity": VALUES[:, 1]})
     assert np.array_equal(read_new(new, task)[0].reshape(ROWS, 300), values)
     with pytest.raises(InputError, match=r"no column '907.5', which .*'920.5'\] and 279 more; rename the column"):
         read_new(write(tmp_path / "new.csv", {name: cells[name] for name in cells if name != "907.5"}), task)
