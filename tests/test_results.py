@@ -70,14 +70,13 @@ def test_finished_cells_of_the_headline_agree_with_the_readme_and_name_no_folder
     section = (ROOT / "README.md").read_text().partition("## An untrained transformer")[2].partition("\n## ")[0]
     cited = results.parsed(section)
     first_seed = {row["task"]: float(row["test, by seed"].partition("%")[0]) for row in cited}
-    found, folder = {}, ROOT / "benchmarks" / "reproductions" / "full"
-    for path in folder.glob("cells/*.json"):
+    found, folder = {}, ROOT / "benchmarks" / "reproductions"
+    for path in folder.glob("*/cells/*.json"):
         cell = read_checked(path)
         assert not re.search(r"""["' =]/""", path.read_text()), path
         assert cell["made_with"]["torch"] and cell["commands"] and cell["cpu_seconds"] > 0
         if cell["settings"]["backbone"] == "gpt2":
             found[cell["task"]] = 100 * cell["values"]["test_score"]
-    assert {"bit-memory", "bit-xor", "homology", "listops"} <= found.keys() <= first_seed.keys()
-    assert {*read_checked(folder / "tables" / "headline.json")["columns"]} == first_seed.keys()
-    for task, score in found.items():  # on another kind of processor, rounding changes some of homology's 596 test rows
-        assert abs(score - first_seed[task]) < (0.6 if task == "homology" else 0.1), task
+    assert {*read_checked(folder / "full" / "tables" / "headline.json")["columns"]} == found.keys() == first_seed.keys()
+    for task, score in found.items():  # on another kind of processor, rounding changes some rows, of homology 3 of 596
+        assert abs(score - first_seed[task]) < (0.6 if task == "homology" else 0.2), task
