@@ -1,7 +1,7 @@
 """The stage ``reproduce``: the cells of tables and figures, each run once and saved when it finishes."""
 
 import io
-import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -185,8 +185,9 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
         seconds, cpu = round(time.monotonic() - started, 1), round(time.process_time() - processor, 1)
         times = {"seconds": seconds, "cpu_seconds": cpu, "notes": notes.getvalue().splitlines()}
         # Paths below the working directory are written relative to it, so that others can run the commands.
+        here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")  # at the start of a path, never inside one
         for texts in (result["commands"], times["notes"]):
-            texts[:] = [text.replace(f"{Path.cwd()}{os.sep}", "") for text in texts]
+            texts[:] = [here.sub("", text) for text in texts]
         folder.save_result(cell.key, {**cell.to_dict(), **result, **times})
     notify(f"{count}: {_message(cell, folder)}")
 
