@@ -1,6 +1,7 @@
 """Reproductions: recipes with the paper's numbers, cells that run once, and the page that reports them."""
 
 import base64
+import copy
 import json
 import re
 import shlex
@@ -252,6 +253,18 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
     assert "<code>reservoir pretrain bit-memory" in page  # the command of a required cell is on the page, too
     assert "train bit-xor backbone of bit-memory" in page
     assert names == KEPT, "the page reads these; for other names raise FORMAT in reproduction_folder.py"
+
+
+def test_a_cell_names_paths_below_the_working_folder_relative_to_it_and_no_others(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    commands = [f"reservoir fit {here}/a --data={here}/b /mnt{here}/c"]
+    result = {"stage": "fit", "folder": str(here), "values": {}, "commands": commands}
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("reservoir_pipelines.reproduction.stages.run_cell", lambda *args: copy.deepcopy(result))
+    done = reproduce([recipe(here, ROWS)], cache=tmp_path / "cache")
+    cells = [read_checked(path) for path in done.folder.glob("cells/*.json")]
+    assert [cell["commands"] for cell in cells] == [[f"reservoir fit a --data=b /mnt{here}/c"]] * 2
 
 
 def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
