@@ -417,8 +417,7 @@ def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]]
 def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str) -> None:
     """Save `draw_deviations` of weights and biases side by side."""
     figure = figure_of(11, 4.2, title)
-    panels = figure.subplots(1, 2, sharex=True)
-    for axes, kind in zip(panels, ("weight", "bias"), strict=True):
+    for axes, kind in zip(figure.subplots(1, 2, sharex=True), ("weight", "bias"), strict=True):
         draw_deviations(axes, {name: values.tolist() for name, values in deviations.items()}, kind)
     save(figure, path)
 
