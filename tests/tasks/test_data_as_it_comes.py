@@ -71,6 +71,9 @@ def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
     with pytest.raises(InputError, match=r"2 rows cannot be read: line 3: not a complete JSON .*line 7: an empty"):
         task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018
     assert len(stored(task_named(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 2
+    (tmp_path / "t.jsonl").write_text('[\n {\n  "text": "ACGT"\n }\n]')
+    with pytest.raises(InputError, match=r"t.jsonl, line 1: not a complete JSON object .*; write one JSON object per"):
+        task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018
 
 
 @pytest.mark.parametrize("kind", ["png", "wav"])
