@@ -150,6 +150,28 @@ def test_recordings_are_read_in_the_order_of_time(tmp_path):
     assert len(stored(task_named(given[0], labels=given[1], drop="time"))[0]) == 20
 
 
+def test_dates_with_the_year_last_are_sorted_if_they_have_only_one_order(tmp_path):
+    recordings(tmp_path / "runs")
+    for form, order in (
+        ("{0:02d}.10.2025 08:00", [3, 13, 14]),  # 14 is no month
+        ("10/{0}/2025 8:00", [3, 13, 14]),
+        ("03.10.2025 08:{0:02d}", [3, 13, 14]),  # whether March or October
+        ("{1}.{2}.2025", [13, 14, 3]),
+    ):
+        rows = [[form.format(n, n % 12, 12 - n % 12), n, 0] for n in (13, 14, 3)]
+        table(tmp_path / "runs" / "004.csv", rows, "time,u,v")
+        source = task_named(str(tmp_path / "runs"), labels="labels.csv")
+        assert order in [row[:, 0].tolist() for row in stored(source)[0]]
+        assert any("cannot be sorted" in note for note in source.notes()) == (order[0] == 13)
+
+
+def test_a_note_names_the_range_of_sampling_rates_that_differ(tmp_path):
+    recordings(tmp_path / "runs")
+    table(tmp_path / "runs" / "004.csv", [[0.5 * n, n, 0] for n in range(3)], "time,u,v")
+    (note,) = [n for n in task_named(str(tmp_path / "runs"), labels="labels.csv").notes() if "sampling" in n]
+    assert "step ranges from 0.5 to 1; resample the recordings to one rate" in note
+
+
 def test_new_recordings_are_named_by_their_files(tmp_path):
     values = recordings(tmp_path / "runs")
     task = task_named(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task

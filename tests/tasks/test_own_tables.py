@@ -448,7 +448,7 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
             "two rows at t 2024 ... with their offset from UTC",
         ),
         ({"id": SERIES, "t": ["", 1, 2, 3] * ROWS, **LONG}, "an empty cell in column 't'"),
-        ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "cannot be sorted; write"),
+        ({"id": SERIES, "date": [f"{n}/{5 - n}/2024" for n in (1, 2, 3, 4)] * ROWS, **LONG}, "cannot be sorted; write"),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
     ],
 )

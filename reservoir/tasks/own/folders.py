@@ -14,6 +14,7 @@ from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.sounds import Sounds
 from reservoir.tasks.own.tables import BadRows, Table, read_table
 
+SAME_STEP = 1.1  # time steps up to this ratio are the same, because clocks jitter
 
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
     """Return the sorted files below a folder that are one sequence each, except ``labels``; or ``path`` itself."""
@@ -147,7 +148,7 @@ def _recordings(
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
     new = bool(names)  # a readout was fitted to columns of these names
-    commas = dict[str, None]()
+    commas, steps = dict[str, None](), dict[Path, float]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
@@ -157,7 +158,8 @@ def _recordings(
             for name in wanted:
                 columns.require_column(table, name, "" if new else role)
         times += [name for name in table.frame if name.lower() in columns.TIMES and name not in drop]
-        table = columns.in_order(table, times[0], new=new) if times else table
+        if times:
+            table, steps[file] = columns.in_order(table, times[0], new=new)
         frame, channels = table.frame, names
         commas.update(dict.fromkeys(table.commas))
         if not channels:
@@ -182,4 +184,10 @@ def _recordings(
     found.chosen = {"columns": names, "recordings": True}
     note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
     found.notes = [note, *columns.comma_notes([*commas])]
+    if unsorted := [file.name for file, step in steps.items() if np.isnan(step)]:
+        start = f"recordings whose times cannot be sorted keep the order of their rows ({len(unsorted):,})"
+        found.notes.append(f"{start}; write dates as 2024-12-31, or numbers: {columns.listed(unsorted)}")
+    if (rates := sorted(step for step in steps.values() if step > 0)) and rates[-1] > SAME_STEP * rates[0]:
+        start = f"sampling rates differ: the median time step ranges from {rates[0]:g} to {rates[-1]:g}"
+        found.notes.append(f"{start}; resample the recordings to one rate")
     return found
