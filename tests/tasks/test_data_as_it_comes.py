@@ -91,8 +91,13 @@ def test_damaged_images_and_sounds_are_counted_and_skipped(tmp_path, kind):
             path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(InputError, match=r"2 rows cannot be read: file a/04.*; file b/09"):
         stored(task_named(str(tmp_path / "media")))
-    rows, labels = stored(task_named(str(tmp_path / "media"), skip_bad_rows=True))
+    source = task_named(str(tmp_path / "media"), skip_bad_rows=True)
+    rows, labels = stored(source)
     assert len(rows) == len(labels) == ROWS - 2
+    if kind == "png":
+        table(tmp_path / "new.csv", [["fine", 2]], "name,size")
+        with pytest.raises(InputError, match="no images, but the readout was fitted on images; give images, or"):
+            read_new(tmp_path / "new.csv", source.task)
 
 
 def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):

@@ -185,15 +185,15 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
     return usual[:1] or outputs
 
 
-def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
+def choose_labels(table: Table, asked: OwnDataOptions, key: str, *, new: bool) -> list[str]:
     """Return the columns of labels in a table of labels, whose column ``key`` names the files or records."""
     if asked.label:
-        require_column(table, asked.label, "label")
+        require_column(table, asked.label, "" if new else "label")
         return [asked.label]
     rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
-    found = usual_labels(table, {key}, alone=True)
+    found = usual_labels(table, {key}, alone=not new)
     if not found and len(rest) != 1:
-        refuse_unlabelled(table, rest)
+        refuse_unlabelled(table, rest, "call it 'label'" if new else "")
     return found or rest
 
 
@@ -223,13 +223,13 @@ def require_column(table: Table, name: str | None, role: str = "", known: Collec
     raise InputError(f"{table.path}: no column {name!r}{who} among {names[:MAX_NAMES]}{more}{remedy}{close}")
 
 
-def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
+def refuse_unlabelled(table: Table, names: Collection[str], remedy: str = "") -> NoReturn:
     """Refuse a table without a column of labels; suggest those of ``names`` that are not unique texts."""
     frame = table.frame
     missing = " (is the header line missing?)" if any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame) else ""
     flags = [f"--label {quote(name)}" for name in names if not (is_text(frame[name]) and frame[name].is_unique)]
-    or_flags = " or ".join(flags[:MAX_SHOWN]) or "--label NAME"
-    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass {or_flags}")
+    remedy = remedy or "pass " + (" or ".join(flags[:MAX_SHOWN]) or "--label NAME")
+    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; {remedy}")
 
 
 def listed(names: Sequence[str]) -> str:
