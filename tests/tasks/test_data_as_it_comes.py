@@ -239,6 +239,9 @@ def test_groups_of_fasta_come_from_the_header_or_a_table(tmp_path):
         source = task_named(path, **asked)
         groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
         assert sum(map(len, groups)) == len(set.union(*groups)) == 10 and source.task.labels == ("a", "b")
+    path = fasta(tmp_path / "u.fasta", lambda n: f"sp|r{n}|N{n}_HUMAN")  # ids as in UniProt
+    task = task_named(path, labels=labels, group="family").task
+    assert read_new(tmp_path / "u.fasta", task, labels)[3].tolist() == [KIND[n % 2] for n in range(ROWS)]
     with pytest.raises(InputError, match=r"line 1: the header .* does not match --group"):
         task_named(path, group=r"chr=(\w+)").task  # noqa: B018
 

@@ -107,12 +107,14 @@ def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> 
 def _joined(table: Table, named: str | None, names: Sequence[str], *, new: bool) -> tuple[str, list[str]]:
     """Return the column that names most files (whole, or without folder or suffix), and the file of each row or ""."""
     columns.require_column(table, named, "" if new else "id")
-    levels: list[dict[str, dict[str, None]]] = [{}, {}, {}, {}]  # the files of each form of a name, the longest first
+    levels: list[dict[str, dict[str, None]]] = [{}, {}, {}, {}, {}]  # files of each form of a name, the longest first
     for name in names:
         path = columns.with_slashes(name)
-        forms = (str(path), str(path.with_suffix("")) if path.suffix else str(path), path.name, path.stem)
-        for level, form in zip(levels, forms, strict=True):
-            level.setdefault(form, {})[name] = None
+        short = str(path.with_suffix("")) if path.suffix else str(path)
+        parts = name.split("|")  # of the id of a protein, such as sp|P12345|NAME_HUMAN
+        for level, forms in zip(levels, ([str(path)], [short], [path.name], [path.stem], parts), strict=True):
+            for form in forms:
+                level.setdefault(form, {})[name] = None
     found, clear = {}, {}
     for column in [named] if named else table.frame:
         cells = [str(columns.with_slashes(str(cell))) for cell in table.frame[column]]
