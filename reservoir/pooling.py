@@ -60,8 +60,9 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     if pooling != "tokens":
         return 1, width * max(1, number)
     if max_tokens * width > MAX_TOKEN_FEATURES:
-        problem = f"{max_tokens:,} tokens of {width:,} channels have more than {MAX_TOKEN_FEATURES:,} features"
-        raise InputError(f"pooling tokens: {problem}; use segmentsK or quantilesK, or a larger patch and stride")
+        have = f"{max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features"
+        problem = f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}"
+        raise InputError(f"{problem}; use segmentsK or quantilesK, or a larger patch and stride")
     return 1, max_tokens * width
 
 

@@ -254,8 +254,7 @@ def draw_settings(
     """
     factor, unit = in_unit(metric)
     places = _places(columns)
-    tops = np.nanmax(scores, axis=1)
-    shown = places.get(best[0], places[max(places, key=tops.__getitem__)])[1]
+    shown = places.get(best[0], places[max(places, key=np.nanmax(scores, axis=1).__getitem__)])[1]
     rows = sorted((i for i in places if places[i][1] == shown), key=lambda i: layer_order(places[i][0]))
     # The grid is extended for some columns only; settings that few layers have would show as gaps and are left out.
     counts = (~np.isnan(scores[rows])).sum(axis=0)
