@@ -38,11 +38,16 @@ def own_parameters(given: Mapping[str, Any]) -> str | None:
     return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
 
 
-class OwnDataOptions(Options, panel="Data"):
+class LabelsOptions(Options, panel="Data"):
+    """Where the labels are, if not in the data."""
+
+    labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records, joined by name.")
+
+
+class OwnDataOptions(LabelsOptions, panel="Data"):
     """How your own files are read."""
 
     label: str | None = option(None, "Column of the labels. For FASTA: regular expression for the label in the header.")
-    labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records, joined by name.")
     id: str | None = option(None, "Column of row names; in long form, of sequence names (or several: a,b).")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")

@@ -542,5 +542,4 @@ def _rows_at_a_time(
     if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch
         row_bytes = max(row_bytes, 4 * tokens * seen.form.dim)
     most = IMAGE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]
-    block_rows = max(1, min(most, BLOCK_BYTES // row_bytes))
-    return block_rows, max(1, BATCH_TOKENS[place] // tokens)
+    return max(1, min(most, BLOCK_BYTES // row_bytes)), max(1, BATCH_TOKENS[place] // tokens)

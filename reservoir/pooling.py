@@ -60,10 +60,9 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     if pooling != "tokens":
         return 1, width * max(1, number)
     if max_tokens * width > MAX_TOKEN_FEATURES:
-        raise InputError(
-            f"pooling tokens: {max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features, "
-            f"more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK, or a larger patch and stride"
-        )
+        have = f"{max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features"
+        problem = f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}"
+        raise InputError(f"{problem}; use segmentsK or quantilesK, or a larger patch and stride")
     return 1, max_tokens * width
 
 
@@ -217,8 +216,7 @@ def share_levels(number: int) -> list[float]:
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
     """Return the weights (batch, segments, tokens) whose product with the hidden states gives means of segments."""
     # With s segments and n real tokens, segment i begins at token floor(i n / s) and has a token even if n < s.
-    steps = torch.arange(stretches + 1, device=lengths.device)
-    bounds = lengths[:, None] * steps // stretches
+    bounds = lengths[:, None] * torch.arange(stretches + 1, device=lengths.device) // stretches
     start = bounds[:, :-1]
     stop = torch.maximum(bounds[:, 1:], start + 1)
     position = torch.arange(tokens, device=lengths.device)

@@ -161,8 +161,7 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
 def check_space(root: Path, needed: int) -> None:
     """Raise CacheError if ``needed`` bytes do not fit on the disk of ``root``, which need not exist yet."""
     root = Path(root).absolute()
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
     if free < needed:
         problem = f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free"
         raise CacheError(f"{problem}; extract less (--limit, --layers, --pool), or choose another disk with --cache")

@@ -189,10 +189,9 @@ class Entry:
     def __post_init__(self) -> None:
         """Refuse more than `MAX_BLOCKS` blocks: a damaged file may claim any number."""
         if sum(map(self.layout.count, self.spec.rows.values())) > MAX_BLOCKS:
-            raise CacheError(
-                f"{self.path / SPEC_FILE}: {sum(self.spec.rows.values()):,} rows in blocks of "
-                f"{self.layout.block_rows:,} are more than {MAX_BLOCKS:,} blocks; extract fewer rows (--limit)"
-            )
+            blocks = f"{sum(self.spec.rows.values()):,} rows in blocks of {self.layout.block_rows:,}"
+            problem = f"{self.path / SPEC_FILE}: {blocks} are more than {MAX_BLOCKS:,} blocks"
+            raise CacheError(f"{problem}; extract fewer rows (--limit)")
 
     @classmethod
     def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> "Entry":

@@ -109,8 +109,7 @@ class SplitFeatures:
         order = np.argsort(blocks, kind="stable")
         for chosen in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(rows) else ():
             block = int(blocks[chosen[0]])
-            encoded = self._encoded(block, column, rows[chosen] - block * block_rows)
-            out[chosen] = decode(encoded, store, 1)
+            out[chosen] = decode(self._encoded(block, column, rows[chosen] - block * block_rows), store, 1)
         return out
 
     def blocks(self, column: str, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.float32]]:

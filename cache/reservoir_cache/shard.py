@@ -179,10 +179,8 @@ def encode(
             distance = np.abs(part - mean[:, None]).reshape(-1, tokens, width)
             place, where = _farthest(distance, column, first_row + low)
             wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
-            raise CacheError(
-                f"{where}: {x[low:high][place]:g} differs by {distance[place]:.3g} from its channel's "
-                f"mean, which overflows {store}; extract with {wider}"
-            )
+            problem = f"{where}: {x[low:high][place]:g} differs by {distance[place]:.3g} from its channel's mean"
+            raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
     if store == "float32":
         return Encoded(values.astype(STORED_DTYPE[store], copy=False), None)
     return Encoded(values, offsets)

@@ -176,8 +176,7 @@ def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, En
     """Write the columns that a claimed block lacks as one shard; return the bytes written."""
     locks, folder, number = entry_locks(entry.path), entry.path / split, page_of(block)
     with locks.run():
-        page = entry.page(split, number)
-        of_block = page.of_block(block)
+        of_block = entry.page(split, number).of_block(block)
         sound = [shard for shard in of_block if is_sound(folder, shard)]
         present = {name for shard in sound for name in shard.columns}
         new = {name: encoded for name, encoded in arrays.items() if name not in present}

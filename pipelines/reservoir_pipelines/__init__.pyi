@@ -83,8 +83,8 @@ def attention(
     dilations: str | None = None,
     pad: str | None = None,
     normalise: str | None = None,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -153,10 +153,10 @@ def attention(
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
@@ -318,8 +318,8 @@ def extract(
     dilations: str | None = None,
     pad: str | None = None,
     normalise: str | None = None,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -394,10 +394,10 @@ def extract(
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
@@ -551,8 +551,8 @@ def import_features(
     *,
     task: StrPath,
     name: str,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -589,10 +589,10 @@ def import_features(
         Name of a task, or the path of your own data.
     name : str
         Name of the entry, such as the model that computed the features.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
@@ -673,8 +673,8 @@ def plan(
     dilations: str | None = None,
     pad: str | None = None,
     normalise: str | None = None,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -747,10 +747,10 @@ def plan(
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
@@ -831,6 +831,7 @@ def predict(
     trust: bool = False,
     coverage: float | None = None,
     abstain: bool = False,
+    labels: str | None = None,
 ) -> Predictions:
     """Apply a saved readout to the sequences of a file.
 
@@ -848,6 +849,8 @@ def predict(
         Probability that the added set of classes or interval contains the true value.
     abstain : bool, default=False
         With --coverage: leave the label empty unless the set has exactly one class.
+    labels : str, optional
+        Table with the labels of a folder's files or of FASTA records, joined by name.
 
     Returns
     -------
@@ -868,8 +871,8 @@ def predict(
 def prepare(
     task: StrPath,
     *,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -903,10 +906,10 @@ def prepare(
     ----------
     task : str or path-like
         Name of a task, or the path of your own data.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
@@ -1100,8 +1103,8 @@ def reproduce(
     override: Mapping[str, Any] | None = None,
     workers: int = 0,
     scheduler: str | None = None,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -1147,10 +1150,10 @@ def reproduce(
         Number of local worker processes; 0 for none.
     scheduler : str, optional
         Address of a dask.distributed scheduler: tcp://host:port.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
@@ -1227,8 +1230,8 @@ def train(
     dilations: str | None = None,
     pad: str | None = None,
     normalise: str | None = None,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -1315,10 +1318,10 @@ def train(
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: differences for your own series, else channel.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
@@ -1425,8 +1428,8 @@ def tune(
     join: int = 4,
     backbone: str | None = None,
     seed: int = 0,
-    label: str | None = None,
     labels: str | None = None,
+    label: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -1479,10 +1482,10 @@ def tune(
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
         Seed for random weights, the input layer and the order of rows.
-    label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+    label : str, optional
+        Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional

@@ -277,7 +277,7 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     return run(require_path(task, "tune: task"), *groups_of(tune, options), started=started)
 
 
-@takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions)
+@takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions, opt.LabelsOptions)
 def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
     """Apply a saved readout to the sequences of a file.
 

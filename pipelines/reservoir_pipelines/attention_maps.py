@@ -149,11 +149,9 @@ def average_maps(
             n = int(lengths[0])
             first = maps[int(np.flatnonzero(batch == 0)[0])][:, :n, :n].copy()
     assert total is not None
-    position = np.arange(longest)
-    real_rows = (lengths[:, None] > position).sum(axis=0)
-    count = np.minimum(real_rows[:, None], real_rows)
+    real_rows = (lengths[:, None] > np.arange(longest)).sum(axis=0)
     with np.errstate(invalid="ignore"):
-        return first, (total / count).astype(np.float32)
+        return first, (total / np.minimum(real_rows[:, None], real_rows)).astype(np.float32)
 
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:

@@ -176,10 +176,9 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     for values in (found, parse_parameters(pairs, "--override") if isinstance(pairs, list) else {}):
         refuse_modules(values, f"--config {file}")
     if found.get("trust"):
-        raise InputError(
-            f"--config {file}: 'trust' lets a readout run code, which a file must not decide; remove the setting, and "
-            "pass --trust on the command line if you trust the author of the readout"
-        )
+        problem = f"--config {file}: 'trust' lets a readout run code, which a file must not decide"
+        remedy = "pass --trust on the command line if you trust the author of the readout"
+        raise InputError(f"{problem}; remove the setting, and {remedy}")
     context.default_map = found
     return file
 

@@ -47,11 +47,10 @@ def cache_root(cache: Path | None = None) -> Path:
 
 def data_folder(data: Path | None = None) -> Path | None:
     """Return the folder of the publishers' files: the argument, else ``RESERVOIR_DATA``, else None."""
-    if data is None and os.environ.get("RESERVOIR_DATA"):
-        data = Path(os.environ["RESERVOIR_DATA"])
-    if data is not None and not Path(data).is_dir():
-        raise InputError(f"the data folder {data} does not exist; name another with --data DIR or RESERVOIR_DATA")
-    return None if data is None else Path(data)
+    named = data or os.environ.get("RESERVOIR_DATA")
+    if named and not Path(named).is_dir():
+        raise InputError(f"the data folder {named} does not exist; name another with --data DIR or RESERVOIR_DATA")
+    return Path(named) if named else None
 
 
 def versions(*packages: str) -> dict[str, str]:

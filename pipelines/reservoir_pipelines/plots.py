@@ -254,8 +254,7 @@ def draw_settings(
     """
     factor, unit = in_unit(metric)
     places = _places(columns)
-    tops = np.nanmax(scores, axis=1)
-    shown = places.get(best[0], places[max(places, key=tops.__getitem__)])[1]
+    shown = places.get(best[0], places[max(places, key=np.nanmax(scores, axis=1).__getitem__)])[1]
     rows = sorted((i for i in places if places[i][1] == shown), key=lambda i: layer_order(places[i][0]))
     # The grid is extended for some columns only; settings that few layers have would show as gaps and are left out.
     counts = (~np.isnan(scores[rows])).sum(axis=0)
@@ -417,8 +416,7 @@ def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]]
 def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str) -> None:
     """Save `draw_deviations` of weights and biases side by side."""
     figure = figure_of(11, 4.2, title)
-    panels = figure.subplots(1, 2, sharex=True)
-    for axes, kind in zip(panels, ("weight", "bias"), strict=True):
+    for axes, kind in zip(figure.subplots(1, 2, sharex=True), ("weight", "bias"), strict=True):
         draw_deviations(axes, {name: values.tolist() for name, values in deviations.items()}, kind)
     save(figure, path)
 

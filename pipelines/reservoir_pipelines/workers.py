@@ -130,10 +130,8 @@ def check_versions(expected: Mapping[str, str]) -> None:
     found = program_versions()
     for name, wanted in expected.items():
         if found[name] != wanted:
-            raise InputError(
-                f"{this_worker()}: {name} is {found[name]} here, but {wanted} in the process that started the command; "
-                "install the same version on all machines"
-            )
+            problem = f"{name} is {found[name]} here, but {wanted} in the process that started the command"
+            raise InputError(f"{this_worker()}: {problem}; install the same version on all machines")
 
 
 def process_number() -> int:

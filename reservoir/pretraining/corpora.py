@@ -78,10 +78,9 @@ class Text:
         part = self._part(split, tokens)
         stride = tokens - max(1, int(tokens * SEEN))
         starts = np.arange(0, max(1, len(part) - tokens + 1), stride)
-        windows = np.lib.stride_tricks.sliding_window_view(part, tokens)[starts]
         first = np.full(len(starts), tokens - stride)
         first[0] = 1
-        return HeldOut(windows, first)
+        return HeldOut(np.lib.stride_tricks.sliding_window_view(part, tokens)[starts], first)
 
     def describe(self) -> dict[str, object]:
         """Return name and digest of the text, and the vocabulary."""

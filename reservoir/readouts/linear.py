@@ -287,8 +287,7 @@ def best_penalty(
     best = int(np.lexsort((alphas, -losses, accuracies))[-1])
     if errors is None:
         return best
-    near = accuracies >= accuracies[best] - errors[best]
-    return int(np.argmax(np.where(near, alphas, -np.inf)))
+    return int(np.argmax(np.where(accuracies >= accuracies[best] - errors[best], alphas, -np.inf)))
 
 
 def metric_name(classes: int) -> str:

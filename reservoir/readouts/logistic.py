@@ -56,8 +56,7 @@ def logistic_sweep(
     Train is iterated once per step of the slowest penalty, and valid once. ``moments`` of the training samples with
     encoded targets save one pass.
     """
-    training = gather(train, targets) if moments is None else moments
-    path = logistic_path(train, targets, alphas, training)
+    path = logistic_path(train, targets, alphas, gather(train, targets) if moments is None else moments)
     return Sweep(path, score(path, valid, targets))
 
 

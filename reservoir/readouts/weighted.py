@@ -75,8 +75,7 @@ def learn_layers(
     # The penalty is the one that scores best on valid for the plain mean of the layers.
     plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=scale)
     alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
-    sample_weights = targets.weights(y)
-    weights = _minimise(plain.layers(x), targets.encode(y), sample_weights, alpha)
+    weights = _minimise(plain.layers(x), targets.encode(y), targets.weights(y), alpha)
     return LayerSum(weights=weights, mean=mean, scale=scale)
 
 

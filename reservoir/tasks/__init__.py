@@ -66,9 +66,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         if parameter not in known:
             has = f"it has {', '.join(known) or 'none'}{nearest(parameter, known)}"
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
-    if not own:
-        return TASKS[name](data=data, **parameters)
-    return OwnData(name, OwnDataOptions(**parameters))
+    return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
 
 
 def encode(

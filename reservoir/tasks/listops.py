@@ -244,8 +244,7 @@ class ListOps(Source):
             ]
         if self._lengths[0] < NEVER_TWICE:
             return [Piece("all", 0, sum(self._rows.values()))]
-        rows = [self._rows.get(split, 0) for split in SPLITS]
-        return generated_pieces(rows, PIECE_ROWS)
+        return generated_pieces([self._rows.get(split, 0) for split in SPLITS], PIECE_ROWS)
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the expressions of a piece with their values."""

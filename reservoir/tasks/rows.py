@@ -14,8 +14,7 @@ def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
     A hash does not depend on other rows, so pieces can be processed separately.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
-    start = _mix(np.array([seed], np.uint64))
-    return _mix(start + golden * (rows.astype(np.uint64) + np.uint64(1)))
+    return _mix(_mix(np.array([seed], np.uint64)) + golden * (rows.astype(np.uint64) + np.uint64(1)))
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

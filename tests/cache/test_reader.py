@@ -256,8 +256,7 @@ def arrays(draw, shape=SHAPES):
 def half_ulp(residual, store):
     """Return half the spacing of the stored type at the residual, computed in float64."""
     digits, smallest = {"float16": (10, -24), "bfloat16": (7, -133), "float32": (23, -149)}[store]
-    exponent = np.frexp(np.abs(residual))[1] - 1
-    return np.ldexp(0.5, np.maximum(exponent - digits, smallest))
+    return np.ldexp(0.5, np.maximum(np.frexp(np.abs(residual))[1] - 1 - digits, smallest))
 
 
 @given(arrays(), DRAWN_STORES)

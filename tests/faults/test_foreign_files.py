@@ -308,8 +308,7 @@ def neighbours(extracted, tmp_path_factory):
 
 
 def training_rows():
-    draw = np.random.default_rng(1)
-    return draw.normal(size=(20, WIDTH)).astype(np.float32), np.arange(20) % 2
+    return np.random.default_rng(1).normal(size=(20, WIDTH)).astype(np.float32), np.arange(20) % 2
 
 
 def scaled(estimator):

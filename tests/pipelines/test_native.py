@@ -59,8 +59,7 @@ def test_sounds_are_trained_on_and_searched_as_the_model_hears_them(cache: Path,
         path.parent.mkdir(parents=True, exist_ok=True)
         wavfile.write(path, 16_000, draw.normal(0, 1000, 1600).astype(np.int16))
     sounds = str(tmp_path / "sounds")
-    done = train(sounds, backbone=str(folder), steps=1, batch=2)
-    assert load_run(done.path, "cpu").reader
+    assert load_run(train(sounds, backbone=str(folder), steps=1, batch=2).path, "cpu").reader
     found = tune(sounds, backbone=str(folder), trials=1)
     assert "--waveform --layers all --pool mean,std" in found.commands[0]
 

@@ -85,8 +85,7 @@ def test_labels_in_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, 
 def test_columns_are_matched_by_name(fitted, tmp_path, capsys):
     x, _ = rows(10, seed=1)
     (tmp_path / "a.csv").write_text(text(x))
-    turned = text(np.c_[x[:, ::-1], x[:, 0]], names=[*NAMES[::-1], "other"])
-    (tmp_path / "b.csv").write_text(turned)
+    (tmp_path / "b.csv").write_text(text(np.c_[x[:, ::-1], x[:, 0]], names=[*NAMES[::-1], "other"]))
     of_a, of_b = ([one.label for one in predict(fitted, tmp_path / name)] for name in ("a.csv", "b.csv"))
     assert of_a == of_b
     (tmp_path / "c.csv").write_text(text(x, names=["v0", "V1", "v2", "v3"]))
@@ -359,8 +358,7 @@ def fit_levels(folder, tiny_gpt2, *, classes, **options):
 
 @pytest.fixture(scope="module", params=["auto", "valid", "cv5"])
 def covered(request, tmp_path_factory, tiny_gpt2):
-    folder = tmp_path_factory.mktemp("classes")
-    return fit_levels(folder, tiny_gpt2, classes=True, select=request.param)
+    return fit_levels(tmp_path_factory.mktemp("classes"), tiny_gpt2, classes=True, select=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -370,8 +368,7 @@ def regression(tmp_path_factory, tiny_gpt2):
 
 def within(covered, coverage):
     """Return whether chance can explain the difference between a share of `NEW` rows and the coverage."""
-    deviation = math.sqrt(coverage * (1 - coverage) * (1 / NEW + 1 / 120))
-    return abs(covered - coverage) < 3 * deviation
+    return abs(covered - coverage) < 3 * math.sqrt(coverage * (1 - coverage) * (1 / NEW + 1 / 120))
 
 
 @pytest.mark.parametrize("coverage", [0.7, 0.9])

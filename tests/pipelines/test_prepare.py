@@ -303,8 +303,7 @@ def server(tmp_path, monkeypatch):
 
 def test_a_task_is_downloaded_once_and_prepared(server, cache):
     _, asked = server
-    prepared = prepare("mnist", fetch=True)
-    assert sum(prepared.rows.values()) == 72 and len(asked) == 4
+    assert sum(prepare("mnist", fetch=True).rows.values()) == 72 and len(asked) == 4
     assert prepare("mnist", fetch=True).reused and len(asked) == 4
     assert len(list((cache / "downloads" / "mnist").iterdir())) == 4
 

@@ -97,8 +97,7 @@ def test_what_a_protein_reads_is_part_of_its_key(proteins, cache):
     one, four = (extract("homology", parameters={"max_tokens": 48, "batch": batch}, **given) for batch in (1, 4))
     assert one.entry != four.entry
     # A protein alone in its batch is read at its separator; a shorter one in a larger batch is read at padding.
-    lengths = [30, 31, 33, 34, 36, 37, 38, 39] * 3
-    assert one["train"].lengths.tolist() == [n + 2 for n in lengths]
+    assert one["train"].lengths.tolist() == [n + 2 for n in [30, 31, 33, 34, 36, 37, 38, 39] * 3]
     longer = four["train"].lengths - one["train"].lengths
     assert longer.min() == 0 < longer.max()
     same = np.isclose(one["train"]["final/last"], four["train"]["final/last"], atol=1e-2).all(axis=1)

@@ -133,8 +133,7 @@ def test_linear_estimators_are_saved_predicted_and_exported_without_skops(tmp_pa
     if torch.__version__.startswith("2.6.") or readout == "svm.LinearSVC":
         return  # export needs torch 2.7, and reads the same file of either
     model = torch.export.load(str(export(done.saved).model)).module()
-    logits = model(torch.from_numpy(x), torch.full((90,), 6))
-    assert logits.flatten(1).argmax(-1).tolist() == labels
+    assert model(torch.from_numpy(x), torch.full((90,), 6)).flatten(1).argmax(-1).tolist() == labels
 
 
 @pytest.fixture(scope="module")

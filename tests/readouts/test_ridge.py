@@ -80,8 +80,7 @@ KINDS = ["plain", "offset", "constant", "duplicate", "float16"]
 def test_solve_equals_scaler_and_ridge_for_stored_features(kind, rows, width, store):
     x = features(rows, width, kind).astype(store)
     y = labels(x)
-    path = solve(gather([(x, y)], Targets(3, 0)), ALPHAS)
-    assert_path_is(path, x, y, 1e-5)
+    assert_path_is(solve(gather([(x, y)], Targets(3, 0)), ALPHAS), x, y, 1e-5)
 
 
 @settings(max_examples=25, deadline=None)

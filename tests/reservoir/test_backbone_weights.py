@@ -72,8 +72,7 @@ def test_seed_decides_random_weights_also_of_a_shallower_model():
         assert torch.equal(tensor, again.model.state_dict()[parameter])
     for parameter, tensor in cut.model.state_dict().items():
         assert torch.equal(tensor, whole.model.state_dict()[parameter])
-    digests = {weights_digest(b) for b in (whole, again, cut, load_backbone(name, seed=1))}
-    assert len(digests) == 3
+    assert len({weights_digest(b) for b in (whole, again, cut, load_backbone(name, seed=1))}) == 3
 
 
 def test_random_weights_are_the_same_on_every_machine():

@@ -250,8 +250,7 @@ def test_fpt_trains_the_listed_parameters(kind, tmp_path):
     pattern, names = BLOCK[kind]
     inside = [pattern.format(i) + name for i in range(fpt.backbone.depth) for name in names]
     expected = ENDS + [f"backbone.model.{name}" for name in inside + OUTSIDE.get(kind, [])]
-    trained = unfreeze(fpt, default_groups(fpt.backbone))
-    assert sorted(trained) == sorted(expected)
+    assert sorted(unfreeze(fpt, default_groups(fpt.backbone))) == sorted(expected)
     assert sorted(n for n, p in fpt.named_parameters() if p.requires_grad) == sorted(expected)
 
 

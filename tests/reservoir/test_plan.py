@@ -80,8 +80,7 @@ def test_default_columns_are_sized_to_the_rows():
     assert plan_of(SERIES, 100_000, pool="max").poolings == ("max",) and not plan_of(SERIES, 100_000, pool="max").more
     assert plan_of(SERIES, 100_000, limit=500).poolings == few.poolings
     assert size(plan_of(SERIES, 100_000), 100_000) <= 4 * 4 * 100_000 * 500 * 2
-    between = plan_of(SERIES, 2900)
-    assert len(between.candidates) == 4
+    assert len(plan_of(SERIES, 2900).candidates) == 4
 
 
 @pytest.mark.parametrize(

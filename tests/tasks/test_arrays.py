@@ -115,9 +115,8 @@ def test_a_pickled_source_holds_no_arrays(tmp_path):
     ],
 )
 def test_targets_that_lose_their_digits_are_refused(tmp_path, y, message):
-    path = save(tmp_path / "a.npz", x=RNG.normal(size=(300, 5, 2)), y=y)
     with pytest.raises(InputError, match=message):
-        _ = task_named(str(path)).task
+        _ = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 5, 2)), y=y))).task
 
 
 TIME = np.arange(100)

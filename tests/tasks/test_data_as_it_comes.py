@@ -71,6 +71,9 @@ def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
     with pytest.raises(InputError, match=r"2 rows cannot be read: line 3: not a complete JSON .*line 7: an empty"):
         task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018
     assert len(stored(task_named(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 2
+    (tmp_path / "t.jsonl").write_text('[\n {\n  "text": "ACGT"\n }\n]')
+    with pytest.raises(InputError, match=r"t.jsonl, line 1: not a complete JSON object .*; write one JSON object per"):
+        task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018
 
 
 @pytest.mark.parametrize("kind", ["png", "wav"])
@@ -88,8 +91,13 @@ def test_damaged_images_and_sounds_are_counted_and_skipped(tmp_path, kind):
             path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(InputError, match=r"2 rows cannot be read: file a/04.*; file b/09"):
         stored(task_named(str(tmp_path / "media")))
-    rows, labels = stored(task_named(str(tmp_path / "media"), skip_bad_rows=True))
+    source = task_named(str(tmp_path / "media"), skip_bad_rows=True)
+    rows, labels = stored(source)
     assert len(rows) == len(labels) == ROWS - 2
+    if kind == "png":
+        table(tmp_path / "new.csv", [["fine", 2]], "name,size")
+        with pytest.raises(InputError, match="no images, but the readout was fitted on images; give images, or"):
+            read_new(tmp_path / "new.csv", source.task)
 
 
 def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
@@ -145,6 +153,28 @@ def test_recordings_are_read_in_the_order_of_time(tmp_path):
         with pytest.raises(InputError, match=message):
             task_named(given[0], labels=given[1], **asked).task  # noqa: B018
     assert len(stored(task_named(given[0], labels=given[1], drop="time"))[0]) == 20
+
+
+def test_dates_with_the_year_last_are_sorted_if_they_have_only_one_order(tmp_path):
+    recordings(tmp_path / "runs")
+    for form, order in (
+        ("{0:02d}.10.2025 08:00", [3, 13, 14]),  # 14 is no month
+        ("10/{0}/2025 8:00", [3, 13, 14]),
+        ("03.10.2025 08:{0:02d}", [3, 13, 14]),  # whether March or October
+        ("{1}.{2}.2025", [13, 14, 3]),
+    ):
+        rows = [[form.format(n, n % 12, 12 - n % 12), n, 0] for n in (13, 14, 3)]
+        table(tmp_path / "runs" / "004.csv", rows, "time,u,v")
+        source = task_named(str(tmp_path / "runs"), labels="labels.csv")
+        assert order in [row[:, 0].tolist() for row in stored(source)[0]]
+        assert any("cannot be sorted" in note for note in source.notes()) == (order[0] == 13)
+
+
+def test_a_note_names_the_range_of_sampling_rates_that_differ(tmp_path):
+    recordings(tmp_path / "runs")
+    table(tmp_path / "runs" / "004.csv", [[0.5 * n, n, 0] for n in range(3)], "time,u,v")
+    (note,) = [n for n in task_named(str(tmp_path / "runs"), labels="labels.csv").notes() if "sampling" in n]
+    assert "step ranges from 0.5 to 1; resample the recordings to one rate" in note
 
 
 def test_new_recordings_are_named_by_their_files(tmp_path):
@@ -209,6 +239,9 @@ def test_groups_of_fasta_come_from_the_header_or_a_table(tmp_path):
         source = task_named(path, **asked)
         groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
         assert sum(map(len, groups)) == len(set.union(*groups)) == 10 and source.task.labels == ("a", "b")
+    path = fasta(tmp_path / "u.fasta", lambda n: f"sp|r{n}|N{n}_HUMAN")  # ids as in UniProt
+    task = task_named(path, labels=labels, group="family").task
+    assert read_new(tmp_path / "u.fasta", task, labels)[3].tolist() == [KIND[n % 2] for n in range(ROWS)]
     with pytest.raises(InputError, match=r"line 1: the header .* does not match --group"):
         task_named(path, group=r"chr=(\w+)").task  # noqa: B018
 

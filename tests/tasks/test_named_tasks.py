@@ -49,8 +49,7 @@ def test_memory_asks_for_one_of_the_strings(parameters):
     assert set(np.unique(strings)) == {-1, 1}
     assert np.array_equal(shown, np.where(shown == 0, 0, asked[:, 0]))
     assert abs((shown == 0).mean() - parameters.get("mask", 0.5)) < 0.02
-    places = (strings == asked).all(axis=2).argmax(axis=1)
-    assert set(places) == set(range(parameters.get("patterns", 5)))
+    assert set((strings == asked).all(axis=2).argmax(axis=1)) == set(range(parameters.get("patterns", 5)))
 
 
 def test_xor_has_the_shape_of_the_paper_and_its_sums():
@@ -198,8 +197,7 @@ EXPRESSIONS = st.recursive(
 def test_text_and_symbols_are_one_to_one_and_values_are_right(texts):
     symbols, lengths = encode_texts(texts)
     assert [decode_text(e) for e in each(symbols, lengths)] == texts
-    nested = [decode_text(e, nested=True) for e in each(symbols, lengths)]
-    again, _ = encode_texts(nested)
+    again, _ = encode_texts([decode_text(e, nested=True) for e in each(symbols, lengths)])
     assert np.array_equal(again, symbols)
     assert evaluate(symbols).tolist() == [value_of(Words(text)) for text in texts]
 
@@ -386,6 +384,5 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
 )
 def test_a_bad_record_is_named(tmp_path, record, message):
     write_tape(tmp_path, valid=[*proteins(2), record])
-    source = task_named("homology", data=tmp_path)
     with pytest.raises(InputError, match=message):
-        read_splits(source)
+        read_splits(task_named("homology", data=tmp_path))

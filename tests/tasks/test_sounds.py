@@ -83,13 +83,11 @@ def test_a_folder_has_a_class_per_folder(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["flac", "ogg", "mp3"])
 def test_compressed_sounds_are_decoded(tmp_path, suffix):
-    soundfile = pytest.importorskip("soundfile")
-    soundfile.write(tmp_path / f"a.{suffix}", 0.5 * TONE, RATE)
+    pytest.importorskip("soundfile").write(tmp_path / f"a.{suffix}", 0.5 * TONE, RATE)
     found = samples_of(tmp_path / f"a.{suffix}")
     middle = slice(1000, 3000)
     shift = {"mp3": np.arange(-1200, 1200)}.get(suffix, np.arange(1))  # MP3 adds silence at the beginning
-    errors = [np.abs(np.roll(found, -n)[middle] - 0.5 * TONE[middle]).max() for n in shift]
-    assert min(errors) < 0.05
+    assert min(np.abs(np.roll(found, -n)[middle] - 0.5 * TONE[middle]).max() for n in shift) < 0.05
 
 
 def test_a_missing_package_is_one_line_with_the_extra_to_install(tmp_path, monkeypatch):

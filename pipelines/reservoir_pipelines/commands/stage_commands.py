@@ -588,8 +588,7 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
 
     options, source = as_group(given, opt.ReproduceOptions), as_group(given, opt.TaskOptions)
     _, cells, folder, places = planned(tables, options, source, as_group(given, opt.PlaceOptions))
-    todo = [cell for cell in cells if not folder.result(cell.key)]
-    costs = estimate(todo, places)
+    costs = estimate([cell for cell in cells if not folder.result(cell.key)], places)
     lines = []
     for cell in cells:
         if result := folder.result(cell.key):

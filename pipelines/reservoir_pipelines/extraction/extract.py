@@ -109,9 +109,8 @@ def extract(
     else:
         from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # the module imports torch
 
-        call = {"task": origin_of(task), "command": typed("extract", [task], options)}
         run = start_run(options, prepared, root, splits)
-        entry, todo = run.open(call)
+        entry, todo = run.open({"task": origin_of(task), "command": typed("extract", [task], options)})
         with meter("extract", row_count(entry, todo)) as bar:
             shared = todo and (cluster.workers > 1 or cluster.scheduler)
             computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
@@ -251,8 +250,7 @@ def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
     """Return whether an entry was extracted from the present content of a file."""
     from reservoir_pipelines.extraction.run import data_digest, draw_rows  # the module imports torch
 
-    given = _settings(entry) | ({"labels": labels} if labels else {})
-    options = as_group(given, RowOptions)
+    options = as_group(_settings(entry) | ({"labels": labels} if labels else {}), RowOptions)
     try:
         prepared = prepare(file, options, cache=root)
     except InputError:  # the file can no longer be read with these options, so it has changed

@@ -124,10 +124,8 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
         found = np.ascontiguousarray(values, dtype=np.float32)
     if not np.isfinite(found).all():
         row, place = np.argwhere(~np.isfinite(found))[0]
-        raise InputError(
-            f"{file}: {split} of {column}, row {low + row}, column {place}: {values[row, place]} is not a finite "
-            "float32 number; repair it and import again"
-        )
+        start = f"{file}: {split} of {column}, row {low + row}, column {place}: {values[row, place]}"
+        raise InputError(f"{start} is not a finite float32 number; repair it and import again")
     return found[:, None]
 
 

@@ -389,18 +389,15 @@ def _open(share: Share) -> Run:
     assert share.options.cache
     run = start_run(options, prepared, share.options.cache)
     if run.spec.key != share.key:
-        raise InputError(
-            f"{this_worker()}: its cache key {run.spec.key[:16]} differs from {share.key[:16]}, because the model, "
-            "data, precision or program differs; give all workers the same files and versions, and pass --compute"
-        )
+        problem = f"{this_worker()}: its cache key {run.spec.key[:16]} differs from {share.key[:16]}"
+        why = "because the model, data, precision or program differs"
+        raise InputError(f"{problem}, {why}; give all workers the same files and versions, and pass --compute")
     found = probe(run) if share.probe else {}
     for column, (mean, deviation) in share.probe.items():
         difference = max(abs(found[column][0] - mean), abs(found[column][1] - deviation))
         if difference > PROBE_TOLERANCE * max(deviation, 1e-6):
-            raise InputError(
-                f"{this_worker()}: its features of {column} differ from those of the process that started the command; "
-                "install the same version of reservoir everywhere"
-            )
+            problem = f"its features of {column} differ from those of the process that started the command"
+            raise InputError(f"{this_worker()}: {problem}; install the same version of reservoir everywhere")
     _runs.clear()
     _runs[share.key] = run
     return run

@@ -59,9 +59,8 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
     x = x[:PROBE_ROWS].astype(np.float64)
     try:
         parts = [(np.atleast_2d(one.coef_), one.intercept_) for one in _members(estimator)]
-        rows = np.concatenate([coef for coef, _ in parts]).astype(np.float64)
         offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts]).astype(np.float64)
-        coef = rows.T / scaler.scale_[:, None]
+        coef = np.concatenate([coef for coef, _ in parts]).astype(np.float64).T / scaler.scale_[:, None]
         readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=targets)
         if coef.shape[1] != targets.columns:
             return None

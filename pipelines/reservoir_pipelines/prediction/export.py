@@ -107,8 +107,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
     if len({reader and reader.digest for reader in readers}) > 1:
         raise InputError(f"readout {where}: its columns read different inputs; fit columns of one input")
-    scaling = None if readers[0] else bundle.scaling
-    return SequenceModel(bundle.task, scaling, branches, bundle.readout)
+    return SequenceModel(bundle.task, None if readers[0] else bundle.scaling, branches, bundle.readout)
 
 
 @dataclass(frozen=True, kw_only=True)

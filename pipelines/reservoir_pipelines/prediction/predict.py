@@ -12,7 +12,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import check_lengths, forward
-from reservoir.options import CoverageOptions, DeviceOptions, TrustOptions
+from reservoir.options import CoverageOptions, DeviceOptions, LabelsOptions, TrustOptions
 from reservoir.plan import RAW
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
@@ -43,7 +43,7 @@ class Prediction:
     classes : tuple of str or int
         The task's classes; empty for regression.
     truth : str, int, float or nested list of these, optional
-        The label in the file, if it has one.
+        The label in the file or in the table of labels, if there is one.
     id : str, optional
         The name of the row in the file, if it has one.
     group : str or int, optional
@@ -86,7 +86,7 @@ class Prediction:
 
 
 def predict(
-    readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions, cover: CoverageOptions
+    readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions, cover: CoverageOptions, known: LabelsOptions
 ) -> "Predictions":
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=safety.trust)
@@ -97,7 +97,7 @@ def predict(
     if radius is not None:
         where = "on validation rows, which were also used to choose the readout, and perhaps to fit it"
         notify(f"coverage {cover.coverage:g} is approximate: it is measured {where}")
-    raw, given, ids, y, groups = read_new(file, task)
+    raw, given, ids, y, groups = read_new(file, task, known.labels)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths
         problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
         raise InputError(f"{problem}; add the number of real tokens of each row")

@@ -88,8 +88,7 @@ def check_folder(out: Path) -> None:
 def has_model(out: Path, corpus: Corpus) -> bool:
     """Return whether the folder has the files that `save_model` writes."""
     tokenizer = [] if getattr(corpus, "tokenizer", None) is None else ["tokenizer.json", "tokenizer_config.json"]
-    files = ["config.json", "model*.safetensors", *tokenizer]
-    return all(any(out.glob(file)) for file in files)
+    return all(any(out.glob(file)) for file in ("config.json", "model*.safetensors", *tokenizer))
 
 
 def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
@@ -227,7 +226,6 @@ def _pretrain_bit_memory(
 
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:
     """Copy the weights of a backbone into a language model of the same shape, except the token embeddings."""
-    inner = model.model.base_model
-    missing, unexpected = inner.load_state_dict(backbone.model.state_dict(), strict=False)
+    missing, unexpected = model.model.base_model.load_state_dict(backbone.model.state_dict(), strict=False)
     if unexpected or not all(name.startswith(backbone.family.unused) for name in missing):
         raise RuntimeError("the backbone and its language model have different weights; this is a bug in reservoir")

@@ -25,6 +25,7 @@ SEQUENCES = ("x", "sequence")
 IDS = ("id", "series_id", "case")
 TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
+YEAR_LAST = re.compile(r"^(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?!\d)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
@@ -184,15 +185,15 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
     return usual[:1] or outputs
 
 
-def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
+def choose_labels(table: Table, asked: OwnDataOptions, key: str, *, new: bool) -> list[str]:
     """Return the columns of labels in a table of labels, whose column ``key`` names the files or records."""
     if asked.label:
-        require_column(table, asked.label, "label")
+        require_column(table, asked.label, "" if new else "label")
         return [asked.label]
     rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
-    found = usual_labels(table, {key}, alone=True)
+    found = usual_labels(table, {key}, alone=not new)
     if not found and len(rest) != 1:
-        refuse_unlabelled(table, rest)
+        refuse_unlabelled(table, rest, "call it 'label'" if new else "")
     return found or rest
 
 
@@ -222,13 +223,13 @@ def require_column(table: Table, name: str | None, role: str = "", known: Collec
     raise InputError(f"{table.path}: no column {name!r}{who} among {names[:MAX_NAMES]}{more}{remedy}{close}")
 
 
-def refuse_unlabelled(table: Table, names: Collection[str]) -> NoReturn:
+def refuse_unlabelled(table: Table, names: Collection[str], remedy: str = "") -> NoReturn:
     """Refuse a table without a column of labels; suggest those of ``names`` that are not unique texts."""
     frame = table.frame
     missing = " (is the header line missing?)" if any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame) else ""
     flags = [f"--label {quote(name)}" for name in names if not (is_text(frame[name]) and frame[name].is_unique)]
-    or_flags = " or ".join(flags[:MAX_SHOWN]) or "--label NAME"
-    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; pass {or_flags}")
+    remedy = remedy or "pass " + (" or ".join(flags[:MAX_SHOWN]) or "--label NAME")
+    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; {remedy}")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -327,26 +328,42 @@ def are_times(column: Any) -> bool:
 
 
 def times_of(column: Any) -> np.ndarray | None:
-    """Return numbers, or ISO 8601 dates in UTC, as an array that can be sorted, (rows,); None for other cells."""
+    """Return numbers, or dates in UTC, as an array that can be sorted, (rows,); None for other cells.
+
+    Dates have the form of ISO 8601, or the day or month first, as in 14.10.2025. If the cells do not show which of the
+    two is first, they are sorted only if both readings give the same order.
+    """
     import pandas as pd
 
     if column.dtype.kind in "iuf":
         return column.to_numpy() if column.notna().all() else None
-    if not all(isinstance(cell, str) and "-" in cell for cell in column):
+    if not all(isinstance(cell, str) and ("-" in cell or YEAR_LAST.match(cell)) for cell in column):
         return None
-    found = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
-    return None if found.isna().any() else found.dt.tz_localize(None).to_numpy()
+    found = []
+    for form in (r"\3-\2-\1", r"\3-\1-\2") if YEAR_LAST.match(next(iter(column), "")) else ("",):
+        dates = column.str.replace(YEAR_LAST, form, regex=True)
+        times = pd.to_datetime(dates, format="ISO8601", utc=True, errors="coerce")
+        found += [] if times.isna().any() else [times.dt.tz_localize(None).to_numpy()]
+    order = [np.unique(times, return_inverse=True)[1] for times in found]
+    return found[0] if found and (order[0] == order[-1]).all() else None
 
 
-def in_order(table: Table, name: str, *, new: bool) -> Table:
-    """Return the rows of a recording sorted by a column of times, which may repeat only if they are in order."""
+def in_order(table: Table, name: str, *, new: bool) -> tuple[Table, float]:
+    """Return the rows of a recording sorted by a column of times, and the median step, for dates in seconds.
+
+    Times may repeat only if they are in order. If they cannot be sorted, rows keep their order, and the step is NaN.
+    """
     times = times_of(table.frame[name])
-    if times is None or not (times[1:] < times[:-1]).any():
-        return table
-    if len(np.unique(times)) < len(times):
-        or_drop = "" if new else f", or pass --drop {quote(name)} if they are sorted"
-        raise InputError(f"{table.path}: the times in {name!r} repeat and are not in order; sort the rows{or_drop}")
-    return table.take(np.argsort(times).tolist())
+    if times is None:
+        return table, np.nan
+    if (times[1:] < times[:-1]).any():
+        if len(np.unique(times)) < len(times):
+            or_drop = "" if new else f", or pass --drop {quote(name)} if they are sorted"
+            raise InputError(f"{table.path}: the times in {name!r} repeat and are not in order; sort the rows{or_drop}")
+        order = np.argsort(times)
+        table, times = table.take(order.tolist()), times[order]
+    steps = np.diff(times) / (np.timedelta64(1, "s") if times.dtype.kind == "M" else 1)
+    return table, float(np.median(steps)) if len(steps) else 0.0
 
 
 def as_numbers(cell: str) -> np.ndarray | None:

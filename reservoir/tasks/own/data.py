@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
@@ -17,13 +18,14 @@ from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.images import SIDE, Images
 from reservoir.tasks.own.labels import MAX_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
-from reservoir.tasks.own.tables import OR_FILL
+from reservoir.tasks.own.tables import OR_FILL, SUFFIXES
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
 MaybeArray = np.ndarray | None
+NewRows = tuple[np.ndarray, MaybeArray, list[str] | None, MaybeArray, MaybeArray]
 
 
 def own_name(origin: str) -> str:
@@ -254,13 +256,17 @@ class OwnData(Source):
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
 
 
-def read_new(path: Path, task: Task) -> tuple[np.ndarray, MaybeArray, list[str] | None, MaybeArray, MaybeArray]:
+def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     """Return the sequences of a file (for images, paths), and lengths, names, labels and groups (None if absent)."""
-    if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file():
+    if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file() and not labels:
         return read_idx(path, (28, 28)), None, None, None, None
-    names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
-    asked = {name: value for name, value in task.parameters.items() if name in names}
-    columns = open_arrays(str(path), OwnDataOptions(**asked), task)
+    parameters = {**task.parameters, "labels": labels, "skip_bad_rows": False}
+    if labels and "labels" not in task.parameters:  # they name columns of another table, or are patterns of headers
+        parameters |= {"label": None, "id": None, "group": None}
+    no_images = f"{path}: no images, but the readout was fitted on images; give images, or a table with their paths"
+    if task.pictures and path.is_file() and path.suffix.lower() in SUFFIXES and not named_kind(path):
+        raise InputError(no_images)
+    columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: no array 'x'; store the sequences under this name")
     if not columns.shapes["x"]:
@@ -271,8 +277,7 @@ def read_new(path: Path, task: Task) -> tuple[np.ndarray, MaybeArray, list[str] 
             raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
     images = isinstance(columns, Images)
     if bool(task.pictures) != images:
-        found, wanted = ("images", "other data") if images else ("no images", "images")
-        raise InputError(f"{path}: holds {found}, but the readout needs {wanted}; give the same kind of data")
+        raise InputError(f"{path}: images, but the readout reads other data; give such data" if images else no_images)
     x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
     given = ("lengths", "ids", "y", "groups")
     lengths, ids, y, groups = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given)

@@ -44,7 +44,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows if labelled else None)
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
     notes, where = [], list(zip([f"{path}, {place}" for place in places], headers, strict=True))
-    if labelled and asked.labels:
+    if asked.labels:
         arrays, notes = labels_from_table(asked, ids, bad)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
     elif labelled:
@@ -62,7 +62,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
             raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
         if asked.group:
             columns["groups"] = _found_in_headers(where, asked.group, "group")
-    found = columns_as_arrays(columns, bad, asked, labelled=labelled, id="id", text="sequence")
+    known = None if task is None else {"each": "token"} if task.each else {}
+    found = columns_as_arrays(columns, bad, asked, known, id="id", text="sequence")
     found.notes += notes
     return found
 
@@ -92,16 +93,15 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     """Return the arrays of a file, a folder or a dataset of the hub; new sequences of a ``task`` need no labels."""
     path, known = Path(origin), task.parameters if task else None
     published = split_files(path) if task is None else {}
-    if task is None:
-        _check_flags(origin, asked, published)
+    _check_flags(origin, asked, published, new=task is not None)
     if is_hub(origin):
         return hub_arrays(origin, asked, labelled=task is None)
     suffix = path.suffix.lower()
     if published or (path.is_file() and (suffix == ".ts" or (is_bare(path) and not asked.label))):
         return read_series(published or {"": path}, regression=asked.regression)
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
-    labels = asked.labels or (path / known["labels"] if known and "labels" in known else None)
-    files = media_files(path, Path(labels) if labels else None)
+    labels = [path / known["labels"]] if known and "labels" in known else []
+    files = media_files(path, *labels, *([Path(asked.labels)] if asked.labels else []))
     if not files and known and known.get("recordings") and suffix in tables.SUFFIXES and not named_kind(path):
         files = [path]
     if files:
@@ -149,13 +149,13 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 
 
-def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Path]) -> None:
+def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Path], *, new: bool) -> None:
     path = Path(origin)
     suffix, bare = path.suffix.lower(), is_bare(path)
     joined = ("label", "id", "group") if asked.labels else ()
     if is_hub(origin) or (suffix in tables.SUFFIXES and not bare and not published):
         if asked.labels:
-            why = "is for folders of files and FASTA; for a table, name the column of labels with --label"
+            why = "is for folders of files and FASTA; a table has a column of labels, so leave it out"
             raise InputError(f"{origin}: --labels {why}")
         return
     if published or suffix == ".ts" or bare:
@@ -167,7 +167,7 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
     else:
         why = "files are labelled by their folder, or by a table that --labels names"
         allowed = ("labels", "drop", "time", *joined)
-    for flag in ("label", "id", "time", "group", "text", "drop", "labels"):
+    for flag in ("labels",) if new else ("label", "id", "time", "group", "text", "drop", "labels"):
         if (name := getattr(asked, flag)) and flag not in allowed:
             raise InputError(f"{origin}: --{flag} {name} names a column of a table, and {why}; leave it out")
 

@@ -14,12 +14,14 @@ from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.sounds import Sounds
 from reservoir.tasks.own.tables import BadRows, Table, read_table
 
+SAME_STEP = 1.1  # time steps up to this ratio are the same, because clocks jitter
 
-def media_files(path: Path, labels: Path | None = None) -> list[Path]:
+
+def media_files(path: Path, *labels: Path) -> list[Path]:
     """Return the sorted files below a folder that are one sequence each, except ``labels``; or ``path`` itself."""
     if not path.is_dir():  # a single recording is read as a table
         return [path] if path.is_file() and columns.files_kind([path.name]) in {"images", "sounds"} else []
-    files = [file for file in _visible(path) if not (labels and labels.exists() and file.samefile(labels))]
+    files = [file for file in _visible(path) if not any(map(file.samefile, filter(Path.exists, labels)))]
     by_kind = ([file for file in files if columns.files_kind([file.name]) == kind] for kind in columns.FILES)
     files = next(filter(None, by_kind), [])
     for link in (file for file in files if file.is_symlink()):  # links to folders are not followed
@@ -45,12 +47,12 @@ def folder_arrays(
     """Return names, labels and splits of the files of a folder, and notes; ``known`` has the classes of new files."""
     parts = [name.split("/") for name in names]
     arrays = {"ids": np.array(names)}
-    if known is not None:
-        named = [next((name for name in part[:-1] if name in known), None) for part in parts]
-        return arrays | ({"y": np.array(named, object)} if any(named) else {}), []
     if asked.labels:
         found, notes = labels_from_table(asked, names, bad)
         return arrays | found, notes
+    if known is not None:
+        named = [next((name for name in part[:-1] if name in known), None) for part in parts]
+        return arrays | ({"y": np.array(named, object)} if any(named) else {}), []
     splits = {part[0]: SPLIT_NAMES.get(part[0].lower(), "") for part in parts if len(part) > 1}
     others = [top for top, split in splits.items() if not split]
     if others and len(set(splits.values())) > 2:
@@ -70,25 +72,26 @@ def folder_arrays(
 def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
 
-    With --skip-bad-rows, files whose rows in the table cannot be used become ``bad``.
+    With --skip-bad-rows, files whose rows in the table cannot be used become ``bad``. Labels of new files may be empty.
     """
     assert asked.labels
     table = read_table(Path(asked.labels), None, asked.decimal)  # all as text, because run 007 is not run 7
     table.bad.skip = bad.skip
     table.bad.kept()
-    key, file_of = _joined(table, asked.id, names)
+    new = bad.skip is None  # a saved readout reads the files, and messages name no flags of `extract`
+    key, file_of = _joined(table, asked.id, names, new=new)
     left = [str(cell).strip() for cell, file in zip(table.frame[key], file_of, strict=True) if not file]
     table, file_of = table.take([row for row, file in enumerate(file_of) if file]), list(filter(None, file_of))
     _, first, same = np.unique(file_of, return_index=True, return_inverse=True)
     first, rows = first[same], first[np.unique(names, return_inverse=True)[1]]
-    label, *others = columns.choose_labels(table, asked, key)
-    columns.require_column(table, asked.group, "group")
-    roles = {"y": [label, *others], "groups": [asked.group or "groups"], "split": ["split"]}
+    label, *others = columns.choose_labels(table, asked, key, new=new)
+    columns.require_column(table, None if new else asked.group, "group")
+    roles = {"y": [label, *others], "groups": [asked.group or "groups"], "split": [] if new else ["split"]}
     arrays: dict[str, np.ndarray] = {}
     for array, wanted in roles.items():
         flags = asked if array == "y" else OwnDataOptions(classes=True)  # groups are names
         if given := [name for name in wanted if name in table.frame]:
-            values = columns.joined_labels(table, given, flags, required=True)
+            values = columns.joined_labels(table, given, flags, required=array != "y" or not new)
             for row in np.flatnonzero((values != values[first]).reshape(len(values), -1).any(axis=1)):
                 what, other = "label" if array == "y" else array, table.bad.places[first[row]]
                 table.bad.add(row, f"{file_of[row]!r} has another {what} in {other}", "keep one of these lines")
@@ -101,15 +104,17 @@ def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> 
     return arrays, notes + columns.comma_notes(table.commas)
 
 
-def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, list[str]]:
+def _joined(table: Table, named: str | None, names: Sequence[str], *, new: bool) -> tuple[str, list[str]]:
     """Return the column that names most files (whole, or without folder or suffix), and the file of each row or ""."""
-    columns.require_column(table, named, "id")
-    levels: list[dict[str, dict[str, None]]] = [{}, {}, {}, {}]  # the files of each form of a name, the longest first
+    columns.require_column(table, named, "" if new else "id")
+    levels: list[dict[str, dict[str, None]]] = [{}, {}, {}, {}, {}]  # files of each form of a name, the longest first
     for name in names:
         path = columns.with_slashes(name)
-        forms = (str(path), str(path.with_suffix("")) if path.suffix else str(path), path.name, path.stem)
-        for level, form in zip(levels, forms, strict=True):
-            level.setdefault(form, {})[name] = None
+        short = str(path.with_suffix("")) if path.suffix else str(path)
+        parts = name.split("|")  # of the id of a protein, such as sp|P12345|NAME_HUMAN
+        for level, forms in zip(levels, ([str(path)], [short], [path.name], [path.stem], parts), strict=True):
+            for form in forms:
+                level.setdefault(form, {})[name] = None
     found, clear = {}, {}
     for column in [named] if named else table.frame:
         cells = [str(columns.with_slashes(str(cell))) for cell in table.frame[column]]
@@ -122,7 +127,8 @@ def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str,
             raise InputError(f"{start} {files[0]!r} or {files[1]!r}; write a row with the whole name for each of them")
     if missing := [name for name in names if name not in clear[key]]:
         most = f" ({len(missing):,} of {len(names):,} have none)" if len(missing) > 1 else ""
-        raise InputError(f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or change --id")
+        remedy = "add it; its label may be empty" if new else "add it, or change --id"
+        raise InputError(f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; {remedy}")
     return key, [files[0] if len(files) == 1 else "" for files in found[key]]
 
 
@@ -147,7 +153,7 @@ def _recordings(
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
     new = bool(names)  # a readout was fitted to columns of these names
-    commas = dict[str, None]()
+    commas, steps = dict[str, None](), dict[Path, float]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
@@ -157,7 +163,8 @@ def _recordings(
             for name in wanted:
                 columns.require_column(table, name, "" if new else role)
         times += [name for name in table.frame if name.lower() in columns.TIMES and name not in drop]
-        table = columns.in_order(table, times[0], new=new) if times else table
+        if times:
+            table, steps[file] = columns.in_order(table, times[0], new=new)
         frame, channels = table.frame, names
         commas.update(dict.fromkeys(table.commas))
         if not channels:
@@ -182,4 +189,10 @@ def _recordings(
     found.chosen = {"columns": names, "recordings": True}
     note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
     found.notes = [note, *columns.comma_notes([*commas])]
+    if unsorted := [file.name for file, step in steps.items() if np.isnan(step)]:
+        start = f"recordings whose times cannot be sorted keep the order of their rows ({len(unsorted):,})"
+        found.notes.append(f"{start}; write dates as 2024-12-31, or numbers: {columns.listed(unsorted)}")
+    if (rates := sorted(step for step in steps.values() if step > 0)) and rates[-1] > SAME_STEP * rates[0]:
+        start = f"sampling rates differ: the median time step ranges from {rates[0]:g} to {rates[-1]:g}"
+        found.notes.append(f"{start}; resample the recordings to one rate")
     return found

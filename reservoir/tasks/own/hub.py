@@ -43,7 +43,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     skip = asked.skip_bad_rows if labelled else None
     bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=skip)
     roles = {"text": text, "label": label or None, "id": asked.id, "group": asked.group}
-    found = columns_as_arrays(cells, bad, asked, labelled=labelled, **roles)
+    found = columns_as_arrays(cells, bad, asked, None if labelled else {}, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
     found.notes = [*notes, *found.notes]
     return found

@@ -119,8 +119,7 @@ def _read_bare(path: Path) -> Series:
             raise InputError(f"{where}: no value after the label; remove the line")
         x.append(np.array(values[: known[-1] + 1])[:, None])
         y.append(float(label))
-    whole = all(label == round(label) for label in y)
-    return x, [str(int(label)) for label in y] if whole else y
+    return x, [str(int(label)) for label in y] if all(map(float.is_integer, y)) else y
 
 
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:

@@ -241,15 +241,14 @@ class TableReader:
 
 
 def columns_as_arrays(
-    cells: Mapping[str, Sequence[Any]], bad: BadRows, asked: OwnDataOptions, *, labelled: bool, **roles: str | None
+    cells: Mapping[str, Sequence[Any]], bad: BadRows, asked: OwnDataOptions, known: Any, **roles: str | None
 ) -> Arrays:
     """Return columns of texts, labels, ids, groups and splits as arrays, read with the flags ``roles``."""
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
     named: Any = {"regression": asked.regression, "classes": asked.classes, **roles}
-    table = Table(Path(bad.where), frame, bad)
-    found = TableReader(table, OwnDataOptions(**named), None if labelled else {}).arrays_of_table()
+    found = TableReader(Table(Path(bad.where), frame, bad), OwnDataOptions(**named), known).arrays_of_table()
     found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
     return found
 

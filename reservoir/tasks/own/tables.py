@@ -226,8 +226,9 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
                 faults[len(records)] = problem
             records.append({} if problem else record)
             places.append(number)
-    if not records:
-        raise InputError(f"{path}: no rows; write one JSON object per line")
+    if len(faults) == len(records):
+        start = f"{path}, line {places[0]}: {faults[0]}" if faults else f"{path}: no rows"
+        raise InputError(f"{start}; write one JSON object per line")
     return pd.DataFrame.from_records(records, index=range(len(records))), places, faults
 
 

@@ -121,7 +121,5 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str
     given = full_lengths(x) if lengths is None else lengths
     lengths = clean_lengths(where, given, *x.shape[:2], fewest=1 if task.each else task.readout_tokens)
     if isinstance(task.form, Tokens):
-        x = clean_symbols(where, x, lengths, task.form.vocabulary)
-    else:
-        x = as_values(where, x, lengths, missing)
-    return x, lengths
+        return clean_symbols(where, x, lengths, task.form.vocabulary), lengths
+    return as_values(where, x, lengths, missing), lengths
