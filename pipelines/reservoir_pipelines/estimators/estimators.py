@@ -279,9 +279,10 @@ class _ReservoirPredictor(_ReservoirEstimator):
         found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
         return np.stack(found, axis=1)
 
-    def _read(self, x: npt.ArrayLike) -> np.ndarray:
-        """Return the features of new sequences that the readout uses, (n, width)."""
-        return self._features(self._rows(x))(self.column_)
+    def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: npt.ArrayLike) -> np.ndarray:
+        """Return what a method of the readout returns for the features of new sequences."""
+        features = self._features(self._rows(x))(self.column_)
+        return method(self.readout_, features)
 
 
 @with_parameters("vocabulary", "channels_first", "alphas", "cv", "class_weight")
@@ -342,20 +343,17 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 
     def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
-        x = self._read(X)
-        scores = self.readout_.scores(x)
+        scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if len(self.classes_) == 2 and not self._several else scores
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of sequences, or 0 and 1 (n_samples, n_classes) if they have several."""
-        x = self._read(X)
-        found = self.readout_.predict(x)
+        found = self._apply(LinearReadout.predict, X)
         return found if self._several else self.classes_[found[:, 0]]
 
     def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
-        x = self._read(X)
-        found = self.readout_.probabilities(x)
+        found = self._apply(LinearReadout.probabilities, X)
         return found[:, :, 1] if self._several else found[:, 0]
 
     def __sklearn_tags__(self) -> Any:
@@ -394,8 +392,7 @@ class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""
-        x = self._read(X)
-        scores = self.readout_.scores(x)
+        scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if self._single else scores
 
     def __sklearn_tags__(self) -> Any:
