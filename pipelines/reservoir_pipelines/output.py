@@ -139,10 +139,10 @@ class _Screen:
     meters: ClassVar[list["Meter"]] = []
 
 
-def notify(text: str) -> None:
-    """Print one line for a person to stderr; stdout is reserved for results."""
-    if not _silenced.get():
-        _write(sys.stderr, text)
+def notify(*lines: str) -> None:
+    """Print lines for a person to stderr; stdout is reserved for results."""
+    for line in () if _silenced.get() else lines:
+        _write(sys.stderr, line)
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -216,13 +216,14 @@ def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
 def _by_row(
     merits: np.ndarray, counts: np.ndarray | None, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the mean of the samples (n,) of each row, and its group, leaving out rows with 0 in ``counts``."""
+    """Return what each row adds to the mean of all samples (n,), and its group, for rows with ``counts`` above 0."""
     if counts is None:
         return merits, groups
     given = counts > 0
-    counts = counts[given]
-    means = np.add.reduceat(merits, np.cumsum(counts) - counts) / counts
-    return means, None if groups is None else groups[given]
+    # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
+    counts, mean = counts[given], merits.mean()
+    added = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
+    return added, None if groups is None else groups[given]
 
 
 def r2_interval(

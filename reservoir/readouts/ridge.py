@@ -68,8 +68,7 @@ class Arithmetic:
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
         """Return an array of zeros, or a tensor on the device."""
-        zeros = np.zeros(shape, dtype)
-        return zeros if self.device is None else self.put(zeros)
+        return self.put(np.zeros(shape, dtype))
 
     def put(self, x: np.ndarray) -> Any:
         """Return an array as a tensor of the same dtype on the device; without a device return the array itself."""
@@ -555,7 +554,7 @@ def balance_raw(raw: np.ndarray) -> np.ndarray:
 def positive(alphas: np.ndarray) -> np.ndarray:
     """Return the penalties; raise `InputError` if one is not a positive number."""
     if not (len(alphas) and np.isfinite(alphas).all() and np.min(alphas) > 0):
-        raise InputError(f"readout: the penalties are {list(alphas)}; give one or more, all positive numbers")
+        raise InputError(f"readout: the penalties are {alphas.tolist()}; give one or more, all positive numbers")
     return alphas
 
 

@@ -5,6 +5,7 @@ import warnings
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 from reservoir_cache import CacheError, ShardWriter, list_entries, repair, verify
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
@@ -251,6 +252,15 @@ def test_wrong_input_is_refused_in_one_line(classifier, passes, settings, shape,
     with pytest.raises(ValueError, match=message) as caught:
         classifier(**settings).fit(np.zeros(shape), np.arange(20) % 2)
     assert "\n" not in str(caught.value) and passes == []
+
+
+def test_channels_of_a_table_in_another_order_are_refused(classifier):
+    x, y = waves()
+    table = pd.DataFrame({name: list(x[:, :, n]) for n, name in enumerate(["force", "speed"])})
+    model = classifier(alphas=10).fit(table, y)
+    assert model.predict(table[:5]).tolist() == model.predict(list(x[:5])).tolist()
+    with pytest.raises(ValueError, match=r"X has the columns \['speed', 'force'\]; give .*: \['force', 'speed'\]"):
+        model.predict(table[["speed", "force"]])
 
 
 def test_texts_are_refused_with_a_remedy_that_works(tiny_gpt2):

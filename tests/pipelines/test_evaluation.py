@@ -44,6 +44,17 @@ def test_metrics_of_classes_equal_scikit_learn():
     assert json.loads(json.dumps(found.to_dict()))["confusion"][3] == [0, 0, 0, 0]
 
 
+def test_the_interval_of_tokens_belongs_to_their_accuracy_if_sequences_differ_in_length():
+    draw = np.random.default_rng(0)
+    counts = draw.permutation(np.repeat([2, 50], 100))
+    right = draw.random(counts.sum()) < np.repeat(np.where(counts == 2, 0.5, 0.9), counts)
+    found = evaluate_classes(right * 1, np.ones(len(right), int), ["no", "yes"], counts=counts)
+    of_row = np.stack([np.add.reduceat(right * 1, np.cumsum(counts) - counts), counts])
+    drawn = of_row[:, draw.integers(200, size=(2000, 200))].sum(axis=2)
+    assert found.scores["accuracy"] == pytest.approx(right.mean()) == found.merits.mean()
+    assert found.interval == pytest.approx(np.quantile(drawn[0] / drawn[1], [0.025, 0.975]), abs=0.003)
+
+
 def test_reliability_equals_the_calibration_curve_of_scikit_learn():
     draw = np.random.default_rng(0)
     sure = draw.uniform(0.5, 1, 500)

@@ -197,6 +197,15 @@ def test_counts_and_warnings_are_stored(tmp_path, cache):
         assert prepared.warnings == ("the split 'test' has classes that no row of 'train' has (1): 2",)
 
 
+def test_test_rows_that_repeat_other_rows_are_counted(cache, tmp_path):
+    x, split = np.random.default_rng(0).normal(size=(12, 5, 1)), np.repeat(["train", "valid", "test"], 4)
+    for repeated, lines in ((0, 0), (3, 1)):
+        x[8 : 8 + repeated] = x[2 : 2 + repeated]
+        np.savez(tmp_path / "own.npz", x=x, y=["a", "b"] * 6, split=split)
+        notes = [note for note in prepare(str(tmp_path / "own.npz")).warnings if "3 of 4 test rows repeat" in note]
+        assert len(notes) == lines
+
+
 def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     table = {row["task"]: row for row in task_table()}

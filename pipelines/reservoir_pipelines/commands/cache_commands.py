@@ -29,8 +29,7 @@ def list_(given: dict[str, Any]) -> Answer:
     """List everything in the cache, with size and last use."""
     root = cache_root(**given)
     found = [store.summarize(entry) for entry in store.list_entries(root)]
-    for problem in store.broken_entries(root):
-        notify(str(problem))
+    notify(*map(str, store.broken_entries(root)))
     rows = [_line([each], each.entry.path.name) for each in found if not _of_estimator(each.entry)]
     if batches := [each for each in found if _of_estimator(each.entry)]:
         rows.append(_line(batches, f"{len(batches):,} batches of the estimators"))
@@ -182,8 +181,7 @@ def _ask(rows: Sequence[tuple[Any, ...]], what: str) -> None:
     """Show what will be removed and ask; raise `InputError` without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, or --dry-run to list them")
-    for path, size, used in rows:
-        notify(f"{path}  {size}, last used {used}")
+    notify(*(f"{path}  {size}, last used {used}" for path, size, used in rows))
     if not typer.confirm(f"Remove {what}?", err=True):
         raise typer.Exit(1)
 

@@ -56,8 +56,7 @@ def prepare(task: OwnTask, given: dict[str, Any]) -> Answer:
     The other commands do this themselves when they need the data.
     """
     prepared = api.prepare(task, **given)
-    for note in prepared.notes():
-        notify(note)
+    notify(*prepared.notes())
     rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
     found = {"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest}
     return Answer(found, [(("split", "#rows"), rows, str(prepared.path))])
@@ -212,7 +211,7 @@ def fit_tables(done: Fit) -> list[Table]:
         title = "left out by the race; scores of fits to fewer rows, which must not be compared with those above"
         tables.append((("columns", "#valid in the race"), lost, title))
     last = [
-        ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
+        ("tried", f"{count_text(len(done.table), 'readout')} in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
         ("readout", done.saved),
         ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
@@ -226,9 +225,8 @@ def _over_groups(found: Evaluation) -> str:
 
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
     """Return the names and values of an evaluation, the metric ``first`` before all others."""
-    shares = bool(found.classes)
     return [
-        (NAMES.get(name, name.replace("_", " ")), percent(value) if shares and name != "auc" else f"{value:.4g}")
+        (NAMES.get(name, name.replace("_", " ")), percent(value) if found.classes and name != "auc" else f"{value:.4g}")
         for name, value in sorted(found.scores.items(), key=lambda item: item[0] != first)
     ]
 
@@ -311,8 +309,7 @@ def predict(
         (name, value), *others = evaluation_lines(evaluation)
         spread = _spread(evaluation.interval, name)
         notify(f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else ""))
-        for name, value in others:
-            notify(f"{name}: {value}")
+        notify(*(f"{name}: {value}" for name, value in others))
     found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
     written = ("predicted", ""), [("rows", f"{evaluator.rows:,}"), ("written", out)]
     return Answer(found | {"evaluation": evaluation}, [written] if out else [])
@@ -409,8 +406,7 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
     if name or given.keys() != {"out"}:
         raise InputError("--import FILE takes only --out FOLDER; describe the folder with a second command")
     done = import_backbone(foreign, given["out"])
-    for note in done.notes:
-        notify(note)
+    notify(*done.notes)
     left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
     rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
     return Answer(done, [(("imported", ""), rows)])

@@ -126,15 +126,17 @@ class _ReservoirEstimator(BaseEstimator):
 
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
-        x, lengths = unnested(x), None
+        names, x, lengths = list(getattr(x, "columns", ())), unnested(x), None
         if isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str):
             raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
         x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
         # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
-            self._lists = is_list(x)
+            self._lists, self._names = is_list(x), names
         if is_list(x, equal=self._lists):
+            if min(len(names), len(self._names)) > 1 and names != self._names:
+                raise ValueError(f"X has the columns {names}; give the columns of fit in their order: {self._names}")
             x, lengths = padded(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, **checks), lengths
@@ -236,7 +238,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
         rows = self._learn(checked, lengths, weights)
         features = self._features(rows)
         folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
-        alphas = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
+        alphas = DEFAULT_ALPHAS if self.alphas is None else np.array(self.alphas, np.float64, ndmin=1)
         raw, fits = features(RAW).shape[1], []
         for name in dict.fromkeys([*self._plan.candidates, RAW]):
             x = features(name)
@@ -273,15 +275,14 @@ class _ReservoirPredictor(_ReservoirEstimator):
         if units < 2:
             what = "n_samples = 1" if group is None else "groups holds 1 group"
             raise ValueError(f"{what}; give at least two, because some are held out to choose a readout")
-        plan = self._plan
-        folds, repeats = (min(plan.folds, units), plan.repeats) if self.cv is None else (self.cv, 1)
+        folds, repeats = (min(self._plan.folds, units), self._plan.repeats) if self.cv is None else (self.cv, 1)
         found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
         return np.stack(found, axis=1)
 
-    def _read(self, x: npt.ArrayLike) -> np.ndarray:
-        """Return the features of new sequences that the readout uses, (n, width)."""
-        rows = self._rows(x)
-        return self._features(rows)(self.column_)
+    def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: npt.ArrayLike) -> np.ndarray:
+        """Return what a method of the readout returns for the features of new sequences."""
+        features = self._features(self._rows(x))(self.column_)
+        return method(self.readout_, features)
 
 
 @with_parameters("vocabulary", "channels_first", "alphas", "cv", "class_weight")
@@ -342,20 +343,17 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 
     def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
-        x = self._read(X)
-        scores = self.readout_.scores(x)
+        scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if len(self.classes_) == 2 and not self._several else scores
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of sequences, or 0 and 1 (n_samples, n_classes) if they have several."""
-        x = self._read(X)
-        found = self.readout_.predict(x)
+        found = self._apply(LinearReadout.predict, X)
         return found if self._several else self.classes_[found[:, 0]]
 
     def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
-        x = self._read(X)
-        found = self.readout_.probabilities(x)
+        found = self._apply(LinearReadout.probabilities, X)
         return found[:, :, 1] if self._several else found[:, 0]
 
     def __sklearn_tags__(self) -> Any:
@@ -394,8 +392,7 @@ class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""
-        x = self._read(X)
-        scores = self.readout_.scores(x)
+        scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if self._single else scores
 
     def __sklearn_tags__(self) -> Any:
@@ -451,8 +448,7 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
 
     def transform(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the features of sequences, (n_samples, n_features) of float32."""
-        rows = self._rows(X)
-        return self._features(rows)("+".join(self.columns_))
+        return self._features(self._rows(X))("+".join(self.columns_))
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the name of each feature, such as ``block01/mean/17``; ``input_features`` is ignored."""

@@ -58,11 +58,15 @@ def is_list(x: Any, *, equal: bool = True) -> bool:
 
 
 def unnested(x: Any) -> Any:
-    """Return a pandas or polars table or column of series as a list of sequences, and any other X unchanged."""
+    """Return a table or column of series as a list of sequences, masked values as NaN, and any other X unchanged."""
+    if is_list(x) and any(map(np.ma.is_masked, x)):
+        return [unnested(row) for row in x]
+    if np.ma.is_masked(x):
+        return x.astype(float).filled(np.nan)
     if hasattr(x, "to_list"):
         return x.to_list()
     names = list(getattr(x, "columns", ()))
-    if not names or not len(x) or not hasattr(x[names[0]].to_list()[0], "__len__"):
+    if not names or not len(x) or not any(hasattr(x[name][:1].to_list()[0], "__len__") for name in names):
         return x
     if len(names) == 1:
         return x[names[0]].to_list()
@@ -222,8 +226,7 @@ class RowCache:
         def column(name: str) -> np.ndarray:
             values = {}
             for block in dict.fromkeys(block for block, _ in places):
-                room = sum(block.bytes for block in self._blocks) < HELD_BYTES
-                values[block] = block.column(name, hold=room)
+                values[block] = block.column(name, hold=sum(one.bytes for one in self._blocks) < HELD_BYTES)
             return np.stack([values[block][row] for block, row in places])
 
         return column

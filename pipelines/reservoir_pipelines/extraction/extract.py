@@ -101,8 +101,7 @@ def extract(
     started = time.monotonic()
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
-    for note in prepared.notes():
-        notify(note)
+    notify(*prepared.notes())
     request = _request_of(prepared, options, splits)
     if found := _recall(root, request):
         entry, columns, computed = *found, 0

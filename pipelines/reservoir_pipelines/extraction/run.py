@@ -87,8 +87,7 @@ def start_run(
     plan = plan_of(prepared, options, planned)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     reading = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    for note in filter(None, (reading, plan.note)):
-        notify(note)
+    notify(*filter(None, (reading, plan.note)))
     rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
     spec = make_spec(prepared, rows, model, plan.store)

@@ -65,8 +65,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     raw = baselines[0] if baselines else None
     ours = max([fit.result.valid_score for fit in fits if fit.result.columns != (RAW,)], default=math.inf)
     level = tuple(one.result.name for one in baselines if one.result.valid_score >= ours)
-    for name in level:
-        notify(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}.")
+    notify(*(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}." for name in level))
     # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if it scores better.
     own = options.columns == "all" and task.name not in TASKS and not task.each
     kept = raw if own and raw and raw.result.merit > chosen.result.merit else chosen

@@ -209,7 +209,9 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
         temporary.replace(path)
         sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
         counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
-        written.append({"split": name, "name": file, **sums, **counts})
+        pairs = zip(split.x, arrays["lengths"], strict=True)
+        hashes = [hashlib.blake2b(x.tobytes() + length.tobytes(), digest_size=8).digest() for x, length in pairs]
+        written.append({"split": name, "name": file, **sums, **counts, "hashes": hashes})
     return written
 
 
@@ -224,7 +226,7 @@ def _write_index(
     for name in SPLITS:
         if name not in files:
             raise InputError(f"task {task.name!r}: no rows for the split {name!r}; give more rows")
-    splits, totals, unseen = {}, {}, []
+    splits, totals, warnings = {}, {}, [*source.notes()]
     for name in split_order(set(files)):
         kept = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
         totals[name] = {count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")}
@@ -233,7 +235,7 @@ def _write_index(
         new = set(np.unique(splits[name].y).tolist()) - set(np.unique(splits["train"].y).tolist()) - {MISSING}
         if task.classes and new:
             classes = ", ".join(str(task.label(c)) for c in sorted(new)[:5]) + (", ..." if len(new) > 5 else "")
-            unseen.append(f"the split {name!r} has classes that no row of 'train' has ({len(new)}): {classes}")
+            warnings.append(f"the split {name!r} has classes that no row of 'train' has ({len(new)}): {classes}")
     index = {
         "version": VERSION,
         "task": task.to_dict(),
@@ -241,11 +243,21 @@ def _write_index(
         "digest": _digest([task.to_dict(), scaling], splits),
         "splits": totals,
         "source": origin,
-        "warnings": [*source.notes(), *unseen],
+        "warnings": warnings + ([] if task.name in TASKS else _repeats(files)),
     }
     publish_json(folder / INDEX, index)
     for name in splits:
         sync(folder / name)
+
+
+def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    """Return a line if sequences of ``test`` are also in other splits, because a readout may know these by heart."""
+    hashes = {name: [one for file in files[name] for one in file["hashes"]] for name in SPLITS}
+    known = {*hashes["train"], *hashes["valid"]}
+    repeated = sum(one in known for one in hashes["test"])
+    start = f"{repeated:,} of {len(hashes['test']):,} test rows repeat a sequence of the training or validation rows"
+    remedy = "remove repeats, or give them one group"
+    return [f"{start}, so scores on new sequences may be lower; {remedy}"] if repeated else []
 
 
 def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:

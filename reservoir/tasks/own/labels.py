@@ -222,7 +222,8 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
                 names[train] = stratified(np.zeros(len(train), np.int64), shares)
     for name in SHARES:
         if name not in names:
-            raise InputError(f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows")
+            each = f" of each of the {labels.classes} classes" if labels.classes else ""
+            raise InputError(f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows{each}")
     of_group: dict[str, str] = {}
     for group, name in () if groups is None else zip(groups.tolist(), names.tolist(), strict=True):
         if of_group.setdefault(group, name) != name:

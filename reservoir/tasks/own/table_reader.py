@@ -144,8 +144,9 @@ class TableReader:
             array = columns.as_numbers(cell) if isinstance(cell, str) else columns.as_sequence(cell)
             tokens = next(iter(found.values())).shape[1:] if found else None
             if array is None or not array.size:
-                start = f"{cell[:40]!r} is " if isinstance(cell, str) and cell else ""
-                bad.add(row, f"{start}not a sequence of numbers in column {whole!r}")
+                start = f"{str(cell)[:40]!r} is " if isinstance(cell, str | list) and cell else ""
+                remedy = "write numbers there, or letters as one text"
+                bad.add(row, f"{start}not a sequence of numbers in column {whole!r}", remedy)
             elif tokens is not None and array.shape[1:] != tokens:
                 bad.add(row, f"tokens of shape {array.shape[1:]}, but {tokens} in the rows before")
             else:
@@ -161,9 +162,7 @@ class TableReader:
 
     def _values(self) -> None:
         """Read columns with one value per cell as floats (rows, values); rows may end early."""
-        self._choose_values()
-        frame = self.table.frame
-        names = list(frame)
+        names, frame = self._choose_values(), self.table.frame
         empty = np.stack([frame[name].isna() | (frame[name].astype(object) == "") for name in names], axis=1)
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
         for row in np.flatnonzero(empty.all(axis=1)):
@@ -176,8 +175,8 @@ class TableReader:
         self.arrays["x"] = columns.values_of(self.table, names, fill=self.fill, new=not self.labelled, lengths=lengths)
         self.arrays["lengths"] = lengths
 
-    def _choose_values(self) -> None:
-        """Keep the task's value columns, in its order; rows may end before the last column."""
+    def _choose_values(self) -> list[str]:
+        """Keep the task's value columns, in its order, and return them; rows may end before the last column."""
         table, known = self.table, self.known.get("columns", [])
         if known:
             end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
@@ -188,6 +187,7 @@ class TableReader:
         if not names:
             raise InputError(f"{table.path}: no columns of values; give one column per value of a sequence")
         self.chosen["columns"] = names
+        return names
 
     def _long(self, ids: Sequence[str]) -> None:
         import pandas as pd
@@ -197,8 +197,7 @@ class TableReader:
         time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         self.chosen |= {"long": True} | ({"time": time} if time else {})
         times = self._ordered(time) if time else np.arange(len(ids))
-        self._choose_values()
-        names = list(table.frame)
+        names = self._choose_values()
         tokens = columns.values_of(table, names, fill=self.fill, new=not self.labelled)
         member, series = pd.factorize(np.array(ids))
         one_of_them = "keep one of them" + OR_OFFSET * (times.dtype.kind == "M")
