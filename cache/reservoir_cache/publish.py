@@ -167,9 +167,11 @@ def refuse_links(*paths: Path) -> None:
 
 
 def path_below(root: Path, *names: str) -> Path:
-    """Return the path of a file or folder below a root; raises CacheError if any part below it is a symbolic link."""
+    """Return the path of a file or folder below a root; raises CacheError if a name leads elsewhere or is a link."""
     path = Path(root)  # the user chose the root, which may be a link; its content may come from other people
     for name in names:
+        if "/" in name or name in ("", ".", ".."):
+            raise CacheError(f"{path}: {name!r} is not the name of a file or folder in it; remove what contains it")
         path /= name
         refuse_links(path)
     return path

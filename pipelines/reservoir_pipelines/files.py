@@ -141,7 +141,10 @@ def write_checked(path: Path, values: Mapping[str, Any]) -> None:
 
 def read_checked(path: Path) -> dict[str, Any]:
     """Return what `write_checked` wrote; raise `ValueError` for any other file, `DamagedError` if it has changed."""
-    values = json.loads(path.read_text())
+    try:
+        values = json.loads(path.read_text())
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None
     if not isinstance(values, dict) or DIGEST not in values:
         raise ValueError("it has no checksum")
     if values.pop(DIGEST) != json_digest(values):

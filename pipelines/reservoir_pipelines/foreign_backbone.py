@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -137,6 +138,9 @@ def _torch(source: Path, folder: Path) -> None:
     tensors: dict[str, Any] = {}
     for file in files:
         try:
+            members = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else []
+            if sum(member.file_size for member in members) > 4 * file.stat().st_size:
+                raise ValueError("its members unpack to more than the file")
             found = torch.load(file, map_location="cpu", weights_only=True)
             # With strides of 0, a few stored numbers can pass for a tensor of any size.
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:

@@ -131,10 +131,12 @@ def _check_config(name: str, family: Family, config: Any) -> None:
             raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")
     if shape.depth > MAX_BLOCKS:
         raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}")
-    if config.model_type not in CONFIGS_BUILT_HERE and "/" in attention_name(config):
-        # transformers would download compiled code from the hub and run it.
-        start = f"backbone {name!r}: its config.json asks for code, {attention_name(config)!r}"
-        raise InputError(f"{start}, which is not run; remove attn_implementation")
+    # For other attention functions and for quantised weights, transformers may download compiled code and run it.
+    quantised = {} if gguf_argument(name) else getattr(config, "quantization_config", None)
+    for key, value in {"attn_implementation": attention_name(config), "quantization_config": quantised}.items():
+        if config.model_type not in CONFIGS_BUILT_HERE and value and value not in ("None", "sdpa", "eager"):
+            start = f"backbone {name!r}: its config.json asks for code, {str(value)[:80]!r}"
+            raise InputError(f"{start}, which is not run; remove {key}, or choose another model")
     for key in ("activation_function", "activation", "hidden_act", "hidden_activation"):
         value = getattr(config, key, None)
         if value is None or value in gpt2.TANH_GELU:

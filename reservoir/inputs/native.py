@@ -187,6 +187,7 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
 
 PREPROCESSOR = "preprocessor_config.json"
 
+MAX_SIDE = 4096  # pixels; the largest models read 1,024
 BLANKS = ((97, 61), (50, 120))  # sizes of two images that show whether a processor gives all images one size
 
 
@@ -219,6 +220,9 @@ class PixelReader:
         from PIL import Image
 
         self._processor, self._images = processor, images
+        sides = (processor.to_dict().get(name) for name in ("size", "crop_size", "pad_size"))
+        if (longest := max(side or 0 for each in sides if each for side in each.values())) > MAX_SIDE:
+            raise ValueError(f"it gives images of {longest:,} pixels, more than {MAX_SIDE:,}")
         sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
         if len(sizes) > 1:
             raise ValueError("it gives images of several sizes; set a size with height and width, or a crop")

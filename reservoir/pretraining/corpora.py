@@ -16,6 +16,7 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
+from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, check_expansion
 
 HELD_OUT = ("valid", "test")
 
@@ -97,9 +98,17 @@ class Text:
 def _read(path: Path) -> bytes:
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     with as_input_error(f"corpus {path}: not readable", "give another file or folder"):
-        text = b"".join(gzip.decompress(f.read_bytes()) if f.suffix == ".gz" else f.read_bytes() for f in files)
+        text = b"".join(_unpacked(file) if file.suffix == ".gz" else file.read_bytes() for file in files)
     if not text:
         raise InputError(f"corpus {path}: it has no text; give another file or folder")
+    return text
+
+
+def _unpacked(path: Path) -> bytes:
+    size = path.stat().st_size
+    with gzip.open(path) as file:
+        text = file.read(max(FREE_BYTES, MAX_EXPANSION * size) + 1)  # however much the file would unpack to
+    check_expansion(path, "text", len(text), size)
     return text
 
 

@@ -26,7 +26,7 @@ from reservoir_cache import (
     save_arrays,
     verify,
 )
-from reservoir_pipelines.preparation.prepared import PreparedSplit
+from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 from reservoir import InputError
 from tests.cache.conftest import fill, make_entry
@@ -303,6 +303,23 @@ def test_the_last_extraction_is_the_last_one_also_after_the_clock_is_set_back(ca
         os.utime(made(cache, rows).path / "lock", (4e9, 4e9))
     for rows in (6, 7, 6):
         assert made(cache, rows).path == last_entry(cache, "toy").path
+
+
+@pytest.mark.parametrize("how", [external, virtual, raw])
+def test_prepared_values_that_lie_elsewhere_are_refused(tmp_path, how):
+    with h5py.File(tmp_path / "00000.h5", "w") as file:
+        how(file, "y", tmp_path / "elsewhere", np.arange(3))
+    with pytest.raises(InputError, match="y is not stored in this file alone"):
+        _ = PreparedSplit("train", ((tmp_path / "00000.h5", 3),)).y
+
+
+@pytest.mark.parametrize("name", ["../../precious.h5", "/precious.h5", 3])
+def test_no_name_in_the_index_of_prepared_data_leads_out(cache, outside, call, name):
+    assert call("prepare", "digits")[0] == 0
+    (index,) = cache.glob("prepared/*/*/prepared.json")
+    rewrite(index, lambda content: content["splits"]["train"]["files"][0].update(name=name))
+    with pytest.raises(InputError, match=r"^[^\n]*prepared\.json: damaged"):
+        Prepared.open(index.parent)
 
 
 def test_prepared_data_that_is_removed_meanwhile_is_an_error_of_one_line(tmp_path):

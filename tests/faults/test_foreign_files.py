@@ -287,12 +287,15 @@ def test_a_model_of_the_hub_with_code_is_refused_and_nobody_is_asked(model_folde
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_a_model_folder_does_not_have_kernels_fetched(tmp_path, key):
+KERNELS = ["attn_implementation", "somebody/kernel"], ["_attn_implementation", "flash_attention_2"]
+
+
+@pytest.mark.parametrize(("key", "value"), [*KERNELS, ("quantization_config", {"quant_method": "fp8"})])
+def test_a_model_folder_does_not_have_kernels_fetched(tmp_path, key, value):
     folder = save("llama", tmp_path / "llama")
-    change_config(folder, **{key: "somebody/kernel"})
+    change_config(folder, **{key: value})
     for init in ("pretrained", "random"):
-        with pytest.raises(InputError, match="somebody/kernel"):
+        with pytest.raises(InputError, match=r"its config\.json asks for code"):
             load_backbone(str(folder), init)
 
 

@@ -19,7 +19,7 @@ from reservoir_pipelines import import_backbone
 
 from reservoir.backbones import find, load_backbone, load_native
 from reservoir.errors import InputError
-from reservoir.inputs.native import read_tokenizer
+from reservoir.inputs.native import open_reader, read_tokenizer
 from reservoir.tasks.own.texts import codes_of
 from tests.faults.fuzz import mutated
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
@@ -210,6 +210,26 @@ def test_mutated_files_of_other_programs_are_imported_or_refused(kind: str, tmp_
     for _ in range(TRIALS):
         file.write_bytes(mutate(data, rng))
         outcome(lambda: import_to_new_folder(source, tmp_path / "out"))
+
+
+def test_weights_that_unpack_to_far_more_than_the_file_are_refused(tmp_path: Path):
+    source = tmp_path / "model"
+    save("gpt2", source)
+    torch.save({"wte.weight": torch.zeros(10**7)}, source / "stored")
+    with zipfile.ZipFile(source / "stored") as old, zipfile.ZipFile(source / "pytorch_model.bin", "w", 8) as new:
+        for member in old.namelist():
+            new.writestr(member, old.read(member))
+    assert "unpack to more than the file" in outcome(lambda: import_to_new_folder(source, tmp_path / "out"))
+
+
+def test_a_processor_of_enormous_images_is_refused(tmp_path: Path):
+    from reservoir.tasks import task_named
+
+    folder = save("vit", tmp_path / "vit")
+    settings = {"image_processor_type": "ViTImageProcessor", "size": {"height": 5000, "width": 8}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    task = task_named("digits").task
+    assert "5,000 pixels, more than" in outcome(lambda: open_reader(task, str(folder), "pretrained"))
 
 
 @pytest.mark.parametrize("where", ["initializer", "constant"])

@@ -102,6 +102,9 @@ def test_path_below_follows_links_above_the_root_only(tmp_path, outside):
     assert path_below(tmp_path / "link", "sub", "new") == tmp_path / "link" / "sub" / "new"
     with pytest.raises(CacheError, match="symbolic link"):
         path_below(tmp_path, "link", "sub")
+    for name in ("../outside", "/outside", "sub/..", "..", "."):  # as a task in the cache of an attacker may be called
+        with pytest.raises(CacheError, match="not the name of a file or folder in it"):
+            path_below(tmp_path, "attention", name)
 
 
 NOBODY = 65534

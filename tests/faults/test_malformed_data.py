@@ -18,6 +18,7 @@ import pytest
 from reservoir_pipelines.cli import run
 
 from reservoir.errors import InputError
+from reservoir.pretraining.corpora import Text
 from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar import read_pickle
 from tests.tasks import samples
@@ -160,6 +161,13 @@ def h5_ragged(folder):
     return [str(folder / "mine.h5")]
 
 
+def h5_of_texts(folder):
+    folder.mkdir()
+    with h5py.File(folder / "mine.h5", "w") as file:
+        file["x"], file["y"] = ["a" * 10**5, *["a"] * 10**5], np.arange(10**5 + 1) % 2
+    return [str(folder / "mine.h5")]
+
+
 def h5_cut(folder):
     folder.mkdir()
     with h5py.File(folder / "mine.h5", "w") as file:
@@ -236,6 +244,12 @@ CASES = {
     "h5 ragged": (h5_ragged, "ragged"),
     "h5 cut short": (h5_cut, "not a readable HDF5"),
     "h5 of other bytes": (file("mine.h5", "hello"), "not a readable HDF5"),
+    "csv of names": (file("mine.csv", f"{','.join(f'a{n}' for n in range(10**5))},a7\n1\n"), "columns are called 'a7'"),
+    "jsonl of other names": (
+        file("mine.jsonl", "".join(f'{{"y": 1, "x{n}": 1, "z{n}": 1}}\n' for n in range(10**4))),
+        "10,000 rows and 20,001 columns in .* nearly all cells are empty",
+    ),
+    "h5 of one long text": (h5_of_texts, "claims 10000100000 bytes"),
     "csv of bytes": (file("mine.csv", b"y,a\n\xff\xfe,1\n"), "line 2: not UTF-8"),
     "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
     "a packed file": (file("mine.csv.gz", "hello"), "files of type '.gz' are not read; unpack it first"),
@@ -357,6 +371,20 @@ def test_a_pickle_takes_no_more_than_it_is_long(name):
     assert traced(read)[1] < MEGABYTE
 
 
+def test_a_corpus_that_unpacks_to_gigabytes(tmp_path):
+    with gzip.open(tmp_path / "corpus.gz", "wb", compresslevel=1) as file:
+        for block in zeros(2**29):
+            file.write(block)
+    with pytest.raises(InputError, match=r"'text' claims 4\d+ bytes"):
+        Text(tmp_path / "corpus.gz")
+
+
+def test_a_sound_that_is_resampled_to_gigabytes(tmp_path):
+    (tmp_path / "a").mkdir()
+    pytest.importorskip("soundfile").write(tmp_path / "a" / "a.flac", np.zeros(2**23, np.int16), 1000)
+    assert "claims 1073741824 bytes" in outcome(tmp_path)
+
+
 def test_a_line_of_listops_without_end(tmp_path):
     good_lines = "Source\tTarget\n" + "( ( ( [MAX 2 ) 3 ) ] )\t3\n" * 3
     for name in ("train", "val", "test"):
@@ -367,6 +395,11 @@ def test_a_line_of_listops_without_end(tmp_path):
             file.write(" 1" * 2**19)
         file.write(" ]\t1\n")
     small_in_memory("listops", "a line of more than 1048576 characters", data=tmp_path)
+
+
+def test_columns_without_cells(tmp_path):
+    (tmp_path / "mine.csv").write_text(2 * f"y{',' * 10**4}\n" + "1\n" * 10**5)
+    small_in_memory(tmp_path / "mine.csv", "100,001 rows and 10,001 columns in 220,004 bytes, so nearly all cells are")
 
 
 def test_one_text_far_longer_than_the_others(tmp_path):

@@ -16,7 +16,7 @@ from reservoir_cache import CacheError, Entry, Layout, Spec, check_column_name, 
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
-from reservoir.tasks.own.arrays import check_header
+from reservoir.tasks.own.arrays import check_expansion, check_header
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.run import compute_missing, data_digest, draw_rows, open_entry, row_count
 from reservoir_pipelines.files import IMPORTED, cache_root, versions
@@ -145,6 +145,7 @@ def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
                 raise InputError(f"{path}: the values of {name!r} lie in another file; copy them into this one")
+            check_expansion(path, name, item.nbytes, item.id.get_storage_size())
             found[name] = item
 
     file.visititems(visit)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from reservoir_cache import CacheError, file_crc32, read_json
+from reservoir_cache import CacheError, file_crc32, path_below, read_json
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks import SPLITS, Scaling, Split, Task
+from reservoir.tasks.own.hdf5 import dataset_of
 
 if TYPE_CHECKING:
     import h5py
@@ -78,7 +79,9 @@ class PreparedSplit:
             if parts and first >= last:
                 break
             with _opened(path) as file:
-                parts.append(file[array][first : max(first, last)])  # pyright: ignore[reportIndexIssue]
+                if (stored := dataset_of(file, array)) is None:
+                    raise KeyError(f"{array} is not stored in this file alone")
+                parts.append(stored[first : max(first, last)])
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found.astype(np.int64) if array == "y" and found.dtype.kind != "f" else found
 
@@ -151,28 +154,29 @@ class Prepared:
             values = read_json(path / INDEX)
         except (OSError, CacheError) as error:
             raise InputError(f"{path / INDEX}: missing or damaged ({error}); run reservoir prepare") from None
-        splits = {}
-        for name in split_order(set(values["splits"])):
-            files = []
-            for file in values["splits"][name]["files"]:
-                stored = path / file["name"]
-                sound = stored.is_file() and stored.stat().st_size == file["bytes"]
-                if not sound or (verify and file_crc32(stored) != file["crc32"]):
-                    problem = f"{stored}: missing, or its checksum does not match"
-                    raise InputError(f"{problem}; remove {path} and prepare again")
-                files.append((stored, file["rows"]))
-            splits[name] = PreparedSplit(name, tuple(files))
-        return cls(
-            path=path,
-            task=Task.from_dict(values["task"]),
-            scaling=scaling_from_json(values["scaling"]),
-            digest=values["digest"],
-            splits=splits,
-            dropped={name: split["dropped"] for name, split in values["splits"].items()},
-            cut={name: split["cut"] for name, split in values["splits"].items()},
-            warnings=tuple(values["warnings"]),
-            reused=reused,
-        )
+        with as_input_error(f"{path / INDEX}: damaged", f"remove {path} and prepare again"):
+            splits = {}
+            for name in split_order(set(values["splits"])):
+                files = []
+                for file in values["splits"][name]["files"]:
+                    stored = path_below(path, *file["name"].split("/"))
+                    sound = stored.is_file() and stored.stat().st_size == file["bytes"]
+                    if not sound or (verify and file_crc32(stored) != file["crc32"]):
+                        problem = f"{stored}: missing, or its checksum does not match"
+                        raise InputError(f"{problem}; remove {path} and prepare again")
+                    files.append((stored, file["rows"]))
+                splits[name] = PreparedSplit(name, tuple(files))
+            return cls(
+                path=path,
+                task=Task.from_dict(values["task"]),
+                scaling=scaling_from_json(values["scaling"]),
+                digest=values["digest"],
+                splits=splits,
+                dropped={name: split["dropped"] for name, split in values["splits"].items()},
+                cut={name: split["cut"] for name, split in values["splits"].items()},
+                warnings=tuple(values["warnings"]),
+                reused=reused,
+            )
 
 
 def split_order(names: set[str]) -> list[str]:

@@ -135,7 +135,7 @@ def load_recipe(
 def _read(path: Any, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"recipe {name}: not readable ({error}); give a valid .toml file") from error
 
 

@@ -52,11 +52,18 @@ class Hdf5(Arrays):
             return dataset[lo:hi]
 
 
+def dataset_of(file: Any, name: str) -> Any:
+    """Return a dataset whose values are stored in the file itself, or None; links may lead to other files."""
+    import h5py
+
+    found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    return None if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external else found
+
+
 def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], np.dtype]:
     import h5py
 
-    dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.is_virtual or dataset.external:
+    if (dataset := dataset_of(file, name)) is None or dataset.shape is None:
         raise InputError(f"{path}: {name!r} is not stored in this file alone; copy the values into it, without links")
     text = h5py.check_string_dtype(dataset.dtype) is not None
     if not text and dataset.dtype.kind not in "biuf":
@@ -109,5 +116,8 @@ def read_once(path: Path) -> None:
     with as_input_error(f"{path}: not a readable HDF5 file", "write it again"):
         found = Hdf5(path, checked=True)
         for name, shape in found.shapes.items():
-            for lo in range(0, shape[0] if shape else 0, found.piece_rows):
-                found.read(name, lo, lo + found.piece_rows)
+            begins = range(0, shape[0] if shape else 0, found.piece_rows)
+            kinds = [found.read(name, lo, lo + found.piece_rows).dtype for lo in begins]
+            longest = max((kind.itemsize // 4 for kind in kinds if kind.kind == "U"), default=0)
+            # All texts are padded to the longest, and a few stored letters may be the text of many rows.
+            check_expansion(path, name, math.prod(shape) * longest, path.stat().st_size)

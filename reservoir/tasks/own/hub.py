@@ -85,9 +85,17 @@ def _chosen(
 def _cells(part: Any, column: str) -> list[Any]:
     """Return the cells of a column, with classes by name, and None for hidden classes (-1)."""
     kind = part.features[column]
+    if _decodes(kind):
+        raise InputError(f"dataset, column {column!r}: images, sounds or other files; name a column of text or numbers")
     if not hasattr(kind, "int2str"):
         return list(part[column])
     return [None if cell is None or cell < 0 else kind.int2str(cell) for cell in part[column]]
+
+
+def _decodes(kind: Any) -> bool:
+    """Return whether reading a column opens files, which may be anywhere on this machine or on the network."""
+    inner = kind.values() if isinstance(kind, Mapping) else [getattr(kind, "feature", None)]
+    return hasattr(kind, "decode_example") or any(_decodes(one) for one in inner if one is not None)
 
 
 def _open(origin: str) -> dict[str, Any]:

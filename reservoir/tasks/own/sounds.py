@@ -87,6 +87,7 @@ class Sounds(Arrays):
 
         def opened(file: Path) -> Sound:
             sound = open_sound(file)
+            check_expansion(file, "samples", 8 * sound.count(self._rate), file.stat().st_size)
             if bad.skip:  # damage after the header must be detected before the rows are counted
                 read_samples(sound, self._rate)
             return sound

@@ -3,6 +3,7 @@
 import csv
 import json
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error, first_line
-from reservoir.tasks.own.arrays import check_expansion
+from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, check_expansion
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
@@ -149,6 +150,7 @@ def _read_csv(
             records.append((begin, len(cells), not empty))
             begin = reader.line_num + 1
     check_names(path, [name for name in names if not name.startswith("Unnamed: ")])
+    _check_cells(path, len(records), len(names))
     if not any(full for _, _, full in records):
         raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
@@ -229,6 +231,7 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
     if len(faults) == len(records):
         start = f"{path}, line {places[0]}: {faults[0]}" if faults else f"{path}: no rows"
         raise InputError(f"{start}; write one JSON object per line")
+    _check_cells(path, len(records), len(set().union(*records)))
     return pd.DataFrame.from_records(records, index=range(len(records))), places, faults
 
 
@@ -269,6 +272,14 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
 
 def check_names(path: Path, names: Sequence[str]) -> None:
     """Refuse a table in which two columns have the same name."""
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
             raise InputError(f"{path}: two columns are called {name!r}; rename one")
+
+
+def _check_cells(path: Path, rows: int, columns: int) -> None:
+    """Refuse a table of far more cells, nearly all empty, than the file has bytes."""
+    size = path.stat().st_size
+    if 8 * rows * columns > max(FREE_BYTES, MAX_EXPANSION * size):
+        problem = f"{path}: {rows:,} rows and {columns:,} columns in {size:,} bytes, so nearly all cells are empty"
+        raise InputError(f"{problem}; leave out the empty columns")
