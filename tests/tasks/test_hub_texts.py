@@ -108,9 +108,16 @@ def test_new_texts_need_no_labels(library, tmp_path):
     assert read_new(tmp_path / "new", task)[3] is None
 
 
+def with_files():
+    part = labelled()
+    part.features["label"] = SimpleNamespace(feature={"image": SimpleNamespace(decode_example=pytest.fail)})
+    return part
+
+
 @pytest.mark.parametrize(
     ("found", "asked", "message"),
     [
+        (with_files(), {}, "column 'label': images, sounds or other files"),
         (labelled(), {"label": "stars"}, "no column of labels 'stars' among"),
         (labelled(), {"text": "label"}, "no column of texts 'label' among"),
         (Part({"text": ["a", " ", "b"], "label": [0, 1, 0]}), {}, "row 1: an empty text"),
