@@ -201,7 +201,7 @@ def silence_transformers() -> None:
 
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.disable_progress_bar()
-    logging.set_verbosity(logging.CRITICAL)  # its errors print values of configurations as they are
+    logging.set_verbosity(50)  # critical; even its errors print values of configurations as they are
 
 
 def attention_name(config: Any) -> str:
