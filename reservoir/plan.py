@@ -166,8 +166,7 @@ class Plan:
 def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
     """Return the plan of a task; raise `InputError` if options do not fit each other, the task or the backbone.
 
-    ``rows`` holds the number of rows of each split. The default windows depend on ``longest``, the length of the
-    longest training row.
+    ``rows`` holds the number of rows of each split, and ``longest`` the length of the longest training row.
     """
     from reservoir import devices
     from reservoir.backbones import check_layers, find_shape, layer_names

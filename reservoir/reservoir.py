@@ -202,8 +202,7 @@ def choose_compute(name: str, device: torch.device) -> str:
 def bfloat16_is_faster() -> bool:
     """Return whether a short trial takes less processor time in bfloat16 than in float32."""
     # Some processors with bfloat16 instructions but no tiles (AMX) are slower in bfloat16: a Xeon whose tiles are
-    # disabled takes 1.6 times as long. The ratio is so far from 1 that all trials agree on the precision, which is part
-    # of the cache key.
+    # disabled takes 1.6 times as long. The ratio is so far from 1 that all trials agree, as the cache key must.
     import torch
 
     def seconds(dtype: torch.dtype) -> float:

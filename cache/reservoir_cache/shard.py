@@ -219,8 +219,7 @@ def decode(
 def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round finite float32 to bfloat16, ties to even, and return its bits."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
-    # bfloat16 is the upper half of float32. Adding 0x7FFF, and one if that half is odd, carries into it exactly if the
-    # value must be rounded up.
+    # bfloat16 is the upper half of float32. Adding 0x7FFF, and one if that half is odd, rounds it up where necessary.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 

@@ -353,8 +353,7 @@ def extract(
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
-    is added without computing the others again. The same settings give the same bytes, even if the extraction was
-    interrupted.
+    is added without computing the others again. The same settings give the same bytes, even after an interruption.
 
     Parameters
     ----------
@@ -578,8 +577,7 @@ def import_features(
 
     The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
     prepared task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet
-    file, the column ``split`` names the split of each row, and the features are columns of lists, or columns of floats,
-    which are concatenated.
+    file, the column ``split`` names the split of each row, and the features are columns of lists or of floats (joined).
 
     Parameters
     ----------
@@ -1205,8 +1203,7 @@ def reproduce(
     Raises
     ------
     InputError
-        If a recipe does not exist, or names a cell, task or setting that does not exist. A cell that fails does not
-        end the run.
+        If a recipe, or a cell, task or setting that it names, does not exist. A failed cell does not end the run.
 
     Examples
     --------

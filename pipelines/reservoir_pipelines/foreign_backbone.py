@@ -40,8 +40,8 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     Parameters
     ----------
     source : str or path-like
-        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
-        next to its ``config.json``, or their folder.
+        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; or a ``pytorch_model.bin`` next to its
+        ``config.json``, or their folder.
     out : str or path-like
         A new folder.
 
@@ -78,13 +78,11 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     try:
         if source.suffix == ".onnx":
             left_out, notes = _onnx(source, part)
-        elif source.suffix == ".gguf":
-            left_out, notes = [], _gguf(source, part)
         elif source.is_dir() or source.suffix in (".bin", ".pt", ".pth"):
             left_out, notes = [], []
             _torch(source, part)
         else:
-            raise InputError(f"--import {source}: unknown format; give an .onnx or .gguf file, or a pytorch_model.bin")
+            raise InputError(f"--import {source}: unknown format; give an .onnx file, or a pytorch_model.bin")
         family, tensors = _check(part, source)
         for file in part.iterdir():
             sync(file)
@@ -153,25 +151,6 @@ def _torch(source: Path, folder: Path) -> None:
     for name in COPIED:
         if (origin / name).is_file():
             shutil.copy(origin / name, folder)
-
-
-def _gguf(source: Path, folder: Path) -> list[str]:
-    """Convert a GGUF file and return notes."""
-    from transformers import AutoTokenizer
-
-    from reservoir.backbones.weights import load_all_tensors
-
-    _, config, model = load_all_tensors(str(source.resolve()))
-    save_tensors({n: v.contiguous().clone() for n, v in model.state_dict().items()}, folder / "model.safetensors")
-    kept = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
-    (folder / "config.json").write_text(json.dumps(kept, indent=2, default=str))
-    notes = ["quantised weights are written as float32"]
-    try:
-        read = AutoTokenizer.from_pretrained(source.resolve().parent, gguf_file=source.name, trust_remote_code=False)
-        read.save_pretrained(folder)
-    except Exception:  # transformers raises many types of errors for a file without a usable tokenizer
-        notes.append("the file has no readable tokenizer, so the model cannot read texts with --input native")
-    return notes
 
 
 def _check(folder: Path, source: Path) -> tuple[str, int]:

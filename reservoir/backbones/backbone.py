@@ -27,8 +27,7 @@ class Backbone(nn.Module):
 
     The parameters of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth``
     the model keeps only its first ``depth`` blocks and the final norm. ``max_tokens`` is the longest sequence (None if
-    unlimited), ``causal`` is True if a token sees no later tokens, and ``layers`` names all layers from the input
-    side to the output side.
+    unlimited), ``causal`` is True if a token sees no later tokens, and ``layers`` names all layers, the input first.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -207,8 +206,7 @@ class LastTokens:
 def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: int = 1) -> Tensor:
     r"""Return the attention maps of one block (from 1), :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
 
-    The maps are float32, (batch, heads, queries, keys): rows of real queries sum to one, and entries of padding are
-    zero.
+    The maps are float32, (batch, heads, queries, keys): rows of real queries sum to one, and padding has zeros.
     """
     # Fused kernels do not compute the maps, so this forward pass uses the plain attention function.
     path = backbone.family.attention

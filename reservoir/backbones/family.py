@@ -51,8 +51,7 @@ class SkipInitialisation(TorchFunctionMode):
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
         # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set zeros, because
-        # torch calls them to draw a truncated normal, and repeats the draw until all values are in bounds, as zeros
-        # are.
+        # torch calls them to draw a truncated normal, and repeats the draw until all values, as zeros, are in bounds.
         return tensor if isinstance(func, FunctionType) else tensor.zero_()
 
 

@@ -73,8 +73,7 @@ def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
 
     The default is ``random`` for families without published weights and for altered settings, else ``pretrained``.
     ``random`` is the initialisation of the family. ``random-scaled`` means the same for GPT-2, and raises `InputError`
-    for other families. With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1:
-    ``random-flat``.
+    for other families. With ``published``, GPT-2 gets that of the paper's library, transformers 4.1.1: ``random-flat``.
     """
     if init is None:
         known, colon, _ = name.partition(":")

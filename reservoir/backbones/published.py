@@ -14,8 +14,7 @@ _WORDS = "embeddings.word_embeddings"
 
 # BERT (Devlin et al. 2019) and models of its form are post-norm, and each token attends to the tokens on both sides.
 # Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of tokens, and its sequences are
-# padded to whole windows. No token attends globally, because the choice of such tokens depends on the task that a model
-# is trained for.
+# padded to whole windows. No token attends globally, because the choice of such tokens depends on a model's own task.
 
 
 # The first position of these families is the number of the padding token plus one.
@@ -57,8 +56,7 @@ def _bert(name: str, **facts: Any) -> Family:
 
 
 # ESM (Rives et al. 2021, Lin et al. 2023), models of protein sequences, is pre-norm and bidirectional. ESM-2 has rotary
-# positions. In training 12% of the letters were masked and the embeddings were scaled to compensate; the scale stays
-# when no letter is masked.
+# positions. The embeddings keep the scale that compensates for the 12% of letters that were masked in training.
 
 
 def _esm_shape(config: Any) -> Shape:

@@ -33,8 +33,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     """Return a frozen backbone in float32 on the CPU, in evaluation mode and without gradients.
 
     ``name`` is a known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the
-    name of a model on the Hugging Face hub. With ``depth`` the backbone keeps only its first ``depth`` blocks and the
-    final norm.
+    name of a model on the Hugging Face hub. With ``depth`` it keeps only its first ``depth`` blocks and the final norm.
 
     | init | weights |
     |---|---|

@@ -278,8 +278,7 @@ class SoundReader:
         device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
-        # The first convolution of the base models is normalised over the whole sound, so padding a batch would change
-        # every token.
+        # The first convolution of the base models is normalised over the whole sound: padding would change every token.
         for length in np.unique(lengths):
             same = np.flatnonzero(lengths == length)
             for rows in np.array_split(same, -(-len(same) * length // MAX_SAMPLES)):
@@ -356,8 +355,7 @@ def open_native(
 ) -> tuple[Task, Backbone, NativeInput, Reader, Mapping[str, str]]:
     """Load a pretrained model with its native input.
 
-    Returns the task with the model's own tokens, the model, its embeddings, its reader, and the SHA-256 of the reader
-    and of the embeddings.
+    Returns the task with the model's own tokens, the model, its embeddings, its reader, and the SHA-256 of these two.
     """
     reader = open_reader(task, name, init)
     backbone, embedding = load_native(name, depth)

@@ -300,8 +300,7 @@ def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, 
     """Return the two-sided p-value for equal mean scores of two readouts, from scores of the same rows, (rows,).
 
     The centred differences are resampled with replacement; p is the share of samples whose studentised mean is at least
-    as large as the observed one. Reference: Efron and Tibshirani (1993), An introduction to the bootstrap, section
-    16.4.
+    as large as the observed one. Reference: Efron and Tibshirani (1993), An introduction to the bootstrap, 16.4.
     """
     differences = np.asarray(scores, np.float64) - np.asarray(others, np.float64)
     rows, mean = len(differences), float(differences.mean())

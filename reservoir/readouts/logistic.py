@@ -187,8 +187,7 @@ def minimise_together(
     """Minimise several smooth convex functions, each from its start, evaluating all unsolved ones together.
 
     ``evaluate`` takes a dictionary of points and returns one of values with gradients, both by problem number; their
-    relative error is `ROUNDING`. Returns the best point (d,) of each problem, and whether `lbfgs` solved it within this
-    number of ``evaluations``.
+    relative error is `ROUNDING`. Returns each best point (d,), and whether `lbfgs` solved it within ``evaluations``.
     """
     solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}

@@ -9,8 +9,7 @@ kernel form W = Z'(ZZ' + alpha I)^-1 (Y - mean Y) needs only ZZ'. The matrix is 
 which each penalty is cheap. In expectation over masks, dropout of the standardised features with rate p adds exactly
 such a penalty, alpha = samples * p / (1 - p), so a sweep over penalties is a sweep over dropout rates.
 
-References: Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropout training as adaptive
-regularization.
+References: Hoerl and Kennard 1970, Ridge regression; Wager et al. 2013, Dropout training as adaptive regularization.
 """
 
 from __future__ import annotations

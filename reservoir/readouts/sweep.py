@@ -269,8 +269,7 @@ def cross_sweep(
         scored = []
         for repeat in range(repeats):
             mine = parts[repeat * folds : (repeat + 1) * folds]
-            # The moments of the other folds are added: differences from the total would give constant channels some
-            # variance.
+            # The moments of the other folds are added: differences from the total give constant channels some variance.
             rests = [functools.reduce(operator.add, [*mine[:k], *mine[k + 1 :]]) for k in range(folds)]
             paths = [ridge_path(rest, alphas, whole.std, emphasis) for rest in rests]
             scored.append(RereadableBlocks(_score_blocks, (train, repeat, paths, targets)))

@@ -78,8 +78,7 @@ def evaluate(symbols: np.ndarray) -> np.ndarray:
     nodes = np.flatnonzero(symbols != CLOSE)
     nodes = nodes[np.argsort(level[nodes], kind="stable")]
     edges = np.searchsorted(level[nodes], np.arange(int(level[nodes].max()) + 2))
-    # All expressions are evaluated at once, from the deepest level up: the arguments of an operator are adjacent nodes
-    # of one level.
+    # All expressions are evaluated at once, from the deepest level up: arguments are adjacent nodes of one level.
     for above in range(len(edges) - 3, -1, -1):
         parents = nodes[edges[above] : edges[above + 1]]
         parents = parents[operator[parents]]

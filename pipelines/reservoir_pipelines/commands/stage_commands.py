@@ -354,7 +354,7 @@ def export(
     return Answer(done, [(("exported", ""), rows)])
 
 
-IMPORT = "Convert an ONNX, GGUF or pytorch_model.bin file to a model folder, --out FOLDER."
+IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
 
 
 def backbone(

@@ -527,8 +527,7 @@ def draw_folds(
 def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:
     """Return the rank of each row in a random order, (rows,); each ``draw`` is another order of the same rows.
 
-    With class labels (rows,), the first n rows of the order, for any n, have the class shares of all rows to within one
-    row of each class.
+    With class labels (rows,), the first n rows, for any n, have the class shares of all rows to within one row each.
     """
     generator = np.random.default_rng((1, draw))
     ranks = generator.permutation(rows)
