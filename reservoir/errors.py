@@ -10,8 +10,7 @@ from os import PathLike, fspath
 class InputError(ValueError):
     """Bad input: a name, a file, a shape or a setting.
 
-    The message is one line that says what is wrong, where, and what to do. The command line prints it without a
-    traceback and exits with code 2.
+    The message is one line: what is wrong, where, and what to do. The command line prints it and exits with code 2.
     """
 
 

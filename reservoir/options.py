@@ -1,8 +1,7 @@
 """Every option, declared once: its name, type, default, check and one line of help.
 
 The fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, the
-parameters of the estimators, and the record of how an entry or a run was made. ``--help`` lists a group's own options
-under the heading ``panel``.
+parameters of the estimators, and the record of an entry or a run. ``--help`` lists a group under its ``panel``.
 """
 
 from __future__ import annotations

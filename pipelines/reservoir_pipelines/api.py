@@ -124,9 +124,8 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
 
     Notes
     -----
-    ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size
-    changes the last bits. The rows of a larger ``limit`` include those of a smaller one. Workers share
-    the blocks and need access to the cache.
+    ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size changes the
+    last bits. A larger ``limit`` includes the rows of a smaller one. Workers share the blocks and the cache.
 
     Examples
     --------
@@ -252,12 +251,10 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     The candidates are the default reservoir and random variations of it. They are scored by cross-validation on train
     and valid: first all of them, on so few rows that the budget allows at least ten, then the best quarter on more
     rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. The test
-    rows are scored once, with the final readout. Features stay in the cache, and an interrupted search can be
-    continued, even with a larger budget.
+    rows are scored once, with the final readout. An interrupted search continues, even with a larger budget.
 
     ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
-    other backbone is tried. Workers share the rows of each reservoir; the number of workers does not change the
-    result. ``out`` is the folder of the fit.
+    other backbone is tried. Any number of workers gives the same result. ``out`` is the folder of the fit.
 
     Examples
     --------

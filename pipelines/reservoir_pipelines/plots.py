@@ -225,8 +225,7 @@ def draw_layers(
 ) -> None:
     """Draw the best validation score of every layer, a line for each pooling, and the score of the raw input.
 
-    ``scores`` (columns, settings) are NaN for settings that were not tried. If the chosen column ``best`` joins several
-    columns, its score is a horizontal line.
+    ``scores`` (columns, settings) are NaN if not tried. If ``best`` joins several columns, it is a horizontal line.
     """
     factor, unit = in_unit(metric)
     places = _places(columns)

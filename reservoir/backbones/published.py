@@ -278,8 +278,7 @@ FAMILIES = (
     *(_bert(name) for name in ("bert", "roberta", "xlm-roberta")),
     _bert("distilbert", loader=HubLoader(), blocks="transformer.layer", attention="attention", feedforward=("ffn",)),
     _bert("longformer", attention=""),
-    # MPNet (Song et al. 2020) is BERT with relative positions besides the absolute ones. Its attention returns maps
-    # only to callers that ask each block for them.
+    # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
     _bert(
         "mpnet", attention="", groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")}
     ),

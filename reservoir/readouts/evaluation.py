@@ -88,8 +88,7 @@ def evaluate_classes(
 ) -> Evaluation:
     """Compare class numbers (rows, ...) with labels; for two classes, ``chances`` (rows, ...) scores class 1.
 
-    If the rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence. ``groups`` is the group
-    (patient, machine) of each row or sequence.
+    If the rows of ``y`` are tokens, ``counts`` holds the tokens of each sequence, and ``groups`` the group of each.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits, groups = _by_row((y == predicted).mean(axis=1), counts, groups)

@@ -53,8 +53,7 @@ def logistic_sweep(
 ) -> Sweep:
     """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` says which converged.
 
-    Train is iterated once per step of the slowest penalty, and valid once. ``moments`` of the training samples with
-    encoded targets save one pass.
+    Train is iterated once per step of the slowest penalty, valid once. Known ``moments`` of train save one pass.
     """
     path = logistic_path(train, targets, alphas, gather(train, targets) if moments is None else moments)
     return Sweep(path, score(path, valid, targets))

@@ -64,8 +64,7 @@ class Sweep:
 
     ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
     within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout; it is 1 without
-    held-out scores. After cross-validation, either ``kernel`` is the kernel matrix of the samples, or ``moments`` are
-    those of each fold, from which the path was solved.
+    held-out scores. After cross-validation, ``kernel`` or the ``moments`` of each fold are those that gave the path.
     """
 
     path: LinearPath | DeferredPath

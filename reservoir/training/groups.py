@@ -71,8 +71,7 @@ def frozen_digest(model: nn.Module) -> str:
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
-    # Below that layer nothing can overfit, and without dropout its hidden states can come from a cache. The authors'
-    # code has dropout in all layers.
+    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop in all layers.
     layer = None if below else trained_layer(model)
     _set_rate(model.modules(), rate if layer is None else 0.0)
     if layer is not None:

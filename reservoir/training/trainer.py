@@ -64,8 +64,7 @@ class Trainer:
 
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation, including one after
     the last step; ``keep`` is called with the `State` after every validation. A loss above ``bound`` counts as
-    diverged. A training run that resumes from a state, with the weights and the optimizer's moments of that state, ends
-    with the same bits as one that was never stopped.
+    diverged. A run that resumes with the weights and moments of a state ends with the bits of one never stopped.
     """
 
     def __init__(

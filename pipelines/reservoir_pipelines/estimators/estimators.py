@@ -291,8 +291,7 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 
     Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer, pooled over the
     tokens, are a column. Ridge readouts with every penalty are fitted to single columns, to several columns, and to
-    columns with the raw input; the readout with the best accuracy on held-out samples is kept. Defaults depend on the
-    data, as in `extract` and `fit`.
+    columns with the raw input; the one with the best held-out accuracy is kept. Defaults are as in `extract` and `fit`.
 
     Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct row goes through the
     model once, whatever the penalties, class weights and ``cv``. Values are standardised by the training samples, so in

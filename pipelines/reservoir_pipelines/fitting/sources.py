@@ -505,8 +505,7 @@ def draw_folds(
     """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
 
     Fold sizes differ by one row at most; with class labels (rows,), this also holds within each class. Rows of one
-    group, given as (rows,) of any values, share a fold: the largest groups are assigned first, each to the fold that
-    has the fewest rows of its classes.
+    group (rows,) share a fold: the largest come first, each to the fold with the fewest rows of its classes.
     """
     units = rows if groups is None else len(np.unique(groups))
     if not 2 <= folds <= units:

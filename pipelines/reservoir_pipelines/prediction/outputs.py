@@ -74,8 +74,7 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
     """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
     If rows have several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. ``truth`` is added
-    if the file is ``labelled``; ``first`` is the row of the first prediction. Sets of classes are in the
-    column ``set``, intervals in ``low`` and ``high``.
+    if the file is ``labelled``; ``first`` is the first row. Sets are in ``set``, intervals in ``low`` and ``high``.
     """
     if not predictions:
         return {}

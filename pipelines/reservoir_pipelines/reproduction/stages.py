@@ -177,8 +177,7 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             if cell.stage == "fit":
                 found = plan(task, as_group(settings, opt.ExtractOptions))
                 return Cost(found.seconds, found.bytes)
-            # Attention maps and cards take seconds. A short trial of a pretraining run would take too long, because the
-            # final scores take as long as many steps.
+            # Attention maps and cards take seconds, and the final scores of a pretraining run are too slow for a trial.
             if cell.stage != "train":
                 return Cost()
             rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows

@@ -108,8 +108,7 @@ def join(
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
     first = max(alone, key=lambda number: alone[number].merit)
     # The best of many candidates may be best by chance, so it replaces the default, number 0, only if its score is no
-    # lower and its loss is lower by more than the paired standard error over rows. Joining needs no such margin,
-    # because it averages out chance.
+    # lower and its loss is lower by more than the paired standard error over rows. Joining averages out chance.
     gain = alone[0].losses - alone[first].losses
     noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
     if alone[first].score < alone[0].score or gain.mean() <= noise:

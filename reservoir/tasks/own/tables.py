@@ -192,8 +192,7 @@ def _read_csv(
 def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> list[str]:
     """Replace decimal commas by points where most cells of a column are numbers, and return these columns.
 
-    Columns in ``texts``, in small letters, stay text. Unless ``sure``, some cell must show that commas do not separate
-    thousands: 0,5 shows it, and 1,234 does not.
+    Columns in ``texts``, in small letters, stay text. Unless ``sure``, a cell must show that commas are decimal: 0,5.
     """
     found = {}
     for name in (name for name in frame if frame[name].dtype.kind == "O"):
