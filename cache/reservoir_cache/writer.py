@@ -40,7 +40,7 @@ def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
     """Write the labels, lengths and source row numbers of a split, unless they exist.
 
-    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps ``groups`` (rows,).
+    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps ``groups``.
     """
     folder, rows = entry.path / split, entry.page(split, 0).rows
     arrays = {name: np.ascontiguousarray(array) for name, array in targets.items()}
