@@ -434,7 +434,7 @@ rows = [
     {{ name = "readout", cell = "readout", published = ["<b>"] }},
     {{ name = "maps", cell = "attention", measure = "diagonals" }},
     {{ name = "card", cell = "card", measure = "weight_deviation" }},
-    {{ name = "away", cell = "output", task = "mnist" }},
+    {{ name = '\\![away](//x.org/y.png)', cell = "output", task = "mnist" }},
 ]
 drawn = "attention"
 claims = [{{ says = "it is {EVIL}", more = ["card", "it's \\"{EVIL}\\""], by = 0 }}]
@@ -497,7 +497,8 @@ def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypat
     assert text.count("<h4>maps</h4>") == 1
     assert "diagonals at 0 back (string 2), 5 back (string 1)" in text
     assert "reservoir train bit-xor" in text and "prefers-color-scheme: dark" in text
-    assert EVIL not in report([], markdown=True).page.read_text()
+    tables = report([], markdown=True).page.read_text()
+    assert EVIL not in tables and "\\\\!\\[away](//x.org/y.png)" in tables  # "\\" is a backslash, and "\[" no link
 
 
 def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):

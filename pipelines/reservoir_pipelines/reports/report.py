@@ -1,5 +1,6 @@
 """The stage ``report``: one self-contained HTML page of reproductions, fits and trainings."""
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,9 +87,9 @@ def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[
 
 
 def _on_one_line(value: object) -> str:
-    """Return a text on one line of a Markdown table, with markup and control characters escaped."""
-    text = printable(" ".join(str(value).split()))
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    """Return a text on one line of a Markdown table, with markup, links and control characters escaped."""
+    text = printable(" ".join(str(value).split())).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\|\[])", r"\\\1", text)
 
 
 def _visible(value: object) -> object:
