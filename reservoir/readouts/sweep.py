@@ -4,7 +4,7 @@ Training data is gathered in the form that is cheaper to solve: moments, or samp
 Cross-validation needs no further pass over the features for each fold. With many samples, the moments of all folds but
 one are a sum of the folds' moments, and a second pass scores each sample with the path that was not fitted on it. With
 fewer samples than features, the products of the samples serve all folds. Features are standardised once, over all
-samples and without the labels: rounding errors of a channel that varies in only one fold are not scaled up in others.
+samples and without the labels: rounding errors of a channel that varies in one fold are not scaled up in the others.
 """
 
 import functools
