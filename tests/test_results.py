@@ -69,14 +69,15 @@ def test_other_pages_cite_what_stands_there(results):
 def test_finished_cells_of_the_headline_agree_with_the_readme_and_name_no_folder_of_a_machine(results):
     section = (ROOT / "README.md").read_text().partition("## An untrained transformer")[2].partition("\n## ")[0]
     cited = results.parsed(section)
-    first_seed = {row["task"]: float(row["test, by seed"].partition("%")[0]) for row in cited}
-    found, folder = {}, ROOT / "benchmarks" / "reproductions"
+    of_seeds = {row["task"]: [*map(float, re.findall(r"[\d.]+", row["test, by seed"]))] for row in cited}
+    found, folder = set(), ROOT / "benchmarks" / "reproductions"
     for path in folder.glob("*/cells/*.json"):
         cell = read_checked(path)
         assert not re.search(r"""["' =]/""", path.read_text()), path
         assert cell["made_with"]["torch"] and cell["commands"] and cell["cpu_seconds"] > 0
-        if cell["settings"]["backbone"] == "gpt2":
-            found[cell["task"]] = 100 * cell["values"]["test_score"]
-    assert {*read_checked(folder / "full" / "tables" / "headline.json")["columns"]} == found.keys() == first_seed.keys()
-    for task, score in found.items():  # on another kind of processor, rounding changes some rows, of homology 3 of 596
-        assert abs(score - first_seed[task]) < (0.6 if task == "homology" else 0.2), task
+        if (task := cell["task"]) and cell["settings"]["backbone"] == "gpt2":
+            found.add(task)
+            # On another kind of processor, rounding changes some rows, of homology 3 of 596.
+            written, most = of_seeds[task][cell["settings"]["seed"]], 0.6 if task == "homology" else 0.2
+            assert abs(100 * cell["values"]["test_score"] - written) < most, path
+    assert {*read_checked(folder / "full" / "tables" / "headline.json")["columns"]} == found == of_seeds.keys()
