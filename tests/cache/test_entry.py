@@ -170,14 +170,16 @@ def test_a_block_stays_claimed_until_it_is_on_disk(entry, toy, monkeypatch):
     gate, write = threading.Event(), writer_module._write_encoded
     monkeypatch.setattr(writer_module, "_write_encoded", lambda *args: gate.wait(10) and write(*args))
     with ShardWriter(entry) as writer:
-        assert writer.claim("train", 0, toy.shapes)
-        writer.put("train", 0, toy.features(entry, "train", 0))
+        assert writer.claim("train", 0, toy.shapes) == tuple(toy.shapes)
+        writer.put("train", 0, lambda: toy.features(entry, "train", 0))
         assert not writer.claim("train", 0, toy.shapes)
         assert len(entry.running()) == 1
         gate.set()
     with toy.claim(entry, "train", 0) as free:
         assert free
     assert 0 not in entry.missing("train", toy.shapes)
+    with ShardWriter(entry) as writer:
+        assert writer.claim("train", 0, toy.shapes) == ()
 
 
 def test_an_error_surfaces_at_a_later_put_which_never_hangs(entry, toy):
@@ -273,20 +275,6 @@ def test_a_column_of_two_shapes_is_refused_by_the_writer_of_a_later_page(monkeyp
     wrong = toy.features(entry, "train", 4, ["block02/all"])["block02/all"]
     with pytest.raises(CacheError, match="other blocks have"):
         write_block(entry, "train", 4, {"final/last": wrong})
-
-
-def test_a_claim_of_the_writer_ends_when_the_block_is_on_disk_or_with_the_context(entry, toy):
-    with ShardWriter(entry) as writer:
-        columns = [*toy.shapes]
-        assert writer.claim("train", 0, columns) == tuple(columns) and writer.claim("train", 0, columns) == ()
-        assert writer.claim("train", 1, columns)
-        writer.put("train", 0, lambda: toy.features(entry, "train", 0))
-    for block in (0, 1):
-        with toy.claim(entry, "train", block) as free:
-            assert free
-    assert sorted(entry.missing("train", columns)) == [1, 2]
-    with ShardWriter(entry) as writer:
-        assert writer.claim("train", 0, columns) == (), "it is on disk"
 
 
 def test_items_are_made_ahead_by_another_thread_and_its_error_comes_in_order():

@@ -274,12 +274,6 @@ def test_error_is_at_most_half_an_ulp_of_the_residual(x, store):
     assert (np.abs(offset - x.astype(np.float64).mean(axis=(0, 1))) <= 2.0**-23 * np.abs(x).max() + 2.0**-148).all()
 
 
-def reverse(value):
-    if isinstance(value, dict):
-        return {key: reverse(value[key]) for key in reversed(list(value))}
-    return [reverse(item) for item in value] if isinstance(value, list) else value
-
-
 def test_float16_equals_numpys_on_every_value_and_around_every_tie():
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     halves = np.sort(halves[np.isfinite(halves)])

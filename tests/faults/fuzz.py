@@ -130,12 +130,23 @@ def readers(folder: Path) -> list[Reader]:
     return [*_tables(folder), *_folders(folder)]
 
 
-def _all_rows(name: str, **parameters: Any) -> None:
-    source = task_named(name, **parameters)
+def outcome(action: Callable[..., object], *arguments: object, **options: object) -> str:
+    """Return the one line of an `InputError`, or "" after success."""
+    try:
+        action(*arguments, **options)
+    except InputError as error:
+        assert "\n" not in str(error) and str(error)
+        return str(error)
+    return ""
+
+
+def read_all(name: object, **parameters: Any) -> list[str]:
+    """Read every row of a data set, and return the notes about it."""
+    source = task_named(str(name), **parameters)
     for piece in source.pieces():
         source.read(piece)
     source.scaling()
-    source.notes()
+    return source.notes()
 
 
 def _tables(folder: Path) -> list[Reader]:
@@ -161,7 +172,7 @@ def _tables(folder: Path) -> list[Reader]:
     except ImportError:
         del files["parquet"]
     return [
-        Reader(f".{name}", path, lambda path=path: _all_rows(str(path)), isolated=name == "h5")
+        Reader(f".{name}", path, lambda path=path: read_all(path), isolated=name == "h5")
         for name, path in files.items()
     ]
 
@@ -181,9 +192,9 @@ def _folders(folder: Path) -> list[Reader]:
             (kind / f"class{label}").mkdir(parents=True, exist_ok=True)
         wavfile.write(sounds / f"class{label}" / f"{n}.wav", 8000, np.arange(800, dtype=np.int16) * (n + 1))
         Image.fromarray(np.full((12, 12, 3), 20 * n, np.uint8)).save(pictures / f"class{label}" / f"{n}.png")
-    wav = Reader(".wav", sounds / "class0" / "0.wav", lambda: _all_rows(str(sounds)))
+    wav = Reader(".wav", sounds / "class0" / "0.wav", lambda: read_all(sounds))
     return [
-        Reader(".ts", series, lambda: _all_rows(str(series))),
+        Reader(".ts", series, lambda: read_all(series)),
         *([wav] if find_spec("soundfile") else []),
-        Reader(".png", pictures / "class0" / "0.png", lambda: _all_rows(str(pictures))),
+        Reader(".png", pictures / "class0" / "0.png", lambda: read_all(pictures)),
     ]

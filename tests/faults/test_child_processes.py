@@ -11,10 +11,11 @@ import pytest
 
 from tests.processes import Child
 
-COMMAND = """
+PROCESSES = """
+import importlib
+from reservoir_pipelines import workers
 if __name__ == "__main__":
-    from reservoir_pipelines.cli import main
-    main()
+    workers.run_processes(importlib.import_module, [("typer",), ("rich",)])
 """
 POOL = """
 from reservoir_pipelines import workers
@@ -65,13 +66,11 @@ def foreign(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments"), [(COMMAND, ("reproduce", "figure6", "--workers", "2")), (POOL, ())], ids=["cells", "pool"]
-)
-def test_child_processes_import_nothing_from_the_current_folder(tmp_path, foreign, cache, program, arguments):
+@pytest.mark.parametrize("program", [PROCESSES, POOL], ids=["processes", "pool"])
+def test_child_processes_import_nothing_from_the_current_folder(tmp_path, foreign, program):
     script = tmp_path / "program.py"
     script.write_text(program)
-    done = subprocess.run([sys.executable, script, *arguments], cwd=foreign, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, script], cwd=foreign, capture_output=True, text=True)
     assert not list(foreign.glob("*.executed"))
     assert done.returncode == 0, done.stderr
 

@@ -21,6 +21,7 @@ from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
 from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar import read_pickle
+from tests.faults.fuzz import outcome, read_all
 from tests.tasks import samples
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -274,27 +275,9 @@ def test_one_line_exit_2_and_nothing_left(name, tmp_path, cache, capsys, monkeyp
 MEGABYTE = 2**20
 
 
-def read_all(name, **parameters):
-    source = task_named(str(name), **parameters)
-    for piece in source.pieces():
-        source.read(piece)
-    source.scaling()
-    return source.notes()
-
-
-def outcome(name, **parameters):
-    """Return the one line of an `InputError`, or "" if the file was read."""
-    try:
-        read_all(name, **parameters)
-    except InputError as error:
-        assert "\n" not in str(error)
-        return str(error)
-    return ""
-
-
 def small_in_memory(name, message, **parameters):
     """Assert that a file is refused in little memory, counting what NumPy and Python allocate."""
-    line, peak = traced(lambda: outcome(name, **parameters))
+    line, peak = traced(lambda: outcome(read_all, name, **parameters))
     assert message in line, line
     assert peak < 400 * MEGABYTE
 
@@ -433,12 +416,12 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
         file[name] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
 
     for make in (virtual, external(tmp_path / "raw"), external(tmp_path / "pipe"), link):
-        assert "is not stored in this file alone" in outcome(write_hdf5(tmp_path / "mine.h5", x=make))
+        assert "is not stored in this file alone" in outcome(read_all, write_hdf5(tmp_path / "mine.h5", x=make))
 
 
 def test_pipes_and_empty_folders_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
-    assert "no regular file" in outcome(tmp_path / "mine.npz")
+    assert "no regular file" in outcome(read_all, tmp_path / "mine.npz")
     with pytest.raises(InputError, match="a folder without images"):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):

@@ -101,9 +101,6 @@ def test_prune_asks_on_a_terminal(cache, two_entries, answer, code):
     assert two_entries[0].exists() == (code != 0) and two_entries[1].exists()
 
 
-SHAPE = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}
-
-
 def test_a_sound_machine_is_told_so(cache, call):
     code, out, _ = call("doctor", "--json")
     found = {finding["what"]: finding for finding in json.loads(out)}
@@ -113,7 +110,7 @@ def test_a_sound_machine_is_told_so(cache, call):
 
 
 def test_what_is_broken_is_found_and_its_remedy_works(cache, call):
-    entry = extract("digits", **SHAPE, limit=20).entry
+    entry = extract("digits", **SMALL).entry
     manifest = entry / "train" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])
     code, out, _ = call("doctor", "--json")
@@ -123,7 +120,7 @@ def test_what_is_broken_is_found_and_its_remedy_works(cache, call):
     code, out, _ = call("cache", "verify", "--json")
     assert (code, [problem["path"] for problem in json.loads(out)["problems"]]) == (1, [str(manifest)])
     assert call(*wrong[0]["remedy"].split()[1:])[0] == 0
-    extract("digits", **SHAPE, limit=20)
+    extract("digits", **SMALL)
     assert call("doctor")[0] == 0
     (entry / "spec.json").write_text("{")
     code, out, _ = call("doctor")

@@ -149,11 +149,12 @@ def test_a_worker_with_another_version_of_a_library_is_refused(share):
         run._open(other)
 
 
-def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, expected, tiny_gpt2, tmp_path):
+def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, expected, tiny_gpt2, tmp_path, capsys):
     root, call = tmp_path / "shared", partial(extract, "digits", backbone=str(tiny_gpt2), workers=2, **SETTINGS)
     killer = after_shards(root, lambda: os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL))
     shared = call(cache=root)
     killer.join()
+    assert "a worker process was killed; this process computes the rest" in capsys.readouterr().err
     assert files_of(shared) == expected and call(cache=root).reused
     made = [{**Entry.open(done.entry).made_with["call"], "command": ""} for done in (shared, alone)]
     assert made[0] == made[1], "who computes is no part of what is computed"

@@ -123,18 +123,17 @@ class SlowRows:
         return self.now
 
 
-@pytest.mark.parametrize(("seconds_per_row", "limits"), [(0.8, {25})])
-def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(seconds_per_row, limits, tmp_path, monkeypatch):
+def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(tmp_path, monkeypatch):
     draw, y = np.random.default_rng(0), np.arange(1300) % 2
     x = draw.normal(size=(1300, 8, 1)).astype(np.float32) + 0.3 * y[:, None, None]
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     monkeypatch.setattr("reservoir_pipelines.tuning.search.START_UP", 0.0)
-    clock = SlowRows(seconds_per_row, monkeypatch)
+    clock = SlowRows(0.8, monkeypatch)
     done = tune_by(clock, str(tmp_path / "rows.npz"), budget="900s", cache=tmp_path, **SMALL)
     assert done.tried >= 10 and 0.7 * 900 < LOADING + clock.now <= 990
     tried = {trial.limit for trial in read_trials(done.folder / "trials.jsonl") if trial.number}
-    assert tried == limits or tried < limits
-    assert {trial.limit for trial in done.trials} <= limits
+    assert tried <= {25}
+    assert {trial.limit for trial in done.trials} <= {25}
     assert 0 in {trial.number for trial in done.trials}
 
 
