@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(IMPORTED)
 
 
-def pair(program: str, *arguments: object) -> list[tuple[int | None, str, str]]:
+def pair(program: str, *arguments: object, forked: bool = False) -> list[tuple[int | None, str, str]]:
     """Run a program in two processes, as a launcher would; return their exit codes, stdout and stderr.
 
     They use a store of this process, because a port that is free now may be taken when one of them opens it.
@@ -32,7 +33,15 @@ def pair(program: str, *arguments: object) -> list[tuple[int | None, str, str]]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
-    return [child.ended() for child in [Child(program, *arguments, **shared, RANK=rank) for rank in "01"]]
+    if forked:
+        return [child.ended() for child in [Child(program, *arguments, **shared, RANK=rank) for rank in "01"]]
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    both = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank}, text=True, stdout=-1, stderr=-1)
+        for rank in "01"
+    ]
+    answers = [process.communicate() for process in both]
+    return [(process.returncode, out, err) for process, (out, err) in zip(both, answers, strict=True)]
 
 
 class Child:
