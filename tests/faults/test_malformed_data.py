@@ -365,7 +365,7 @@ def test_a_corpus_that_unpacks_to_gigabytes(tmp_path):
 def test_a_sound_that_is_resampled_to_gigabytes(tmp_path):
     (tmp_path / "a").mkdir()
     pytest.importorskip("soundfile").write(tmp_path / "a" / "a.flac", np.zeros(2**23, np.int16), 1000)
-    assert "claims 1073741824 bytes" in outcome(tmp_path)
+    assert "claims 1073741824 bytes" in outcome(read_all, tmp_path)
 
 
 def test_a_line_of_listops_without_end(tmp_path):
