@@ -103,7 +103,7 @@ def articles(folder: Path, file: Path) -> None:
     rows, path = sentences(file), folder / "sentences.jsonl"
     path.write_text("".join(json.dumps(dict(zip(("text", "label", "split"), row, strict=True))) + "\n" for row in rows))
     model = str(wheel.get_model_path())
-    same: Any = {"backbone": model, "compute": "float32"}  # every processor then chooses the same readout
+    same: Any = {"backbone": model, "compute": "float32"}  # bfloat16 differs more between processors
     through("MiniLM's own tokens", path, folder / "native", raw="one-hot letters", **same)
     entry = extract(str(path), **same)
     train = [np.concatenate([np.asarray(entry[split]["final/mean"]) for split in ("train", "valid")])]

@@ -27,7 +27,7 @@ def main() -> None:
         for name, protocol in STARTS.items():
             found = []
             for seed in range(asked.seeds):
-                place = {"cache": Path(folder), "compute": "float32"}  # bfloat16 differs between processors
+                place = {"cache": Path(folder), "compute": "float32"}  # bfloat16 differs more between processors
                 run = train("digits", protocol=protocol, seed=seed, steps=asked.steps, **place)
                 found.append((run.losses[0], np.mean(run.losses), 100 * (run.test_score or 0.0)))
             first, mean, test = np.mean(found, axis=0)
