@@ -190,3 +190,29 @@ def call(capfd):
         return (code, *capfd.readouterr())
 
     return calling
+
+
+@pytest.fixture
+def refusal(call):
+    """Run a command that must end with an exit code and one line; return that line, which may follow progress."""
+
+    def refused(*arguments, code=2):
+        found, out, err = call(*arguments)
+        errors = [line for line in err.splitlines() if line.startswith("reservoir: ")]
+        assert (found, out, len(errors), "Traceback" in err) == (code, "", 1, False), (arguments, out, err)
+        assert err.splitlines()[-1] == errors[0]
+        return errors[0]
+
+    return refused
+
+
+@pytest.fixture
+def answer(call):
+    """Run a command with --json that must succeed; return what it prints."""
+
+    def answered(*arguments):
+        code, out, err = call(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    return answered

@@ -83,7 +83,7 @@ def test_pages_are_plain(path):
     assert faults(path.read_text()) == []
 
 
-def test_the_check_finds_what_it_should():
+def test_the_check_of_language_finds_known_faults():
     assert faults("where nothing is said") == ["where nothing is said", "is said"]
     assert faults("It is told how it goes") == ["told"]
     assert faults("The foretold end, a so-and-so-many-th") == []

@@ -21,7 +21,7 @@ def results():
     return module
 
 
-def test_every_table_has_its_command_and_stands_between_its_marks(results):
+def test_every_table_has_a_command_and_marks_around_it(results):
     text, tables = results.RESULTS.read_text(), tomllib.loads(results.TABLES.read_text())
     for name, table in tables.items():
         block = results.block(name)
@@ -46,7 +46,7 @@ def test_a_table_agrees_within_its_last_digit_and_no_further(results):
     assert len(results.differences(with_kind.format(1, "any"), with_kind.format(3, "any"))) == 1
 
 
-def test_other_pages_cite_what_stands_there(results):
+def test_other_pages_cite_numbers_of_the_results(results):
     full_size = results.parsed(results.block("full-size"))
     best = {row["task"].split(",")[0]: row for row in sorted(full_size, key=lambda row: float(row["test"]))}
     readme = (ROOT / "README.md").read_text()

@@ -62,7 +62,7 @@ def test_the_last_entry_is_the_one_last_created_or_opened_for_writing(tmp_path, 
     assert last_entry(tmp_path, "toy") == second
 
 
-def test_what_is_made_untracked_does_not_become_the_last(tmp_path, toy):
+def test_untracked_entries_do_not_become_the_last(tmp_path, toy):
     with untracked():
         first, second = toy.entry(tmp_path), toy.entry(tmp_path, padding="none")
         assert last_entry(tmp_path, "toy") == second
@@ -238,7 +238,7 @@ def test_prunable_chooses_unfinished_extractions_last_and_only_on_request(tmp_pa
 
 @pytest.mark.parametrize("store", ["float16", "float32"])
 @pytest.mark.parametrize("width", [8, 3000])
-def test_required_bytes_is_just_above_what_is_written(tmp_path, toy, store, width):
+def test_required_bytes_are_just_above_the_bytes_written(tmp_path, toy, store, width):
     shapes = {f"block{n:02d}/mean": (1, width) for n in range(5)}
     entry = toy.entry(tmp_path, block_rows=32, data={"digest": "d", "rows": {"train": 70}}, store=store)
     needed = required_bytes(entry.spec, entry.layout, {"train": 70}, shapes)
@@ -297,7 +297,7 @@ def test_repair_then_a_rerun_gives_the_same_bytes(full, toy, file, damage):
     assert toy.digest(full.path) == before
 
 
-def test_what_another_run_writes_is_left_alone(full, toy):
+def test_repair_leaves_blocks_that_another_run_writes(full, toy):
     flip(full.path / SHARDS[1], 100)
     with toy.claim(full, "train", 1):
         assert repair(full) == []

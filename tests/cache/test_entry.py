@@ -73,7 +73,7 @@ def test_missing_shrinks_as_blocks_are_written(entry, toy):
     assert entry.missing("train", columns) == entry.missing("test", columns) == {}
 
 
-def test_writing_what_is_there_writes_nothing(full, toy):
+def test_writing_a_finished_block_again_writes_nothing(full, toy):
     before = toy.digest(full.path)
     other = {name: x + 1 for name, x in toy.features(full, "train", 0).items()}
     assert write_block(full, "train", 0, other) == 0
@@ -105,7 +105,7 @@ def test_the_order_of_the_blocks_does_not_change_a_byte(tmp_path, toy):
         ("block01/mean", np.zeros((4, 1, 5), np.float32), "other blocks have"),
     ],
 )
-def test_what_cannot_be_a_column_is_refused(entry, toy, name, array, message):
+def test_arrays_that_cannot_be_a_column_are_refused(entry, toy, name, array, message):
     write_block(entry, "train", 1, toy.features(entry, "train", 1, ["block01/mean"]))
     before = toy.digest(entry.path)
     with pytest.raises(CacheError, match=message):
@@ -153,7 +153,7 @@ def test_a_damaged_derived_file_reads_as_absent_at_every_byte(entry):
     assert load_arrays(entry, "ridge") is not None
 
 
-def test_what_is_put_is_on_disk_on_leaving(tmp_path, toy):
+def test_blocks_are_on_disk_when_the_writer_is_left(tmp_path, toy):
     direct, threaded = toy.fill(toy.entry(tmp_path / "a")), toy.entry(tmp_path / "b")
     with ShardWriter(threaded, maxsize=1) as writer:
         for split, rows in threaded.spec.rows.items():
@@ -199,7 +199,7 @@ def test_an_error_surfaces_at_a_later_put_which_never_hangs(entry, toy):
             assert free
 
 
-def test_an_exception_in_the_body_is_the_one_seen_and_whole_blocks_are_kept(entry, toy):
+def test_an_exception_in_the_body_is_raised_and_whole_blocks_are_kept(entry, toy):
     with pytest.raises(KeyError, match="body"), ShardWriter(entry) as writer:
         assert writer.claim("train", 0, toy.shapes)
         writer.put("train", 0, toy.features(entry, "train", 0))
@@ -231,7 +231,7 @@ def test_each_page_lists_its_blocks_and_together_they_are_the_manifest(paged, to
         assert abs(train[column].reshape(meant.shape) - meant).max() < 1
 
 
-def test_a_shard_more_touches_one_page_and_reads_no_other(paged, toy):
+def test_another_shard_changes_one_page_and_reads_no_other(paged, toy):
     (paged.path / "train" / "00003-0.h5").unlink()
     before = {page: (paged.path / "train" / page).stat().st_mtime_ns for page in PAGES}
     (paged.path / "train" / "manifest-2.json").write_text("nobody looks here")
@@ -261,7 +261,7 @@ def test_a_damaged_page_is_named_and_rebuilt_from_its_own_shards(paged, toy, pag
     assert toy.digest(paged.path) == before
 
 
-def test_pages_in_each_others_place_are_refused(paged):
+def test_swapped_pages_are_refused(paged):
     folder = paged.path / "train"
     (folder / PAGES[1]).write_bytes((folder / PAGES[2]).read_bytes())
     with pytest.raises(CacheError, match=r"manifest-1\.json: .*another block"):

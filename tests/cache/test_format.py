@@ -93,7 +93,7 @@ def test_the_tables_name_what_is_in_a_shard(tmp_path, toy, store):
         assert {*file} == {*names("dataset of targets")} - {"groups"}, "rows are in no groups here"
 
 
-def test_the_tree_names_every_file(toy, tmp_path, monkeypatch):
+def test_the_tree_in_the_format_names_every_file(toy, tmp_path, monkeypatch):
     monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
     full = toy.fill(toy.entry(tmp_path))
     save_arrays(full, "ridge", {"n": np.arange(3)}, {})
@@ -196,7 +196,7 @@ def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_published_file_is_complete_or_as_it_was(tmp_path, monkeypatch):
+def test_a_published_file_is_either_complete_or_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "readout.bin"
     assert publish.publish(path, b"first") == (5, "9271ee57")  # as computed by gzip
     assert reservoir_cache.file_crc32(path) == "9271ee57"

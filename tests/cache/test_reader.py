@@ -156,7 +156,7 @@ def test_a_column_is_indexed_like_an_array(grouped, index):
 
 
 @pytest.mark.parametrize("index", [100, -101, [5, 100]])
-def test_a_row_that_is_not_there_is_an_index_error(grouped, index):
+def test_a_missing_row_is_an_index_error(grouped, index):
     with pytest.raises(IndexError):
         FeatureStore(grouped[0])["train"]["final/all"][index]
 
@@ -200,7 +200,7 @@ def test_constant_channels_are_exact(store):
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused_with_its_place(store, value):
+def test_values_that_are_not_finite_are_refused_with_their_place(store, value):
     x = np.zeros((6, 2, 3), np.float32)
     x[4, 1, 2] = value
     with pytest.raises(CacheError, match=r"column block06/mean, row 1028, token 1, channel 2: .*not finite"):

@@ -84,7 +84,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_no_line_of_a_manifest_is_believed_unchecked(entry, outside, what):
+def test_every_line_of_a_manifest_is_checked(entry, outside, what):
     rewrite(entry.path / "train" / "manifest.json", lambda manifest: HOSTILE[what](manifest, outside))
     before = {path: path.read_bytes() for path in (outside, entry.path / "spec.json")}
     for read in (lambda: entry.manifest("train"), lambda: FeatureStore(entry)["train"].read(COLUMN)):
@@ -149,7 +149,7 @@ def test_nothing_is_removed_through_a_symlinked_task(entry, tmp_path):
 
 @pytest.mark.parametrize("file", ["train/00001-0.h5", "train/targets.h5", "moments/ridge.h5"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_not_a_plain_file_is_damage_and_only_unlinked(entry, tmp_path, file, kind):
+def test_special_files_count_as_damage_and_are_unlinked_without_opening(entry, tmp_path, file, kind):
     path, elsewhere = entry.path / file, tmp_path / "elsewhere.h5"
     shutil.move(path, elsewhere)  # a link to it has the listed size and checksum
     if kind == "link":
@@ -267,7 +267,7 @@ def test_repair_refuses_the_problems_of_another_folder(entry, tmp_path):
 
 
 @pytest.mark.parametrize("block_rows", [1, 4, 10**17, 10**18])
-def test_an_enormous_count_of_rows_is_one_line_not_memory_without_end(cache, entry, call, block_rows):
+def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, entry, call, block_rows):
     def change(content):
         content["spec"]["data"]["rows"]["train"] = 10**18
         content["layout"]["block_rows"] = block_rows
@@ -322,7 +322,7 @@ def test_no_name_in_the_index_of_prepared_data_leads_out(cache, outside, call, n
         Prepared.open(index.parent)
 
 
-def test_prepared_data_that_is_removed_meanwhile_is_an_error_of_one_line(tmp_path):
+def test_prepared_data_that_is_removed_meanwhile_ends_in_one_line(tmp_path):
     split = PreparedSplit("train", ((tmp_path / "data" / "train" / "00000.h5", 3),))
     for use in (lambda: split.groups, lambda: split.y):
         with pytest.raises(InputError, match=r"^[^\n]* and prepare again$"):

@@ -37,15 +37,15 @@ def test_a_lock_that_is_a_link_neither_empties_nor_creates_a_file(tmp_path, outs
     assert untouched(outside)
 
 
-def test_train_does_not_empty_the_file_that_the_lock_of_a_run_leads_to(tmp_path, outside, call):
+def test_train_does_not_empty_the_file_that_the_lock_of_a_run_leads_to(tmp_path, outside, refusal):
     run = tmp_path / "run"
     run.mkdir()
     (run / "lock").symlink_to(outside / "notes")
     with pytest.raises(CacheError, match="symbolic link"), RunFolder(run).lock():
         pass
     settings = ["--backbone", "gpt2:n_layer=1,n_embd=8,n_head=2", "--init", "random", "--steps", 1, "--limit", 20]
-    code, _, err = call("train", "digits", "--cache", tmp_path / "cache", "--run", run, "--resume", *settings)
-    assert code == 2 and "symbolic link" in err.splitlines()[-1]
+    where = "--cache", tmp_path / "cache", "--run", run
+    assert "symbolic link" in refusal("train", "digits", *where, "--resume", *settings)
     assert untouched(outside)
 
 
@@ -59,23 +59,21 @@ def test_a_run_whose_checkpoints_are_elsewhere_is_refused_before_any_is_removed(
 
 
 @pytest.mark.parametrize("name", ["reproductions", "reproductions/smoke"])
-def test_reproduce_does_not_write_through_a_link_in_the_cache(cache, outside, call, name):
+def test_reproduce_does_not_write_through_a_link_in_the_cache(cache, outside, refusal, name):
     (cache / name).parent.mkdir(parents=True)
     (cache / name).symlink_to(outside)
-    code, _, err = call("reproduce", "figure6")
-    assert code == 2 and f"{name}: a symbolic link" in err
+    assert f"{name}: a symbolic link" in refusal("reproduce", "figure6")
     assert untouched(outside)
 
 
 @pytest.mark.parametrize("name", ["prepared/evil/sub", "readouts/evil/sub", "prepared/evil"])
-def test_cache_remove_does_not_follow_a_link_out_of_the_cache(cache, outside, call, name):
+def test_cache_remove_does_not_follow_a_link_out_of_the_cache(cache, outside, refusal, name):
     for kind in ("prepared", "readouts"):
         (cache / kind).mkdir(parents=True)
         (cache / kind / "evil").symlink_to(outside)
-    code, _, err = call("cache", "remove", name)
-    assert code == 2 and len(err.splitlines()) == 1
-    code, _, _ = call("cache", "remove", cache / name)
-    assert code == 2 and untouched(outside)
+    for named in (name, cache / name):
+        refusal("cache", "remove", named)
+    assert untouched(outside)
 
 
 def test_a_cache_that_is_itself_reached_through_a_link_can_be_cleaned(tmp_path, call):
@@ -87,14 +85,13 @@ def test_a_cache_that_is_itself_reached_through_a_link_can_be_cleaned(tmp_path, 
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_prepare_does_not_write_or_remove_through_a_link(cache, outside, call, depth):
+def test_prepare_does_not_write_or_remove_through_a_link(cache, outside, call, refusal, depth):
     assert call("prepare", "digits")[0] == 0
     (final,) = cache.glob("prepared/*/*")
     link = [cache / "prepared", final.parent, final][depth]
     link.rename(outside.parent / "moved")
     link.symlink_to(outside)
-    code, _, err = call("prepare", "digits")
-    assert code == 2 and f"{link}: a symbolic link" in err and untouched(outside)
+    assert f"{link}: a symbolic link" in refusal("prepare", "digits") and untouched(outside)
 
 
 def test_path_below_follows_links_above_the_root_only(tmp_path, outside):
@@ -145,14 +142,8 @@ def files(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def one_line(answer):
-    code, _, err = answer
-    errors = [line for line in err.splitlines() if line.startswith("reservoir: ")]
-    return code == 2 and len(errors) == 1 and "Traceback" not in err
-
-
 @only_root
-def test_a_read_only_cache_is_listed_verified_and_fitted_from_and_nothing_in_it_changes(shared, call):
+def test_a_read_only_cache_is_listed_verified_and_fitted_from_and_nothing_in_it_changes(shared, call, refusal):
     cache, data, own = shared / "cache", shared / "waves.npz", shared / "own"
     own.mkdir(mode=0o777)
     own.chmod(0o777)
@@ -166,9 +157,9 @@ def test_a_read_only_cache_is_listed_verified_and_fitted_from_and_nothing_in_it_
         assert call("cache", "verify", "--cache", cache)[0] == 0
         assert call(*fit, "--out", own / "readout")[0] == 0
         assert call("extract", data, "--cache", cache, "--layers", "final", *EXTRACT)[0] == 0  # nothing to compute
-        assert one_line(call("extract", data, "--cache", cache, "--layers", "embed", *EXTRACT))
-        assert one_line(call("cache", "remove", list_entries(cache)[0].path.name, "--cache", cache))
-        assert one_line(call("cache", "prune", "--keep", "1kB", "--yes", "--cache", cache))
+        refusal("extract", data, "--cache", cache, "--layers", "embed", *EXTRACT)
+        refusal("cache", "remove", list_entries(cache)[0].path.name, "--cache", cache)
+        refusal("cache", "prune", "--keep", "1kB", "--yes", "--cache", cache)
     assert files(cache) == before
 
 

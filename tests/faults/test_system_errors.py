@@ -21,24 +21,15 @@ from tests.processes import COMMAND, Child
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
 
 
-def one_line(capfd):
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1, err
-    assert err.startswith("reservoir: ")
-    return err
-
-
 @pytest.mark.parametrize("command", ["prepare", "extract", "train"])
-def test_a_cache_that_cannot_be_made(tmp_path, capfd, command):
+def test_a_cache_that_cannot_be_made(tmp_path, refusal, command):
     (tmp_path / "file").write_text("no folder")
     options = [] if command == "prepare" else ["--init", "random", "--backbone", TINY, "--device", "cpu"]
     for place, why in (
         ("/proc/nowhere", "No such file or directory"),
         (tmp_path / "file" / "cache", "Not a directory"),
     ):
-        assert run([command, "bit-xor", *options, "--cache", str(place)]) == 2
-        line = one_line(capfd)
+        line = refusal(command, "bit-xor", *options, "--cache", place)
         assert str(place) in line and why in line
 
 
@@ -67,9 +58,9 @@ def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
     assert run([*arguments, "--cache", str(tmp_path)]) == 0
 
 
-def test_a_plot_that_cannot_be_written_is_told_by_its_folder(capfd):
-    assert run(["backbone", TINY, "--init", "random", "--out", "/proc/nowhere/card.png"]) == 2
-    assert one_line(capfd) == "reservoir: /proc/nowhere: No such file or directory; check the path\n"
+def test_a_plot_that_cannot_be_written_is_refused_with_its_folder(refusal):
+    line = refusal("backbone", TINY, "--init", "random", "--out", "/proc/nowhere/card.png")
+    assert line == "reservoir: /proc/nowhere: No such file or directory; check the path"
 
 
 @pytest.mark.parametrize(
@@ -84,13 +75,12 @@ def test_a_plot_that_cannot_be_written_is_told_by_its_folder(capfd):
         (errno.EBUSY, "/some/place", 1, "fix the cause"),
     ],
 )
-def test_the_line_and_the_exit_code_of_an_error(monkeypatch, capfd, number, path, code, remedy):
+def test_the_line_and_the_exit_code_of_an_error(monkeypatch, refusal, number, path, code, remedy):
     def fails(**_settings):
         raise OSError(number, os.strerror(number), path)
 
     monkeypatch.setattr(prepare, "task_table", fails)
-    assert run(["tasks"]) == code
-    line = one_line(capfd)
+    line = refusal("tasks", code=code)
     assert line.startswith(f"reservoir: {path}: " if path else f"reservoir: {os.strerror(number)}")
     assert os.strerror(number) in line and remedy in line
 
@@ -119,7 +109,7 @@ def test_ordinary_names_of_any_language_are_printed_as_they_are(text):
     assert printable(text) == text
 
 
-def test_what_controls_a_terminal_is_escaped():
+def test_control_characters_of_a_terminal_are_escaped():
     assert printable("\x1b[31m\u202e\n\ud800") == r"\x1b[31m\u202e\n\ud800"
     assert printable(EVIL).isprintable()
 

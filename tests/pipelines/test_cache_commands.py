@@ -16,16 +16,16 @@ SMALL = {"backbone": ONE_BLOCK, "init": "random", "limit": 60, "layers": "final"
 
 
 @pytest.fixture
-def listed(call):
+def listed(call, answer):
     """Return the JSON of `cache list`, and the text that it prints."""
 
     def listing():
-        return json.loads(call("cache", "list", "--json")[1]), call("cache", "list")[1]
+        return answer("cache", "list"), call("cache", "list")[1]
 
     return listing
 
 
-def test_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, listed):
+def test_readouts_runs_and_prepared_data_are_listed_and_removed(answer, cache, listed):
     extraction = extract("digits", **SMALL)
     fit(extraction)
     train("digits", backbone=ONE_BLOCK, init="random", limit=60, steps=1)
@@ -34,21 +34,20 @@ def test_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, lis
     assert len(kept) == 3
     for name in kept:
         assert name in listed()[1]
-        code, out, err = call("cache", "remove", name, "--json")
-        assert (code, err) == (0, "") and json.loads(out)["removed"] == str(cache / name)
+        assert answer("cache", "remove", name)["removed"] == str(cache / name)
         assert name not in listed()[1]
         assert not (cache / name).exists()
     assert [each["entry"] for each in listed()[0]] == [str(extraction.entry)]
 
 
-def test_the_entry_that_a_task_means_is_named_when_it_is_removed(call, cache, listed):
+def test_removing_a_task_names_the_entry_that_it_selects(call, cache, listed):
     first, last = (extract("digits", **SMALL, seed=seed).entry for seed in (0, 1))
     _, out, _ = call("cache", "remove", "digits")
     assert str(last) in out and str(first) not in out
     assert [each["entry"] for each in listed()[0]] == [str(first)]
 
 
-def test_batches_of_estimators_are_one_line_and_go_together(call, cache, listed):
+def test_batches_of_estimators_are_listed_in_one_line_and_removed_together(call, cache, listed):
     entry, rng = extract("digits", **SMALL).entry, np.random.default_rng(0)
     for _ in range(3):
         x = rng.standard_normal((60, 12, 1))
@@ -69,23 +68,19 @@ def two_entries(cache):
     return old, new
 
 
-def test_prune_removes_old_entries_and_keeps_a_size(call, two_entries):
+def test_prune_removes_old_entries_and_keeps_a_size(answer, refusal, two_entries):
     old, new = two_entries
-    code, out, _ = call("cache", "prune", "--older", "30d", "--dry-run", "--json")
-    assert (code, json.loads(out)["would_remove"], old.exists()) == (0, [str(old)], True)
-    code, out, _ = call("cache", "prune", "--older", "30d", "--yes", "--json")
-    assert (code, json.loads(out)["removed"], old.exists()) == (0, [str(old)], False)
-    assert json.loads(call("cache", "prune", "--keep", "20GB", "--json")[1])["removed"] == []
-    assert json.loads(call("cache", "prune", "--keep", "1kB", "--yes", "--json")[1])["removed"] == [str(new)]
+    assert answer("cache", "prune", "--older", "30d", "--dry-run")["would_remove"] == [str(old)] and old.exists()
+    assert answer("cache", "prune", "--older", "30d", "--yes")["removed"] == [str(old)] and not old.exists()
+    assert answer("cache", "prune", "--keep", "20GB")["removed"] == []
+    assert answer("cache", "prune", "--keep", "1kB", "--yes")["removed"] == [str(new)]
     for wrong in ((), ("--older", "soon"), ("--keep", "much")):
-        code, out, err = call("cache", "prune", *wrong)
-        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        refusal("cache", "prune", *wrong)
 
 
-def test_prune_removes_nothing_without_a_yes_where_nobody_can_be_asked(call, two_entries):
-    code, out, err = call("cache", "prune", "--keep", "1kB")
-    assert (code, out) == (2, "")
-    assert "2 entries" in err.splitlines()[-1] and "--yes" in err.splitlines()[-1]
+def test_prune_removes_nothing_without_a_yes_where_nobody_can_be_asked(refusal, two_entries):
+    err = refusal("cache", "prune", "--keep", "1kB")
+    assert "2 entries" in err and "--yes" in err
     assert all(entry.exists() for entry in two_entries)
 
 
@@ -101,15 +96,13 @@ def test_prune_asks_on_a_terminal(cache, two_entries, answer, code):
     assert two_entries[0].exists() == (code != 0) and two_entries[1].exists()
 
 
-def test_a_sound_machine_is_told_so(cache, call):
-    code, out, _ = call("doctor", "--json")
-    found = {finding["what"]: finding for finding in json.loads(out)}
-    assert code == 0
+def test_doctor_finds_nothing_wrong_with_a_working_machine(cache, answer):
+    found = {finding["what"]: finding for finding in answer("doctor")}
     assert {"python", "device", "precision", "cache", "disk", "entries", "data", "extras"} <= found.keys()
     assert not any(finding["remedy"] for finding in found.values())
 
 
-def test_what_is_broken_is_found_and_its_remedy_works(cache, call):
+def test_doctor_finds_a_damaged_entry_and_its_remedy_works(cache, call):
     entry = extract("digits", **SMALL).entry
     manifest = entry / "train" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-9])

@@ -157,7 +157,7 @@ def swept(x, y, alphas=DEFAULT_ALPHAS):
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_it_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
+def test_the_classifier_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
     x, y = waves()
     x, new, y, _ = train_test_split(x, y, random_state=0)
     model = classifier(layers="all", pool="mean,last", compute=compute, class_weight="balanced", cv=4).fit(x, y)

@@ -19,37 +19,28 @@ from reservoir_pipelines.output import meter, training_meter
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
-    code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200, "--json")
-    assert code == 0
-    extracted = json.loads(out)
+def test_the_main_path_in_json(answer, tiny_gpt2, tmp_path):
+    extracted = answer("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200)
     assert set(extracted) >= {"entry", "rows", "columns", "bytes", "seconds", "reused"}
     assert extracted["rows"] == {"train": 200, "valid": 200, "test": 200}
-    code, out, _ = call("fit", "digits", "--json")
-    assert code == 0
-    fitted = json.loads(out)
+    fitted = answer("fit", "digits")
     assert set(fitted["best"]) >= {"columns", "readout", "alpha", "valid_score", "test_score"}
     assert fitted["best"]["test_score"] == fitted["test_score"] > 0.5
     assert fitted.keys() >= {"metric", "valid_score", "evaluation"}  # as in the results of train and tune
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
-    code, out, _ = call("predict", fitted["readout"], tmp_path / "new.npz", "--json")
-    found = json.loads(out)
-    assert code == 0
+    found = answer("predict", fitted["readout"], tmp_path / "new.npz")
     assert len(found["predictions"]["label"]) == 3 and found["evaluation"] is None
     assert set(found["predictions"]) == {"row", "label", *(f"p_{digit}" for digit in range(10))}
-    code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200, "--json")
-    assert json.loads(out)["reused"] is True
+    assert answer("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200)["reused"] is True
 
 
-def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
+def test_settings_come_from_a_file_and_flags_win(answer, refusal, tiny_gpt2, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text(f'[extract]\nbackbone = "{tiny_gpt2}"\nlimit = 60\npool = "mean"\nlayers = "final"\n')
-    _, out, _ = call("extract", "digits", "--config", config, "--limit", 40, "--json")
-    done = json.loads(out)
+    done = answer("extract", "digits", "--config", config, "--limit", 40)
     assert done["rows"]["train"] == 40 and done["columns"] == ["final/mean"]
     config.write_text("[extract]\nlimits = 60\n")
-    code, _, err = call("extract", "digits", "--config", config)
-    assert code == 2 and "limits" in err
+    assert "limits" in refusal("extract", "digits", "--config", config)
 
 
 @pytest.mark.parametrize(
@@ -61,36 +52,31 @@ def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
         ("extract = 40\n", "below a line [extract]"),
     ],
 )
-def test_settings_that_no_command_reads_are_refused(call, tmp_path, text, words):
+def test_settings_that_no_command_reads_are_refused(refusal, tmp_path, text, words):
     config = tmp_path / "run.toml"
     config.write_text(text)
-    code, out, err = call("extract", "digits", "--config", config)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    err = refusal("extract", "digits", "--config", config)
     assert all(word in err for word in (str(config), words, "[extract]"))
 
 
-def test_a_file_may_hold_the_settings_of_other_commands_only(call, cache, tmp_path):
+def test_a_file_may_hold_the_settings_of_other_commands_only(answer, cache, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text("[extract]\nlimit = 40\n[fit]\nseeds = 0\n[list]\n[train]\n")
-    assert json.loads(call("cache", "list", "--json", "--config", config)[1]) == []
-    assert call("tasks", "--json", "--config", config)[0] == 0
+    assert answer("cache", "list", "--config", config) == []
+    assert answer("tasks", "--config", config)
 
 
-def test_lists_in_a_file_stand_for_commas_or_for_a_repeated_option(call, tiny_gpt2, tmp_path):
+def test_lists_in_a_file_stand_for_commas_or_for_a_repeated_option(answer, refusal, tiny_gpt2, tmp_path):
     config = tmp_path / "run.toml"
     few = 'param = ["train_rows=40", "valid_rows=30", "test_rows=20"]'
     config.write_text(f'[extract]\nlayers = ["embed", "final"]\npool = ["last", "mean"]\nlimit = 30\n{few}\n')
-    _, out, err = call("extract", "bit-xor", "--backbone", tiny_gpt2, "--config", config, "--json")
-    done = json.loads(out)
-    assert done["columns"] == ["embed/last", "embed/mean", "final/last", "final/mean"], err
+    done = answer("extract", "bit-xor", "--backbone", tiny_gpt2, "--config", config)
+    assert done["columns"] == ["embed/last", "embed/mean", "final/last", "final/mean"]
     assert done["rows"] == {"train": 30, "valid": 30, "test": 20}
     config.write_text("[fit]\ncurve = [10, 20]\n")
-    code, out, _ = call("fit", "bit-xor", "--config", config, "--json")
-    assert code == 0
-    assert [point["rows"] for point in json.loads(out)["curve"]] == [10, 20]
+    assert [point["rows"] for point in answer("fit", "bit-xor", "--config", config)["curve"]] == [10, 20]
     config.write_text("[extract]\nlimit = [1, 2]\n")
-    code, _, err = call("extract", "bit-xor", "--config", config)
-    assert code == 2 and len(err.splitlines()) == 1
+    refusal("extract", "bit-xor", "--config", config)
 
 
 def wrong_inputs(tmp_path, tiny_gpt2, cut):
@@ -135,28 +121,23 @@ def wrong_inputs(tmp_path, tiny_gpt2, cut):
     ]
 
 
-def test_wrong_inputs_give_one_line_and_exit_code_2(call, tmp_path, tiny_gpt2, mnist_files, cache):
+def test_wrong_inputs_give_one_line_and_exit_code_2(refusal, tmp_path, tiny_gpt2, mnist_files, cache):
     for arguments, words in wrong_inputs(tmp_path, tiny_gpt2, mnist_files):
-        code, out, err = call(*arguments)
-        assert (code, out, len(err.splitlines())) == (2, "", 1), (arguments, err)
-        assert err.startswith("reservoir: ") and words in err, (arguments, err)
+        assert words in refusal(*arguments)
     assert not list(cache.glob("features/*/*"))
 
 
-def test_another_format_and_a_full_disk_are_refused_before_anything_is_written(call, tiny_gpt2, cache, monkeypatch):
+def test_another_format_and_a_full_disk_are_refused_before_writing(answer, refusal, tiny_gpt2, cache, monkeypatch):
     from reservoir_cache import catalog
 
     tiny = ("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50)
     with monkeypatch.context() as patch:
         patch.setattr(catalog.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
-        code, _, err = call(*tiny)
-        assert code == 2 and "free" in err
+        assert "free" in refusal(*tiny)
         assert not list(cache.glob("features/*/*"))
-    _, out, _ = call(*tiny, "--json")
-    spec = cache / json.loads(out)["entry"] / "spec.json"
+    spec = cache / answer(*tiny)["entry"] / "spec.json"
     spec.write_text(spec.read_text().replace('"format": 1', '"format": 99').replace('"format":1', '"format":99'))
-    code, _, err = call("fit", spec.parent)
-    assert code == 2 and "99" in err
+    assert "99" in refusal("fit", spec.parent)
 
 
 def test_the_short_help_and_the_version(call):
@@ -169,28 +150,23 @@ def test_the_short_help_and_the_version(call):
     assert call("--version")[:2] == (0, f"reservoir {version('reservoir-features')}\n")
 
 
-def test_flags_of_extract_choose_among_the_entries_of_a_task(call, tiny_gpt2):
+def test_flags_of_extract_choose_among_the_entries_of_a_task(answer, refusal, tiny_gpt2):
     entries = {}
     for seed in (1, 0):
         flags = "--backbone", tiny_gpt2, "--seed", seed, "--limit", 50, "--layers", "final"
-        _, out, _ = call("extract", "digits", *flags, "--json")
-        entries[seed] = json.loads(out)["entry"]
-    fit = ("fit", "digits", "--columns", "final/mean", "--json")
-    assert json.loads(call(*fit)[1])["entry"] == entries[0], "the last one"
-    assert json.loads(call(*fit, "--seed", 1)[1])["entry"] == entries[1]
-    assert json.loads(call(*fit, "--backbone", tiny_gpt2)[1])["entry"] == entries[0]
-    code, _, err = call("fit", "digits", "--gain", 9)
-    assert code == 2 and "gain 9" in err
+        entries[seed] = answer("extract", "digits", *flags)["entry"]
+    fit = ("fit", "digits", "--columns", "final/mean")
+    assert answer(*fit)["entry"] == entries[0], "the last one"
+    assert answer(*fit, "--seed", 1)["entry"] == entries[1]
+    assert answer(*fit, "--backbone", tiny_gpt2)["entry"] == entries[0]
+    assert "gain 9" in refusal("fit", "digits", "--gain", 9)
 
 
-def test_fit_takes_the_data_folder_that_extract_takes(call, cache, mnist_files, tiny_gpt2):
-    options = ["--data", mnist_files, "--backbone", tiny_gpt2, "--json"]
-    code, out, err = call("extract", "mnist", "--layers", "final", "--pool", "mean", *options)
-    assert code == 0, err
-    code, fitted, err = call("fit", "mnist", *options)
-    assert code == 0, err
-    assert json.loads(fitted)["entry"] == json.loads(out)["entry"]
-    assert call("fit", "mnist", "--seeds", 1, *options)[0] == 0
+def test_fit_takes_the_data_folder_that_extract_takes(answer, cache, mnist_files, tiny_gpt2):
+    options = ["--data", mnist_files, "--backbone", tiny_gpt2]
+    extracted = answer("extract", "mnist", "--layers", "final", "--pool", "mean", *options)
+    assert answer("fit", "mnist", *options)["entry"] == extracted["entry"]
+    assert answer("fit", "mnist", "--seeds", 1, *options)
 
 
 def test_help_names_runs_beside_readouts_and_lists_the_flags_of_fit_in_sections(call):
@@ -286,7 +262,7 @@ def test_predict_imports_what_it_computes_with(cache, tmp_path):
     assert (code, len(out.splitlines())) == (0, 40)
 
 
-def test_a_readout_is_applied_without_what_only_fits_one():
+def test_applying_a_readout_imports_nothing_that_only_fitting_needs():
     modules = "{'sklearn', 'scipy.optimize', 'torch'}"
     code = f"import sys; from reservoir.readouts import evaluation, logistic; print(sys.modules.keys() & {modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

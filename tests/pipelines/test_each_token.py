@@ -134,16 +134,13 @@ def task_texts(path, split, **asked):
     return texts_of(part.x, part.lengths)
 
 
-def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "cache"))
+def test_labels_that_do_not_fit_their_tokens_are_refused(tmp_path, cache, refusal):
     rows = proteins(20)
     rows[3] = (rows[3][0], rows[3][1][1:])
     path = write_csv(tmp_path / "short.csv", rows, "sequence,label")
-    assert run(["extract", path]) == 2
     size = len(rows[3][0])
-    assert f"line 5: {size - 1} labels for {size} tokens" in capsys.readouterr().err
+    assert f"line 5: {size - 1} labels for {size} tokens" in refusal("extract", path)
     path = write_csv(tmp_path / "whole.csv", proteins(20), "sequence,label")
-    assert run(["extract", path, "--pool", "mean"]) == 2
-    assert "--pool mean: every token has its own label" in capsys.readouterr().err
+    assert "--pool mean: every token has its own label" in refusal("extract", path, "--pool", "mean")
     with pytest.raises(InputError, match="every token has a label, which train does not support; use extract and fit"):
-        train(path, steps=1, cache=tmp_path / "cache", **{k: v for k, v in SMALL.items() if k != "layers"})
+        train(path, steps=1, **{k: v for k, v in SMALL.items() if k != "layers"})

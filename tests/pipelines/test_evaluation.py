@@ -145,12 +145,10 @@ def test_scores_name_their_metric_and_regressions_are_not_in_percent(own, call):
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
-def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call):
+def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call, answer):
     """The command prints one JSON value with probabilities by class name, and the accuracy."""
     done, file = own(kind)
-    code, out, _ = call("predict", done.saved, file, "--json")
-    assert code == 0
-    found = json.loads(out)
+    found = answer("predict", done.saved, file)
     truth = np.load(file)["y"]
     labels = np.array(found["predictions"]["label"])
     if kind == "classes":

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from reservoir_cache import FeatureStore
-from reservoir_pipelines.cli import run
 from sklearn.linear_model import RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -23,21 +22,18 @@ def root(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_extract_and_fit_work(kind, root, tmp_path, capsys):
+def test_extract_and_fit_work(kind, root, tmp_path, answer):
     folder = save(kind, tmp_path / kind)
     settings = ["--cache", str(root), "--json"]
     for init in ("pretrained", "random", "statistics"):
         extract = ["extract", "digits", "--backbone", str(folder), "--init", init, "--limit", "150", "--pool", "mean"]
-        capsys.readouterr()
-        assert run([*extract, *settings]) == 0
-        entry = json.loads(capsys.readouterr().out)
+        entry = answer(*extract, *settings)
         train, valid = FeatureStore(entry["entry"])["train"], FeatureStore(entry["entry"])["valid"]
         x, new = (np.concatenate([split[name] for name in entry["columns"]], axis=1) for split in (train, valid))
         # With ten classes, a working reservoir of width 16 is far above chance.
         assert make_pipeline(StandardScaler(), RidgeClassifier()).fit(x, train.y).score(new, valid.y) > 0.25, init
     if kind in ("gpt2", "t5", "lstm"):  # fit reads the arrays alone, so that others would show the same
-        assert run(["fit", entry["entry"], "--columns", entry["columns"][0], *settings]) == 0
-        assert json.loads(capsys.readouterr().out)["best"]["valid_score"] > 0.15
+        assert answer("fit", entry["entry"], "--columns", entry["columns"][0], *settings)["best"]["valid_score"] > 0.15
 
 
 pytestmark = pytest.mark.usefixtures("few_bits")
@@ -65,16 +61,13 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.parametrize("task", SEVEN)
-def test_prepare_extract_fit(task, data, cache, capsys, monkeypatch, tmp_path):
+def test_prepare_extract_fit(task, data, cache, answer, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     splits = 5 if task == "homology" else 3
-    assert run(["prepare", task, "--data", str(data), "--json"]) == 0
-    prepared = json.loads(capsys.readouterr().out)
+    prepared = answer("prepare", task, "--data", data)
     assert len(prepared["rows"]) == splits and min(prepared["rows"].values()) > 0
     small = ["--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2", "--init", "random", "--limit", "16"]
-    assert run(["extract", task, "--data", str(data), *small, "--json"]) == 0
-    extracted = json.loads(capsys.readouterr().out)
+    extracted = answer("extract", task, "--data", data, *small)
     assert extracted["rows"] == {name: min(rows, 16) for name, rows in prepared["rows"].items()}
-    assert run(["fit", task, "--alphas", "1e0:1e4:3", "--json"]) == 0
-    best = json.loads(capsys.readouterr().out)["best"]
+    best = answer("fit", task, "--alphas", "1e0:1e4:3")["best"]
     assert 0 <= best["valid_score"] <= 1 and 0 <= best["test_score"] <= 1

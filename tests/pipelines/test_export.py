@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import explain, export, extract, fit, predict
-from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction.explain import explain_rows
 from reservoir_pipelines.prediction.export import build
@@ -175,10 +174,9 @@ def test_a_recurrent_backbone_accepts_one_length(tmp_path):
 
 
 @can_export
-def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_path, capsys):
+def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_path, answer):
     saved, file = readouts("two")
-    assert command(["export", str(saved), "--out", str(tmp_path / "m.pt2"), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = answer("export", saved, "--out", tmp_path / "m.pt2")
     assert printed["tokens"] == [2, LONGEST]
     assert (tmp_path / "m.pt2").stat().st_size == printed["bytes"]
     places = (Path(torch.__file__).parents[1], Path(__file__).parents[2])
@@ -284,7 +282,7 @@ def test_a_model_of_images_is_exported_after_its_processor(cache, tmp_path, capf
 
 
 @can_export
-def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
+def test_export_refuses_other_formats_folders_and_missing_packages(readouts, tmp_path, monkeypatch):
     saved, _ = readouts("two")
     with pytest.raises(InputError, match="choose torch or onnx"):
         export(saved, to="tflite")

@@ -277,13 +277,13 @@ def test_sounds_are_planned_as_the_samples_that_the_model_reads(cache, tmp_path)
     assert found.columns == len(done.columns) and found.tokens == 79  # a spectrum would have 3 frames
 
 
-def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache, call):
+def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache, call, answer):
     code, out, _ = call("extract", "digits", "--dry-run", "--gain", "2", "--layers", "block01")
     lines = {line.split("  ")[0]: line for line in out.splitlines()}
     assert code == 0 and lines["gain"].split() == ["gain", "2.0", "given"]
     assert lines["layers"].split() == ["layers", "block01", "given"]
     assert lines["backbone"].split(maxsplit=2) == ["backbone", "mini", "comes with this package"]
     assert not (cache / "features").exists()
-    found = json.loads(call("extract", "digits", "--dry-run", "--json")[1])
+    found = answer("extract", "digits", "--dry-run")
     assert found["pool"] == {"value": "last,mean", "why": "the last token, as in the paper, and the mean of all"}
     assert found["columns"]["value"][:2] == ["embed/last", "embed/mean"] and "columns" not in lines["gain"]

@@ -402,7 +402,7 @@ def drawn(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("metric", "value", "words"), [("accuracy", 50, "accuracy (%)"), ("R²", 0.5, "R²")])
-def test_the_plot_names_its_metric(drawn, metric, value, words):
+def test_the_plot_of_a_sweep_names_its_metric(drawn, metric, value, words):
     lines, heat = drawn(["embed/mean", "final/mean"], [("ridge", 1.0), ("ridge", 10.0)], metric)
     assert words in lines.get_ylabel()
     assert words in heat.get_title()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from reservoir_pipelines import attention, prepare, train
 from reservoir_pipelines.attention_maps import bit_diagonals, token_labels
-from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.training.run_folder import load_run
 
 from reservoir.backbones import attention_maps
@@ -50,12 +49,12 @@ def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
     assert "random-flat: every matrix normal with standard deviation 0.02" in flat
 
 
-def test_backbone_refuses_a_task_that_is_too_long(call, cache):
-    code, _, error = call("backbone", TINY, "--init", "random", "--task", "cifar10-lra")
-    assert code == 2 and "task 'cifar10-lra': the sequences have 1024 tokens" in error
+def test_backbone_refuses_a_task_that_is_too_long(refusal, cache):
+    error = refusal("backbone", TINY, "--init", "random", "--task", "cifar10-lra")
+    assert "task 'cifar10-lra': the sequences have 1024 tokens" in error
 
 
-def test_attention_saves_what_it_draws(run, cache, tmp_path, painted):
+def test_attention_saves_the_arrays_of_its_plot(run, cache, tmp_path, painted):
     out = tmp_path / "maps.png"
     settings = ("--backbone", TINY, "--init", "random", "--average", "5", "--layer", "2", "--out", str(out))
     line = run("attention", "bit-xor", *settings, "--json")
@@ -149,7 +148,7 @@ def test_the_runs_own_task_parameters_are_used(cache):
 
 
 @pytest.mark.parametrize("parameters", [{}, {"protocol": "paper", "max_tokens": 18}])
-def test_what_a_task_fills_in_by_itself_is_not_prepared_twice(cache, parameters):
+def test_parameters_equal_to_their_defaults_prepare_nothing_again(cache, parameters):
     parameters = {**FEW, "min_length": 6, "max_length": 20, **parameters}
     done = train("listops", parameters=parameters, **QUICK)
     before = sorted((cache / "prepared").iterdir())
@@ -211,7 +210,5 @@ def xor_run(tmp_path_factory):
         (["bit-xor", "--out", "maps.h5"], "--out maps.h5: not an image file"),
     ],
 )
-def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, cache, capsys, arguments, message):
-    assert command(["attention", *arguments, "--run", xor_run, "--average", "2"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
+def test_attention_of_a_run_refuses_other_tasks_and_files_in_one_line(xor_run, cache, refusal, arguments, message):
+    assert message in refusal("attention", *arguments, "--run", xor_run, "--average", "2")

@@ -64,14 +64,6 @@ def test_rows_between_wanted_ones_are_not_read(cache, tmp_path, monkeypatch):
             assert np.array_equal(getattr(taken, array), getattr(whole, array)[index]), array
 
 
-def test_prepared_data_is_used_when_its_source_is_missing(cache, tmp_path, monkeypatch):
-    samples.mnist_files(tmp_path / "data")
-    monkeypatch.setenv("RESERVOIR_DATA", str(tmp_path / "data"))
-    first = prepare("mnist")
-    monkeypatch.delenv("RESERVOIR_DATA")
-    assert prepare("mnist").digest == first.digest
-
-
 def test_leftovers_of_a_killed_run_are_removed(cache, tmp_path):
     prepared = prepare("digits")
     mine = temporary_path(prepared.path.parent / "data")
@@ -199,12 +191,14 @@ def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
     assert table["bit-memory"]["labels_per_row"] == 1000 and table["listops"]["splits"]["test"] == 2000
 
 
-def test_data_is_listed_as_here_then_as_prepared(cache, tmp_path, monkeypatch):
+def test_data_is_listed_as_here_then_as_prepared_and_used_when_its_source_is_missing(cache, tmp_path, monkeypatch):
     samples.mnist_files(tmp_path)
     row = {row["task"]: row for row in task_table(tmp_path)}["mnist"]
     assert (row["data"], row["splits"]) == ("here", None)
-    prepared = prepare("mnist", data=tmp_path)
-    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    monkeypatch.setenv("RESERVOIR_DATA", str(tmp_path))
+    prepared = prepare("mnist")
+    monkeypatch.delenv("RESERVOIR_DATA")
+    assert prepare("mnist").digest == prepared.digest
     row = {row["task"]: row for row in task_table()}["mnist"]
     assert (row["data"], row["splits"], row["remedy"]) == ("prepared", prepared.rows, "")
 
@@ -251,7 +245,7 @@ def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "locked"])
-def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind, monkeypatch):
+def test_unreadable_files_are_refused_in_one_line(refusal, cache, mnist_files, kind, monkeypatch):
     labels = mnist_files / "train-labels-idx1-ubyte"
     if kind == "pipe":
         labels.unlink()
@@ -263,8 +257,7 @@ def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind
             raise refused
 
         monkeypatch.setattr(files, "file_digest", refuse)
-    code, out, message = call("prepare", "mnist", "--data", mnist_files)
-    assert (code, out) == (2, "") and message.count("\n") == 1
+    message = refusal("prepare", "mnist", "--data", mnist_files)
     assert "train-labels-idx1-ubyte" in message or kind == "locked"
 
 

@@ -79,7 +79,7 @@ def proteins(tmp_path):
     return tmp_path
 
 
-def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache, call):
+def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache):
     """The authors multiply by the share of kept proteins; batches have one row in training and four in validation."""
     given = {"data": proteins, "protocol": "paper", "parameters": {"max_tokens": 40, "batch": 1}, "backbone": TINY}
     features = extract("homology", layers="final", pool="last", **given)
@@ -92,7 +92,7 @@ def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache, 
     assert done.test_score_of_all == pytest.approx(done.test_score * 20 / 24)
 
 
-def test_what_a_protein_reads_is_part_of_its_key(proteins, cache):
+def test_the_way_proteins_are_read_is_part_of_the_key(proteins, cache):
     given = {"data": proteins, "protocol": "paper", "backbone": TINY, "layers": "final", "pool": "last"}
     one, four = (extract("homology", parameters={"max_tokens": 48, "batch": batch}, **given) for batch in (1, 4))
     assert one.entry != four.entry
@@ -131,14 +131,14 @@ def decoy(tmp_path, monkeypatch, tiny_gpt2):
     return shutil.copytree(tiny_gpt2, tmp_path / "mini")
 
 
-def test_its_weights_are_halves_in_at_most_12_megabytes():
+def test_the_weights_of_mini_are_float16_in_at_most_12_megabytes():
     assert (MINI / "model.safetensors").stat().st_size <= 12e6
     with safe_open(MINI / "model.safetensors", "np") as file:
         dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     assert dtypes == {"F16"}
 
 
-def test_its_configuration_and_tokenizer_are_those_of_the_name():
+def test_mini_has_the_configuration_and_tokenizer_of_its_name():
     kept, named = (find(name)[1] for name in (str(MINI), "mini"))
     settings = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size", "activation_function", "initializer_range")
     for setting in settings:
@@ -148,7 +148,7 @@ def test_its_configuration_and_tokenizer_are_those_of_the_name():
     assert tokenizer.decode(list(text.encode())) == text
 
 
-def test_it_is_loaded_from_the_package_in_float32_wherever_one_stands(decoy):
+def test_mini_is_loaded_from_the_package_in_float32_from_any_folder(decoy):
     stored = load_file(MINI / "model.safetensors")
     loaded = dict(load_backbone("mini", "pretrained").model.named_parameters())
     assert len(loaded) == 6 * 12 + 3  # all tensors except the token embeddings
@@ -157,7 +157,7 @@ def test_it_is_loaded_from_the_package_in_float32_wherever_one_stands(decoy):
         assert torch.equal(parameter, stored[f"transformer.{name}"].float()), name
 
 
-def test_its_inits_are_three_models_and_other_shapes_only_random():
+def test_mini_has_three_inits_and_other_shapes_only_random_weights():
     inits = {init: load_backbone("mini", init, seed=3) for init in ("pretrained", "random", "statistics")}
     assert len({weights_digest(backbone) for backbone in inits.values()}) == 3
     pretrained, drawn = (inits[init].model.get_parameter("wpe.weight") for init in ("pretrained", "statistics"))
@@ -172,7 +172,7 @@ def choose(**options):
     return resolve_model(ReservoirOptions(**options))
 
 
-def test_it_is_meant_where_no_backbone_is_named(decoy):
+def test_mini_is_the_default_backbone(decoy):
     assert choose() == Reservoir(backbone="mini", init="pretrained")
     for init in ("random", "statistics"):
         assert choose(init=init) == Reservoir(backbone="mini", init=init)

@@ -28,7 +28,7 @@ def go(cache):
     return lambda **settings: train("bit-xor", **given | settings)
 
 
-def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes_on(go, cache, monkeypatch):
+def test_an_extended_run_that_was_killed_finishes_when_resumed(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
         patch.setattr(STAGE, "_result", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -50,7 +50,7 @@ def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
 
 
-def test_a_run_that_diverged_is_ended_too_and_goes_on_where_that_is_asked(go, cache):
+def test_a_diverged_run_is_finished_and_continues_on_request(go, cache):
     settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0, "bound": 20.0}
     done = go(**settings)
     assert done.diverged_step is not None and go(**settings) == done

@@ -11,7 +11,6 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from reservoir_pipelines import export, predict, train
-from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import PredictionEvaluator
 from reservoir_pipelines.training.run_folder import RunFolder, Training, load_run
@@ -169,7 +168,7 @@ def test_a_finished_run_is_returned_and_more_steps_go_on(cache):
     assert_same_bits(weights(more), weights(straight))
 
 
-def test_a_run_keeps_what_it_was_asked_and_what_happened(cache, painted):
+def test_a_run_stores_its_settings_and_history(cache, painted):
     done = train("bit-xor", steps=4, eval_every=2, train="output,layernorm", **QUICK)
     assert done.path.parent == cache / "runs" / "bit-xor"
     config = json.loads((done.path / "config.json").read_text())
@@ -281,7 +280,7 @@ def write_series(path, kind, rows=120):
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
-def test_train_evaluates_the_test_split(cache, tmp_path, kind, call):
+def test_train_evaluates_the_test_split(cache, tmp_path, kind, answer):
     done = train(write_series(tmp_path / "own.npz", kind), **CLI_QUICK)
     found = PredictionEvaluator(list(predict(done.path, tmp_path / "test.npz"))).result()
     assert done.evaluation.scores == pytest.approx(found.scores, rel=1e-3)
@@ -297,7 +296,7 @@ def test_train_evaluates_the_test_split(cache, tmp_path, kind, call):
         labels = [one.label for one in predict(done.path, tmp_path / "test.npz")]
         assert done.evaluation.scores["macro_f1"] == pytest.approx(metrics.f1_score(truth, labels, average="macro"))
     flags = [word for name, value in CLI_QUICK.items() for word in (f"--{name}", str(value))]
-    printed = json.loads(call("train", tmp_path / "own.npz", *flags, "--json")[1])
+    printed = answer("train", tmp_path / "own.npz", *flags)
     assert printed["evaluation"] == done.evaluation.to_dict()
 
 
@@ -431,19 +430,17 @@ def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_
     assert plain.test_score == alone[swept.swept[1]["learning_rate"]].test_score  # kept, and scored on request
 
 
-def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsys):
+def test_sweep_prints_every_run_and_refuses_values_that_are_no_numbers(cache, call, answer, refusal):
     flags = ["--backbone", SHALLOW, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
     rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]
     line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
-    assert command([*line, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["swept"]) == 2 and command(line) == 0
-    assert "learning_rate" in capsys.readouterr().out
+    assert len(answer(*line)["swept"]) == 2 and "learning_rate" in call(*line)[1]
     for wrong, says in (
         ("steps=1,2", "steps is not one of batch, accumulate, learning_rate"),
         ("batch=a,b", "give numbers"),
         ("batch=0,8", "--batch 0: give a whole number"),
     ):
-        assert command([*line[:-4], "--sweep", wrong]) == 2 and says in capsys.readouterr().err
+        assert says in refusal(*line[:-4], "--sweep", wrong)
 
 
 def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):

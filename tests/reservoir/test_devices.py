@@ -89,7 +89,7 @@ def test_the_steps_of_recurrent_models_compile_as_a_whole_and_compute_the_same(b
     assert torch.equal(run.model(hidden), expected) and calls.called
 
 
-def test_a_plan_for_a_gpu_tells_its_memory_and_precision(gpu, cache, tiny_gpt2):
+def test_a_plan_for_a_gpu_names_its_memory_and_precision(gpu, cache, tiny_gpt2):
     found = plan("digits", backbone=str(tiny_gpt2), **SETTINGS)
     assert found.memory > 3 * 10**9 and choose_compute("auto", torch.device("cpu")) == "bfloat16"
 

@@ -139,7 +139,7 @@ def test_readouts_of_thousands_of_labels_are_not_tried_unasked():
     assert found == [("a/last", "a/mean"), ("a/last",)]
 
 
-def test_each_value_has_a_reason_and_given_options_say_so():
+def test_each_value_of_a_plan_has_a_reason():
     plan = plan_of(SERIES, gain=2.0, layers="embed", compute="float32")
     table = {option: (value, why) for option, value, why in plan.table()}
     assert table["gain"] == ("2.0", "given") and table["layers"] == ("embed", "given")
@@ -233,7 +233,7 @@ def test_seeds_that_torchs_generators_do_not_take_are_refused(seed):
         (TaskOptions, {"parameters": ["rows", 3]}, "--param ['rows', 3]: give names with values."),
     ],
 )
-def test_what_is_of_another_kind_is_one_line(kind, wrong, words):
+def test_options_of_a_wrong_type_are_refused_in_one_line(kind, wrong, words):
     with pytest.raises(InputError) as caught:
         kind(**wrong)
     assert str(caught.value).startswith(words) and "\n" not in str(caught.value)

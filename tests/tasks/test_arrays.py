@@ -150,7 +150,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", [*NAMES, *VALUES])
-def test_the_rule(name):
+def test_arrays_are_read_as_symbols_or_values_by_one_rule(name):
     x = (NAMES | VALUES)[name]
     assert read_integers(x).names == (name in NAMES), read_integers(x).why
     # Padding after the lengths has no influence.
@@ -174,7 +174,7 @@ def test_the_rule(name):
         (np.repeat([10, 20, 50], 20), True),
     ],
 )
-def test_the_rule_for_labels(y, classes):
+def test_labels_are_read_as_classes_or_numbers_by_one_rule(y, classes):
     assert read_labels(y).names == classes
 
 

@@ -200,7 +200,7 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
         (lambda text: f"{text}\nm1,007.csv,b", "line 9: '007' in column 'run' may mean '007.csv' or '007.tsv'"),
     ],
 )
-def test_a_table_of_labels_that_does_not_fit_is_one_line(tmp_path, change, message):
+def test_a_table_of_labels_that_does_not_fit_is_refused_in_one_line(tmp_path, change, message):
     recordings(tmp_path / "runs")
     path = tmp_path / "runs" / "labels.csv"
     path.write_text(change(path.read_text()))
@@ -275,7 +275,7 @@ def test_addresses_are_text_and_never_fetched(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["class", "Target", "fault", "STARS"])
-def test_a_usual_name_of_labels_is_found_if_it_is_the_only_one(tmp_path, name):
+def test_a_common_name_of_labels_is_found_if_it_is_the_only_one(tmp_path, name):
     source = task_named(table(tmp_path / "t.csv", good_rows(), f"v0,v1,{name}"))
     assert source.task.labels == ("a", "b") and source.task.parameters["label"] == name
     rows = [[*row, row[-1]] for row in good_rows()]

@@ -141,7 +141,7 @@ def test_a_script_is_never_run(library, tmp_path):
 
 
 @pytest.mark.parametrize(("version", "message"), [(None, "need a package"), ("3.6.0", "3.6.0 is too old")])
-def test_without_the_package_one_line_says_how_to_get_it(library, monkeypatch, version, message):
+def test_a_missing_datasets_package_ends_in_one_line_with_the_remedy(library, monkeypatch, version, message):
     vars(library)["__version__"] = version
     if version is None:
         monkeypatch.setitem(sys.modules, "datasets", None)
@@ -149,7 +149,7 @@ def test_without_the_package_one_line_says_how_to_get_it(library, monkeypatch, v
         task_named("hf:reviews").task  # noqa: B018
 
 
-def test_the_library_itself(tmp_path):
+def test_datasets_of_the_real_library_are_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)})
     made = datasets.Dataset.from_dict({"text": TEXTS, "label": [n % 2 for n in range(30)]}, features=features)

@@ -198,7 +198,7 @@ def test_both_forms_of_the_files_give_the_images(tmp_path, binary):
         )
 
 
-def test_grey_is_what_pillow_makes_of_it():
+def test_grey_values_equal_those_of_pillow():
     from PIL import Image
 
     images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)

@@ -6,7 +6,7 @@ from reservoir.errors import InputError
 from reservoir.tasks import encode, task_named
 
 
-def test_every_pair_is_in_one_split_with_its_swap_and_its_sum():
+def test_every_pair_is_in_the_split_of_its_swapped_pair_and_has_its_sum():
     source = task_named("modular-addition", modulus=23)
     splits = source.read(*source.pieces())
     found = {name: {tuple(row) for row in rows.x[:, :2].tolist()} for name, rows in splits.items()}
@@ -20,7 +20,7 @@ def test_every_pair_is_in_one_split_with_its_swap_and_its_sum():
     assert (lengths == 3).all() and x is splits["test"].x
 
 
-def test_a_modulus_that_is_no_number_above_one_is_refused():
+def test_a_modulus_below_two_is_refused():
     with pytest.raises(InputError, match="modulus is 1; give"):
         task_named("modular-addition", modulus=1)
     with pytest.raises(InputError, match="modulus is 'x'"):

@@ -34,13 +34,13 @@ def rows_of(name, split="train", **parameters):
     return np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
 
 
-def test_memory_has_the_shape_of_the_paper():
+def test_bit_memory_has_the_shape_of_the_paper():
     task = task_named("bit-memory").task
     assert (task.max_tokens, task.form.dim, task.readout_tokens, task.outputs, task.classes) == (120, 50, 20, 50, 2)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"n": 60, "patterns": 3, "token_bits": 12, "mask": 0.2}])
-def test_memory_asks_for_one_of_the_strings(parameters):
+def test_bit_memory_asks_for_one_of_the_strings(parameters):
     x, y = rows_of("bit-memory", train_rows=200, **parameters)
     n = parameters.get("n", 1000)
     strings, shown = x.reshape(200, -1, n)[:, :-1], x.reshape(200, -1, n)[:, -1]
@@ -52,7 +52,7 @@ def test_memory_asks_for_one_of_the_strings(parameters):
     assert set((strings == asked).all(axis=2).argmax(axis=1)) == set(range(parameters.get("patterns", 5)))
 
 
-def test_xor_has_the_shape_of_the_paper_and_its_sums():
+def test_bit_xor_has_the_shape_of_the_paper_and_its_sums():
     task = task_named("bit-xor").task
     assert (task.max_tokens, task.form.dim, task.readout_tokens, task.outputs, task.classes) == (10, 1, 5, 1, 2)
     x, y = rows_of("bit-xor", train_rows=3000)
@@ -65,7 +65,7 @@ def test_xor_has_the_shape_of_the_paper_and_its_sums():
     ("parameters", "message"),
     [({"n": 7, "token_bits": 2}, "multiple of token_bits"), ({"mask": 1.5}, "probability"), ({"n": 0}, "above 0")],
 )
-def test_impossible_settings(parameters, message):
+def test_impossible_settings_of_bit_memory_are_refused(parameters, message):
     with pytest.raises(InputError, match=message):
         task_named("bit-memory", **parameters)
 
@@ -90,7 +90,7 @@ def test_the_papers_bit_xor_keeps_its_key():
 
 
 @pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.task.name)
-def test_a_row_is_the_same_whenever_it_is_asked_for(source):
+def test_a_fresh_row_depends_only_on_its_number_and_the_seed(source):
     assert source.endless
     numbers = np.array([FRESH_ROWS + 3, 0, 5, 5, FRESH_ROWS - 1])
     rows, again = FreshRows(source, 7)(numbers), FreshRows(source, 7)

@@ -265,7 +265,7 @@ def test_an_id_may_have_several_columns(tmp_path):
         stored(path, id="machine,cycles")
 
 
-def test_an_id_that_repeats_is_asked_for(tmp_path):
+def test_an_id_column_that_repeats_must_be_named(tmp_path):
     path = write(tmp_path / "t.csv", {"patient_id": np.arange(ROWS) // 4, **WIDE, "label": LABEL})
     with pytest.raises(InputError, match="pass --id patient_id if all rows of an id are one sequence, --group"):
         task_named(str(path)).task  # noqa: B018
@@ -315,7 +315,7 @@ def test_zones_of_times_are_counted_in(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_a_last_column_that_is_not_there_is_missing(tmp_path):
+def test_a_missing_last_column_is_a_missing_value(tmp_path):
     task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
     new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
     with pytest.raises(InputError, match=r"no column 'v2', which the readout was fitted on, among .* to 'v2'$"):

@@ -171,7 +171,7 @@ def test_tensors_are_cut_in_a_program_for_any_batch():
 @pytest.mark.parametrize(
     ("patch", "stride", "dilations"), [(5, 4, (1,)), (5, 5, (1,)), (5, 20, (1,)), (9, 100, (1, 2, 4, 8))]
 )
-def test_the_share_of_a_row_that_is_read(patch, stride, dilations):
+def test_windows_know_the_share_of_a_row_that_they_read(patch, stride, dilations):
     length, windows = 4000, Windows(patch=patch, stride=stride, dilations=dilations, pad="same")
     begins = np.arange(0, length, stride)
     read = {int(t + (j - (patch - 1) // 2) * d) for t in begins for d in dilations for j in range(patch)}
