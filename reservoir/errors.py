@@ -24,6 +24,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def first_line(error: Exception) -> str:
     """Return the beginning of an error's message, for use inside another message."""
     text = re.sub(r" ?<[^<>]* at 0x\w+>", "", str(error)).strip()  # addresses of objects differ from run to run
+    text = re.sub(r":\s*\n\s*", ": ", text)  # transformers writes what is wrong below a line such as "Field x:"
     return text.splitlines()[0][:160] if text else type(error).__name__
 
 

@@ -150,9 +150,10 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         content = read_json(path, indent=2)
         spec, layout = Spec(**content["spec"]), Layout(**content["layout"])
         key, made_with = content["key"], content["made_with"]
-        if not isinstance(key, str) or not isinstance(made_with, dict):
-            raise TypeError("its key is not a string, or made_with is not an object")
-    except (OSError, CacheError, KeyError, TypeError) as error:
+        objects = made_with, made_with.get("call", {}), made_with.get("kept", {}), made_with.get("reservoir", {})
+        if not isinstance(key, str) or not all(isinstance(each, dict) for each in objects):
+            raise TypeError("its key is not a string, or a part of made_with is not an object")
+    except (OSError, CacheError, KeyError, TypeError, AttributeError) as error:
         raise CacheError(f"{path}: not a valid specification ({error}); remove {folder} and extract again") from error
     if spec.key != key:
         problem = f"{path}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}"

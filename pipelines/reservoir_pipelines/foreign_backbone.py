@@ -10,7 +10,7 @@ from typing import Any
 
 from reservoir_cache import make_folder, sync
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir_pipelines.files import save_tensors, temporary_path
 from reservoir_pipelines.output import Record
 
@@ -135,7 +135,7 @@ def _torch(source: Path, folder: Path) -> None:
         raise InputError(f"--import {source}: pytorch_model.bin or config.json is missing; put both into one folder")
     tensors: dict[str, Any] = {}
     for file in files:
-        try:
+        with as_input_error(f"--import {file}: not readable without running code", "give a file of weights only"):
             members = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else []
             if sum(member.file_size for member in members) > 4 * file.stat().st_size:
                 raise ValueError("its members unpack to more than the file")
@@ -144,9 +144,6 @@ def _torch(source: Path, folder: Path) -> None:
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}
-        except Exception as error:  # torch raises many types of errors; the first line names the code in the file
-            why = f"not readable without running code ({first_line(error)}); give a file of weights only"
-            raise InputError(f"--import {file}: {why}") from None
     save_tensors(tensors, folder / "model.safetensors")
     for name in COPIED:
         if (origin / name).is_file():

@@ -1,5 +1,6 @@
 """Families of sequence models, the groups of their parameters, and how a family's models are built and loaded."""
 
+import json
 import os
 from collections.abc import Callable
 from copy import deepcopy
@@ -112,6 +113,7 @@ class HubLoader:
     def load(self, source: str, config: Any, **more: str) -> Loaded:
         """Return the model of a folder or hub name, and transformers' report on its tensors."""
         silence_transformers()
+        _check_weights(source, config)
         model, info = self._class(config).from_pretrained(
             source,
             dtype=torch.float32,
@@ -206,6 +208,21 @@ def silence_transformers() -> None:
 def attention_name(config: Any) -> str:
     """Return which attention function a model uses; transformers has a public method to set it, but none to read it."""
     return str(getattr(config, "_attn_implementation", ""))
+
+
+def _check_weights(source: str, config: Any) -> None:
+    """Raise `ValueError` for weights that transformers would read in another place, or by another program."""
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    if find_adapter_config_file(source, local_files_only=local_files_only(source)):
+        raise ValueError("remove its adapter_config.json, because peft would import modules that it names")
+    if any(Path(source).glob("shard-*.safetensors")):
+        raise ValueError("its files shard-*.safetensors are the parts of a distributed checkpoint")
+    names = [getattr(config, "transformers_weights", None) or ""]
+    for index in Path(source).glob("*.index.json"):
+        names += json.loads(index.read_text())["weight_map"].values()
+    if outside := next((name for name in names if Path(name).name != name), None):
+        raise ValueError(f"it names {outside!r}, which is not the name of a file in its folder")
 
 
 def local_files_only(source: str) -> bool:

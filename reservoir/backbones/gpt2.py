@@ -233,7 +233,11 @@ class GPT2Loader(FolderLoader):
 
             file = Path(str(try_to_load_from_cache(source, file.name)))
         if more or not file.is_file():
-            theirs, report = HubLoader("AutoModel").load(source, config, **more)
+            import transformers
+
+            # Their own reading of config.json would obey settings that ask for code, such as kernels of the hub.
+            plain = transformers.GPT2Config(**config.to_dict(), bos_token_id=None, eos_token_id=None)
+            theirs, report = HubLoader(options={"config": plain}).load(source, plain, **more)
             return self.filled(config, theirs.state_dict())[0], report
         from safetensors.torch import load_file
 

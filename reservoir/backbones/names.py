@@ -87,7 +87,9 @@ def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
 
 def gguf_argument(name: str) -> dict[str, str]:
     """Return the argument with which transformers reads a GGUF file; empty for other names."""
-    return {"gguf_file": Path(name).name} if name.endswith(".gguf") else {}
+    # A bare name would mean the file of that name in the current folder, if there is one.
+    file = Path(name).absolute() if Path(name).is_file() else Path(name).name
+    return {"gguf_file": str(file)} if name.endswith(".gguf") else {}
 
 
 def _make(model_type: str, settings: dict[str, Any]) -> Any:
@@ -109,13 +111,8 @@ def _altered(name: str, config: Any, settings: str) -> Any:
             values[key] = json.loads(text)
         except ValueError:
             values[key] = text
-    try:
+    with as_input_error(f"backbone {name!r}: its settings are not valid", "give the setting another value"):
         return type(config)(**values)
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises many types of errors, whose cause explains what is wrong
-        why = first_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
-        raise InputError(f"backbone {name!r}: {why}; give the setting another value") from error
 
 
 def _check_config(name: str, family: Family, config: Any) -> None:
@@ -154,6 +151,8 @@ def _from_folder(name: str) -> Any:
     with as_input_error(f"backbone {name!r}: its config.json is not readable", "repair the file"):
         values = json.loads(file.read_text())
         model_type = values["model_type"]
+        if (values.get("num_labels") or 0) > 10**6:  # transformers makes a name for each, in memory
+            raise ValueError("num_labels is more than a million")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise _unknown(name, model_type)
     if model_type not in CONFIGS_BUILT_HERE:

@@ -66,7 +66,7 @@ class ESNConfig(Config):
     model_type: str = "esn"
 
     def __post_init__(self) -> None:
-        limits = {"units": 1e6, "sr": 1e6, "lr": 1.0, "input_scaling": 1e6, "rc_connectivity": 1.0}
+        limits = {"units": 1e4, "sr": 1e6, "lr": 1.0, "input_scaling": 1e6, "rc_connectivity": 1.0}
         for name, most in limits.items():
             if not 0 < getattr(self, name) <= most:
                 raise InputError(f"backbone 'esn': {name}={getattr(self, name)}; give more than 0, at most {most:g}")

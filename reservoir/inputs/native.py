@@ -165,17 +165,17 @@ def has_tokenizer(name: str) -> bool:
 def read_tokenizer(name: str, positions: int | None, embeddings: int | None = None) -> TextReader:
     """Return the reader of a model with this many positions and embeddings, by its folder, GGUF file or hub name."""
     from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     silence_transformers()
     source = str(SHIPPED.get(name, Path(name).parent if gguf_argument(name) else name))
     remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
     with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
+        local = local_files_only(source)
+        if files := get_tokenizer_config(source, local_files_only=local).get("fast_tokenizer_files"):
+            raise ValueError(f"it names other files, {str(files)[:60]}, which are not read")
         tokenizer = AutoTokenizer.from_pretrained(
-            source,
-            trust_remote_code=False,
-            use_fast=True,
-            local_files_only=local_files_only(source),
-            **gguf_argument(name),
+            source, trust_remote_code=False, use_fast=True, local_files_only=local, **gguf_argument(name)
         )
         # `TextReader` pads and cuts texts itself; the file may set other lengths.
         tokenizer.padding_side = tokenizer.truncation_side = "right"
@@ -326,7 +326,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         raise InputError(f"{start} does not have; leave --input out")
     if family.reads not in ("sounds", "pixels"):
         return read_tokenizer(name, family.shape(config).max_tokens)
-    from transformers import AutoImageProcessor, Wav2Vec2FeatureExtractor
+    from transformers import AutoImageProcessor, BaseImageProcessor, Wav2Vec2FeatureExtractor
 
     silence_transformers()
     local = local_files_only(name)
@@ -336,6 +336,9 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             raise ValueError("the folder has no such file")
         if family.reads == "pixels":
             check_pillow()
+            settings, _ = BaseImageProcessor.get_image_processor_dict(name, local_files_only=local)
+            if file := settings.get("class_info_file"):  # it may be anywhere on this machine, or on the hub
+                raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
             processor = AutoImageProcessor.from_pretrained(
                 name, backend="pil", trust_remote_code=False, local_files_only=local
             )

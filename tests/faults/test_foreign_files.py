@@ -20,6 +20,7 @@ from reservoir_pipelines.files import file_digest, read_checked, write_checked
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from transformers import AutoModel
 
 from reservoir import InputError, options
 from reservoir.backbones import load_backbone
@@ -184,6 +185,7 @@ def test_a_recipe_names_nothing_to_import(evil, tmp_path, refusal, place):
             "c.toml: the readout 'evilmod.Est'",
         ),
         ("[predict]\ntrust = true", ("predict", ".", "."), "c.toml: 'trust' lets a readout run code"),
+        ("x = " + "[" * 10**4, ("fit", "digits"), "c.toml: not readable"),
         # Names in scikit-learn that are not estimators: a class without predict, a module, and functions.
         ('[fit]\nreadout = "sklearn.base.BaseEstimator"', ("fit", "digits"), "not a scikit-learn classifier"),
         ('[fit]\nreadout = "sklearn.utils.validation.np"', ("fit", "digits"), "not a scikit-learn classifier"),
@@ -241,6 +243,20 @@ def test_an_entry_does_not_say_where_to_write(entry, changes, refusal):
     assert "does not record how it was extracted" in refusal("fit", entry, "--seeds", 2)
 
 
+PARTS = [("call", []), ("kept", 7), ("kept", {"test": "x"}), ("prepared", 7), ("reservoir", {"a": 1}), ("scaling", {})]
+
+
+@pytest.mark.parametrize(("part", "value"), PARTS)
+def test_an_entry_with_another_type_in_its_record_is_refused_in_one_line(entry, part, value, call):
+    content = read_json(entry / "spec.json", indent=2)
+    content["made_with"][part] = value
+    del content["made_with"]["device"]
+    publish_json(entry / "spec.json", content, indent=2)
+    assert call("cache", "show", entry)[0] in (0, 2)
+    code, out, err = call("fit", entry)
+    assert (code, out, err.count("\n")) == (2, "", 1) and "spec.json" in err
+
+
 @pytest.fixture
 def model_folder(tiny_gpt2, tmp_path):
     """Return a model folder that brings code."""
@@ -290,6 +306,10 @@ def test_a_model_folder_does_not_have_kernels_fetched(tmp_path, key, value):
     for init in ("pretrained", "random"):
         with pytest.raises(InputError, match=r"its config\.json asks for code"):
             load_backbone(str(folder), init)
+    # transformers reads the weights of a GPT-2 that are in shards.
+    AutoModel.from_pretrained(save("gpt2", tmp_path / "gpt2")).save_pretrained(tmp_path / "shards", max_shard_size=9000)
+    change_config(tmp_path / "shards", **{key: value})
+    assert type(load_backbone(str(tmp_path / "shards"), "pretrained").model) is GPT2Model
 
 
 WIDTH = 16  # of the tiny GPT-2 in conftest.py

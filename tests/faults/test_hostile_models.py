@@ -19,6 +19,7 @@ from reservoir_pipelines import import_backbone
 
 from reservoir.backbones import find, load_backbone, load_native
 from reservoir.inputs.native import open_reader, read_tokenizer
+from reservoir.tasks import task_named
 from reservoir.tasks.own.texts import codes_of
 from tests.faults.fuzz import mutated, outcome
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
@@ -94,6 +95,7 @@ def test_mutated_model_folders_load_or_are_refused(kind: str, tmp_path: Path):
         ({"n_positions": 2**40}, "GB of memory"),
         ({"n_layer": 10**9}, "at most 1000"),
         ({"model_type": {}}, "is not known"),
+        ({"model_type": "vit", "num_labels": 10**9}, "more than a million"),
         (None, "not readable"),
     ],
 )
@@ -192,9 +194,12 @@ def mutable(kind: str, folder: Path) -> tuple[Path, Path, Callable[[bytes, np.ra
 
 
 @pytest.mark.parametrize("kind", ["pickle", "gguf", "onnx"])
-def test_mutated_files_of_other_programs_are_read_or_refused(kind: str, tmp_path: Path):
+def test_mutated_files_of_other_programs_are_read_or_refused(kind: str, tmp_path: Path, monkeypatch):
     (source, file, mutate), rng = mutable(kind, tmp_path / "model"), np.random.default_rng(0)
     data = file.read_bytes()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / file.name).touch()  # a file of the same name in the current folder is not read
+    monkeypatch.chdir(tmp_path / "here")
 
     def use() -> None:
         load_backbone(str(source), "pretrained") if kind == "gguf" else import_to_new_folder(source, tmp_path / "out")
@@ -215,14 +220,29 @@ def test_weights_that_unpack_to_far_more_than_the_file_are_refused(tmp_path: Pat
     assert "unpack to more than the file" in outcome(lambda: import_to_new_folder(source, tmp_path / "out"))
 
 
-def test_a_processor_of_enormous_images_is_refused(tmp_path: Path):
-    from reservoir.tasks import task_named
+METADATA = {
+    "image_processor_type": "OneFormerImageProcessor",
+    "class_info_file": "a.json",
+    "repo_path": "somebody/data",
+}
+ENORMOUS = {"image_processor_type": "ViTImageProcessor", "size": {"height": 5000, "width": 8}}
+REFUSED = [
+    ("x.index.json", {"weight_map": {"a": "../secret.safetensors"}}, "'../secret.safetensors', which is not"),
+    ("adapter_config.json", {"peft_type": "LORA"}, "remove its adapter_config.json"),
+    ("shard-00000-model-00000-of-00001.safetensors", {}, "a distributed checkpoint"),
+    ("tokenizer_config.json", {"fast_tokenizer_files": ["../tokenizer.4.0.json"]}, "names other files"),
+    ("preprocessor_config.json", METADATA, "another file, 'a.json'"),
+    ("preprocessor_config.json", ENORMOUS, "5,000 pixels, more than"),
+]
 
-    folder = save("vit", tmp_path / "vit")
-    settings = {"image_processor_type": "ViTImageProcessor", "size": {"height": 5000, "width": 8}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    task = task_named("digits").task
-    assert "5,000 pixels, more than" in outcome(lambda: open_reader(task, str(folder), "pretrained"))
+
+@pytest.mark.parametrize(("file", "content", "message"), REFUSED)
+def test_files_that_name_others_or_make_enormous_images_are_refused(file, content, message, tmp_path: Path):
+    folder = str(save("vit", tmp_path / "vit"))
+    (tmp_path / "vit" / file).write_text(json.dumps(content))
+    reader = open_reader, task_named("digits").task, folder, "pretrained"
+    others = (read_tokenizer, folder, 32) if "token" in file else (load_native, folder)
+    assert message in outcome(*(reader if "preprocessor" in file else others))
 
 
 @pytest.mark.parametrize("where", ["initializer", "constant"])

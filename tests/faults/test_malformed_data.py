@@ -419,13 +419,16 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
         assert "is not stored in this file alone" in outcome(read_all, write_hdf5(tmp_path / "mine.h5", x=make))
 
 
-def test_pipes_and_empty_folders_are_refused(tmp_path):
+def test_pipes_empty_folders_and_links_out_of_a_folder_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(read_all, tmp_path / "mine.npz")
     with pytest.raises(InputError, match="a folder without images"):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()
+    for name in ("A_TRAIN.ts", "A_TEST.ts"):
+        (tmp_path / name).symlink_to(__file__)
+    assert "A_TRAIN.ts: the file is outside" in outcome(read_all, tmp_path)
 
 
 HEAD = "@problemName p\n@timeStamps false\n@missing false\n@classLabel true a b\n@data\n"

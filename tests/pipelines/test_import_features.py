@@ -73,7 +73,7 @@ def test_every_format_gives_the_same_entry_however_small_its_blocks(own, tmp_pat
     assert import_features(tmp_path / "other.npz", task=task, name="lab").store.entry.key not in keys
 
 
-def test_columns_of_floats_are_read_side_by_side(own, tmp_path):
+def test_columns_of_floats_are_read_side_by_side_in_tables_of_bounded_size(own, tmp_path):
     task, arrays = own
     splits = np.repeat([*ROWS], [*ROWS.values()])
     deep = np.concatenate([arrays[f"{split}/deep"] for split in ROWS])
@@ -82,6 +82,9 @@ def test_columns_of_floats_are_read_side_by_side(own, tmp_path):
     done = import_features(tmp_path / "f.parquet", task=task, name="lab")
     assert done.columns == ("imported/mean",)
     assert np.array_equal(done["valid"]["imported/mean"], arrays["valid/deep"][:, :2])
+    parquet.write_table(pyarrow.table({"a": pyarrow.array([np.zeros(2**16)] * 300)}), tmp_path / "f.parquet")
+    with pytest.raises(InputError, match="'all columns' claims"):
+        import_features(tmp_path / "f.parquet", task=task, name="lab")
 
 
 def test_imported_features_are_fitted_joined_shown_and_reported(own, tmp_path, narrow_mini, call, refusal, answer):
@@ -129,6 +132,6 @@ def test_arrays_that_are_not_the_rows_of_the_task_are_refused(own, tmp_path, cha
 @pytest.mark.parametrize("name", ["f.npz", "f.h5", "f.parquet", "f.safetensors", "f.txt"])
 def test_files_that_are_no_features_are_refused_in_one_line(own, tmp_path, name):
     (tmp_path / name).write_bytes(b"no features" * 9)
-    with pytest.raises(InputError, match=r"features cannot be read") as refused:
+    with pytest.raises(InputError, match=r"features cannot be read|not a readable Parquet file") as refused:
         import_features(tmp_path / name, task=own[0], name="lab")
     assert "\n" not in str(refused.value)

@@ -188,35 +188,27 @@ def test_wrong_folders_are_refused(config, words, tmp_path):
         ("lstm:cell=gru", {}, "cell=gru is not known; use cell=released"),
         ("esn:sr=-1", {}, "sr=-1"),
         ("esn:lr=2", {}, "lr=2"),
+        ("esn:units=20000", {}, "at most 10000"),
         ("esn:units=2,rc_connectivity=0.01", {}, "recurrent"),
+        ("esn:unit=3", {}, "'unit=3' is not NAME=VALUE"),
+        ("mini:n_embd=abc", {}, "n_embd takes int, not 'abc'); give the setting another value"),
+        ("mini:n_embd=32.5", {}, "n_embd takes int, not 32.5); give"),
+        ("mini:n_layer=1,initializer_range=abc", {}, "initializer_range takes float, not 'abc'"),
+        ("bert-base-uncased:num_hidden_layers=x", {}, "Field 'num_hidden_layers' expected int"),
+        ("allenai/longformer-base-4096:attention_window=0", {}, "modulo by zero); change a setting"),
+        ("mini:activation_function=foo", {}, "activation_function=foo is not an activation; use one of gelu, "),
+        ("distilbert-base-uncased:activation=foo", {}, "activation=foo is not an activation"),
+        ("mini:n_layer=0", {}, "its configuration sets blocks to 0; give at least 1"),
+        ("lstm:width=abc", {}, "width to abc; give"),
+        ("mini:n_embd=-32", {}, "width to -32; give"),
+        ("mini:n_positions=0", {}, "positions to 0; give"),
+        ("mini:n_head=-4", {}, "attention heads to -4; give"),
+        ("HuggingFaceTB/SmolLM2-135M:num_key_value_heads=0", {}, "key-value heads to 0; give"),
     ],
 )
 def test_wrong_settings_are_refused(name, settings, words):
-    assert words in refusal(name, **settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("esn:unit=3", "'unit=3' is not NAME=VALUE"),
-        ("mini:n_embd=abc", "n_embd takes int, not 'abc'; give the setting another value"),
-        ("mini:n_embd=32.5", "n_embd takes int, not 32.5; give"),
-        ("mini:n_layer=1,initializer_range=abc", "initializer_range takes float, not 'abc'"),
-        ("bert-base-uncased:num_hidden_layers=x", "Field 'num_hidden_layers' expected int"),
-        ("allenai/longformer-base-4096:attention_window=0", "modulo by zero); change a setting"),
-        ("mini:activation_function=foo", "activation_function=foo is not an activation; use one of gelu, "),
-        ("distilbert-base-uncased:activation=foo", "activation=foo is not an activation"),
-        ("mini:n_layer=0", "its configuration sets blocks to 0; give at least 1"),
-        ("lstm:width=abc", "width to abc; give"),
-        ("mini:n_embd=-32", "width to -32; give"),
-        ("mini:n_positions=0", "positions to 0; give"),
-        ("mini:n_head=-4", "attention heads to -4; give"),
-        ("HuggingFaceTB/SmolLM2-135M:num_key_value_heads=0", "key-value heads to 0; give"),
-    ],
-)
-def test_impossible_settings_are_refused(name, words):
-    message = refusal(name)
-    assert message.startswith(f"backbone {name!r}: ") and words in message
+    message = refusal(name, **settings)
+    assert words in message and (settings or name.partition(":")[0] in message)
 
 
 def poisoned(tensors):

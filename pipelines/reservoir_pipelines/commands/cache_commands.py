@@ -78,9 +78,9 @@ def show(entry: Name, given: dict[str, Any]) -> Answer:
     ]
     rows += [(name, value) for name, value in spec.items() if name not in ("task", "format")]
     if "weights" in made:
-        machine = f"{made['device']} ({made['instructions']}), {found.spec.compute}"
+        machine = f"{made.get('device')} ({made.get('instructions')}), {found.spec.compute}"
         rows += [
-            ("weights", f"{made['reservoir']['init']}: {made['weights']}"),
+            ("weights", f"{found.spec.init.get('kind')}: {made['weights']}"),
             ("numbers", f"computed on {machine}; other processors round differently"),
         ]
     return Answer(summary, [(("", ""), [*rows, ("made with", made)], found.path.name)])

@@ -241,7 +241,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 def _has_options(entry: Entry, wanted: dict[str, Any]) -> bool:
     made = _settings(entry)
     if wanted.get("dilations") == "auto":  # entries record the resolved dilations, not auto
-        wanted = wanted | {"dilations": made["dilations"] if "," in made.get("dilations", "") else "auto"}
+        wanted = wanted | {"dilations": made["dilations"] if "," in str(made.get("dilations", "")) else "auto"}
     return wanted.items() <= made.items()
 
 
@@ -263,5 +263,5 @@ def _origin(entry: Entry) -> str | None:
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    made = entry.made_with
-    return without_where({**made.get("call", {}).get("settings", {}), **made.get("reservoir", {})})
+    settings = entry.made_with.get("call", {}).get("settings")
+    return without_where({**(settings if isinstance(settings, dict) else {}), **entry.made_with.get("reservoir", {})})

@@ -17,6 +17,7 @@ from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
 from reservoir.tasks.own.arrays import check_expansion, check_header
+from reservoir.tasks.own.tables import read_arrow
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.run import compute_missing, data_digest, draw_rows, open_entry, row_count
 from reservoir_pipelines.files import IMPORTED, cache_root, versions
@@ -42,8 +43,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
     except Exception as error:  # the libraries raise nearly any type of error for damaged files
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
-        remedy = "install it, or write .npz" if isinstance(error, ImportError) else "write the file again"
-        raise InputError(f"{file}: features cannot be read ({first_line(error)}); {remedy}") from error
+        raise InputError(f"{file}: features cannot be read ({first_line(error)}); write the file again") from error
     if not written:
         notify(f"{file}: its features are cached already in {entry.path}")
     return Extraction(
@@ -160,9 +160,7 @@ def _read_safetensors(path: Path, _: ExitStack) -> dict[str, Any]:
 
 def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
     """Return each column of lists as an array, or, if there is none, all columns of floats as one array."""
-    import pandas as pd
-
-    table = pd.read_parquet(path)
+    table = read_arrow(path).to_pandas()
     lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
     floats = table.select_dtypes("floating")
     if "split" not in table or not lists + list(floats):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
@@ -85,7 +85,7 @@ class Bundle:
         lengths, made = pool.store["train"].lengths, pool.entry
         return cls(
             task=pool.task,
-            scaling=scaling_from_json(made.made_with["scaling"]),
+            scaling=scaling_from_json(made.made_with.get("scaling")),
             parts=tuple(parts),
             readout=readout,
             scores=result.to_dict(),
@@ -151,12 +151,16 @@ class Bundle:
 
         With ``linear``, only linear readouts are permitted; without ``trust``, no estimator that can run code is.
         """
-        from safetensors import SafetensorError
         from safetensors.numpy import load
 
         folder = path if path.is_dir() else path.parent
-        try:
-            card, files = _read_files(folder)
+        with as_input_error(f"readout {folder}: not readable", "fit it again"):
+            try:
+                card, files = _read_files(folder)
+            except FileNotFoundError as error:
+                name = Path(error.filename or WEIGHTS).name
+                problem = f"{path}: neither a readout nor a run ({name} is missing)"
+                raise InputError(f"{problem}; give a folder that fit or train wrote") from error
             if linear and "readout" not in card:
                 remedy = "fit with --readout ridge, logistic, or a linear estimator of scikit-learn"
                 raise InputError(f"readout {folder}: only linear readouts can be exported or explained; {remedy}")
@@ -171,26 +175,14 @@ class Bundle:
                 held_out=arrays.get("held_out"),
                 **{name: card[name] for name in PLAIN if name in card},
             )
-        except FileNotFoundError as error:
-            name = Path(error.filename or WEIGHTS).name
-            problem = f"{path}: neither a readout nor a run ({name} is missing)"
-            raise InputError(f"{problem}; give a folder that fit or train wrote") from error
-        except InputError:
-            raise
-        except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-            why = f"{type(error).__name__}: {error}".replace("\n", " ")
-            raise InputError(f"readout {folder}: not readable ({why}); fit it again") from error
 
 
 def _save_estimator(readout: EstimatorReadout) -> bytes:
     """Return a fitted pipeline as the bytes of a skops archive, and print that loading it needs ``--trust``."""
     import skops.io
 
-    try:
+    with as_input_error(f"readout {readout.name}: cannot be saved", "choose another estimator"):
         data = skops.io.dumps(readout.model)
-    except Exception as error:  # skops raises many types of errors for unsupported objects
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise InputError(f"readout {readout.name}: cannot be saved ({reason}); choose another estimator") from error
     notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
     return data
 
@@ -204,14 +196,10 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     if not trust:
         problem = f"readout {folder} is {name!r}, which is not linear, and loading it can run code"
         raise InputError(f"{problem}; pass --trust (in Python trust=True) only if you trust its author")
-    try:
-        types = skops.io.get_untrusted_types(data=data)
-        named = ", ".join(types) or "only types that skops trusts"
-        notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
-        model = skops.io.loads(data, trusted=types)
-    except Exception as error:  # skops, NumPy and scikit-learn raise nearly any type of error for a damaged archive
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise InputError(f"readout {folder}: not readable ({reason}); fit it again") from error
+    types = skops.io.get_untrusted_types(data=data)
+    named = ", ".join(types) or "only types that skops trusts"
+    notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
+    model = skops.io.loads(data, trusted=types)
     if not isinstance(model, Pipeline):
         raise InputError(f"readout {folder}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
     return EstimatorReadout(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, evaluate
@@ -409,11 +409,8 @@ def _checked(path: str, estimator: Callable[..., Any], classes: int) -> Any:
     """Return an estimator with its default parameters; raise `InputError` if it does not suit the task's labels."""
     from sklearn.base import is_classifier, is_regressor
 
-    try:
+    with as_input_error(f"--readout {path}: cannot be created with its defaults", "name another class"):
         found = estimator()
-    except TypeError as error:
-        problem = f"--readout {path}: cannot be created with its defaults ({error})"
-        raise InputError(f"{problem}; name another class") from error
     if not (is_classifier if classes else is_regressor)(found):
         kind, labels, other = (
             ("classifier", f"task has {classes} classes", "LogisticRegression")

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from reservoir_cache import Entry, FeatureStore, load_arrays, path_below, save_arrays
 
-from reservoir.errors import InputError, require_path
+from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.plan import RAW, choose_folds, readout_candidates, single_columns
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import Block, RereadableBlocks, Targets, balanced_weights, has_labels, samples
 from reservoir.readouts.ridge import Moments, balance_raw, fold_moments, training_moments
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
+from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 
 Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: the result of `extract`, or the folder of an entry."""
@@ -254,6 +256,13 @@ class Pool:
             if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
                 name = store.entry.path.name
                 raise InputError(f"{name}: it has no split {lacking[0]!r}; give an entry that extract made")
+            made, remedy = store.entry.made_with, "extract its task again"
+            with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
+                Path(made.get("prepared", ""))
+                float(made.get("kept", {}).get("test", 1.0))
+                scaling_from_json(made.get("scaling"))
+                if store.entry.spec.init["kind"] != IMPORTED:
+                    Reservoir(**made["reservoir"])
         first = stores[0].entry.spec
         for store in stores[1:]:
             if store.entry.spec.task != first.task or store.entry.spec.data != first.data:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir.tasks.own.tables import import_pyarrow
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import as_json
 from reservoir_pipelines.prediction.predict import Prediction
@@ -67,7 +68,7 @@ def check_out(out: Path) -> None:
     if not out.absolute().parent.is_dir() or out.is_dir():
         raise InputError(f"--out {out}: cannot be written; name a file in an existing folder")
     if out.suffix == ".parquet":
-        _pyarrow(out)
+        import_pyarrow(f"--out {out}")
 
 
 def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int = 0) -> dict[str, list[Any]]:
@@ -128,7 +129,7 @@ def _write_jsonl(part: Path, predictions: Iterator[Prediction], labelled: bool) 
 
 
 def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool) -> None:
-    arrow = _pyarrow(part)
+    arrow = import_pyarrow(part)
     batches = _batches(predictions, labelled)
     first = arrow.table(next(batches, {}))
     # If the first rows have no label, the column of true labels gets the type of the predicted labels.
@@ -140,11 +141,9 @@ def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool
     with arrow.parquet.ParquetWriter(part, schema) as writer:
         writer.write_table(first.cast(schema))
         for columns in batches:
-            try:
-                writer.write_table(arrow.table(columns, schema=schema))
-            except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
-                reason = str(error).splitlines()[0]
-                raise InputError(f"--out: one column has labels of several types ({reason}); write .csv") from error
+            with as_input_error("--out: one column has labels of several types", "write .csv"):
+                table = arrow.table(columns, schema=schema)
+            writer.write_table(table)
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
@@ -159,12 +158,3 @@ def _batches(predictions: Iterator[Prediction], labelled: bool) -> Iterator[dict
 
 def _flat(nested: Any) -> list[Any]:
     return np.array(nested, object).ravel().tolist()
-
-
-def _pyarrow(out: Path) -> Any:
-    try:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError(f"--out {out}: Parquet files need pyarrow; run pip install pyarrow, or write .csv") from None
-    return pyarrow

@@ -201,9 +201,6 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
     """Open a file for reading; raise `InputError` with one line if it is damaged or missing."""
     import h5py
 
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            yield file
-    except (OSError, KeyError) as error:
-        why = " ".join(str(error).split())
-        raise InputError(f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again") from None
+    remedy = f"remove {path.parents[1]} and prepare again"
+    with as_input_error(f"{path}: prepared data damaged", remedy), h5py.File(path, "r", locking=False) as file:
+        yield file

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ import torch
 from reservoir_cache import fault_point, make_folder, open_lock, refuse_links, sync
 from torch import Tensor, nn
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import StepOptions
 from reservoir.readouts.evaluation import Evaluation
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
@@ -84,12 +84,10 @@ def remove_others(folder: Path, state: State) -> None:
 
 def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
     """Return the state of the training, and the SHA-256 of the other files of the checkpoint by name."""
-    try:
+    with _readable(checkpoint, STATE):
         values = read_checked(checkpoint / STATE)
         digests = values.pop("digests")
         return State(**values), digests
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _damaged(checkpoint, STATE, error) from error
 
 
 def load_trained(checkpoint: Path, model: nn.Module) -> None:
@@ -115,25 +113,21 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     """Return the tensors of one file of a checkpoint after checking its SHA-256."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     _, digests = read_state(checkpoint)
-    try:
+    with _readable(checkpoint, name):
         if file_digest(checkpoint / name) != digests.get(name):
             raise DamagedError("checksum mismatch")
         return load_file(checkpoint / name)
-    except (OSError, SafetensorError, DamagedError) as error:
-        raise _damaged(checkpoint, name, error) from error
 
 
-def _damaged(checkpoint: Path, name: str, error: Exception) -> InputError:
+def _readable(checkpoint: Path, name: str) -> AbstractContextManager[None]:
     others = sorted(path.name for path in checkpoint.parent.glob("step-*") if path != checkpoint)
     remedy = "train in another folder"
     if others:
         remedy = f"remove the folder {checkpoint.name}, and resume from {others[0]}"
-    why = str(error) if isinstance(error, DamagedError) else type(error).__name__
-    return InputError(f"{checkpoint / name}: not readable ({why}); {remedy}")
+    return as_input_error(f"{checkpoint / name}: not readable", remedy)
 
 
 FORMAT = 1
@@ -220,10 +214,8 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The result, or None if the run has not finished."""
         path = self.path / RESULT
-        try:
+        with as_input_error(f"{path}: damaged", "remove it, and continue with --resume"):
             return read_checked(path) if path.exists() else None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: damaged ({error}); remove it, and continue with --resume") from error
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Write the configuration, or raise `InputError` if the folder has other files or a run with other settings."""

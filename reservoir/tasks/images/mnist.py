@@ -3,13 +3,12 @@
 import gzip
 import math
 import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.images.patches import Windows2d, image_split, joined, patches
 from reservoir.tasks.rows import SHARES, held_out, stratified
 from reservoir.tasks.source import Piece, Source, check_protocol, check_sequences, find_file, full_lengths
@@ -149,25 +148,25 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
         packed = raw.read(2) == b"\x1f\x8b"
     # Header: two zero bytes, the type (8: unsigned byte), the number of dimensions, their sizes as big-endian uint32.
     begin = bytes((0, 0, 8, 1 + len(sides)))
-    try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            header = file.read(8 + 4 * len(sides))
-            if len(header) < 8 + 4 * len(sides):
-                raise InputError(f"{path}: {len(header)} bytes, too short for an idx header; fetch the file again")
-            if header[:4] != begin:
-                raise InputError(
-                    f"{path}: begins with {header[:4].hex()}, not with {begin.hex()} as an idx file of {begin[3]} "
-                    "dimension(s) does; check that images and labels are not swapped"
-                )
-            shape = struct.unpack(f">{begin[3]}I", header[4:])
-            if shape[1:] != sides:
-                raise InputError(f"{path}: images of {shape[1:]} pixels, not {sides}; check that it is a file of MNIST")
-            size = math.prod(shape)
-            if size > max(FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
-                raise InputError(f"{path}: its header claims the shape {shape}; the file is damaged: fetch it again")
-            body = file.read(size + 1)  # no more is unpacked, however long the file claims to be
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: damaged or cut short ({error}); fetch the file again") from None
+    with (
+        as_input_error(f"{path}: damaged or cut short", "fetch the file again"),
+        gzip.open(path) if packed else path.open("rb") as file,
+    ):
+        header = file.read(8 + 4 * len(sides))
+        if len(header) < 8 + 4 * len(sides):
+            raise InputError(f"{path}: {len(header)} bytes, too short for an idx header; fetch the file again")
+        if header[:4] != begin:
+            raise InputError(
+                f"{path}: begins with {header[:4].hex()}, not with {begin.hex()} as an idx file of {begin[3]} "
+                "dimension(s) does; check that images and labels are not swapped"
+            )
+        shape = struct.unpack(f">{begin[3]}I", header[4:])
+        if shape[1:] != sides:
+            raise InputError(f"{path}: images of {shape[1:]} pixels, not {sides}; check that it is a file of MNIST")
+        size = math.prod(shape)
+        if size > max(FREE_BYTES, MAX_EXPANSION * path.stat().st_size):
+            raise InputError(f"{path}: its header claims the shape {shape}; the file is damaged: fetch it again")
+        body = file.read(size + 1)  # no more is unpacked, however long the file claims to be
     if len(body) != size:
         found = "more" if len(body) > size else f"{len(body)}"
         raise InputError(f"{path}: its header declares {size} bytes, but {found} follow; fetch the file again")

@@ -7,6 +7,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import Arrays, padded
+from reservoir.tasks.own.folders import check_inside
 from reservoir.tasks.own.tables import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
@@ -22,6 +23,8 @@ def split_files(path: Path) -> dict[str, Path]:
         pairs: dict[str, dict[str, Path]] = {}  # for each data set the first of these suffixes is read
         for file in (file for suffix in SUFFIXES for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))):
             if pair := split_files(file):
+                for part in pair.values():
+                    check_inside(part, path)
                 pairs.setdefault(file.stem.removesuffix(PARTS["train"]), pair)
         name = path.resolve().name
         if len(pairs) > 1 and name not in pairs:

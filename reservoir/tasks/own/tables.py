@@ -234,18 +234,21 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
     return pd.DataFrame.from_records(records, index=range(len(records))), places, faults
 
 
-def _read_parquet(path: Path, rows: int | None) -> Any:
-    """Return the columns of a Parquet file: lists as lists, dates and decimals as text, as in other tables."""
+def import_pyarrow(where: object) -> Any:
+    """Return the module ``pyarrow``; raise `InputError` if it is not installed."""
     try:
-        import pyarrow
-        from pyarrow import parquet
+        import pyarrow.parquet
     except ImportError:
-        raise InputError(f"{path}: Parquet needs pyarrow: pip install 'reservoir-features[parquet]'") from None
-    import pandas as pd
+        raise InputError(f"{where}: Parquet needs pyarrow: pip install 'reservoir-features[parquet]'") from None
+    return pyarrow
 
+
+def read_arrow(path: Path, rows: int | None = None) -> Any:
+    """Return a Parquet file as a ``pyarrow.Table``; refuse it if it would unpack to far more than the file."""
+    pyarrow = import_pyarrow(path)
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
         # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly damaged files.
-        file = parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path)
         schema = file.schema_arrow
         check_names(path, schema.names)
         size, batches = 0, []
@@ -256,6 +259,15 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
             check_expansion(path, "all columns", size, path.stat().st_size)
             batches.append(pyarrow.RecordBatch.from_arrays(plain, names=schema.names))
         table = pyarrow.Table.from_batches(batches) if batches else schema.empty_table()
+        return table.replace_schema_metadata(schema.metadata)  # it says which columns are the index of a data frame
+
+
+def _read_parquet(path: Path, rows: int | None) -> Any:
+    """Return the columns of a Parquet file: lists as lists, dates and decimals as text, as in other tables."""
+    import pandas as pd
+
+    table, pyarrow = read_arrow(path, rows), import_pyarrow(path)
+    with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
         columns = {}
         for name in table.column_names:
             column, kind = table.column(name), table.column(name).type
