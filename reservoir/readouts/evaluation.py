@@ -230,7 +230,8 @@ def r2_interval(
 ) -> tuple[float, float] | None:
     """Return the 95% interval of R² over rows of targets (n, outputs), or over their ``groups`` (rows,).
 
-    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None.
+    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None. With groups, the
+    distances of its ends from R² are widened as by Student's t, because a bootstrap of few groups is too narrow.
     """
     rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     rows = rows if groups is None else np.unique(groups[rows], return_inverse=True)[1]
@@ -241,12 +242,18 @@ def r2_interval(
     parts = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
     sums = np.zeros((units, 4 * y.shape[1]))
     np.add.at(sums, rows % units, np.concatenate(parts, axis=1))
-    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=1000) @ sums
+    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=1000)
+    drawn = np.vstack([np.ones(units), draws]) @ sums
     number, total, squares, residuals = np.split(drawn, 4, axis=1)
     spread = squares - np.square(total) / number
-    scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1)
-    scores = scores[np.isfinite(scores)]
-    return tuple(np.quantile(scores, [0.025, 0.975]).tolist()) if len(scores) else None
+    whole, *scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1).tolist()
+    if not np.isfinite(scores).any():
+        return None
+    low, high = np.nanquantile(scores, [0.025, 0.975]).tolist()
+    if groups is None:
+        return low, high
+    wider = float(stdtrit(units - 1, 0.975)) / 1.96 * math.sqrt(units / (units - 1))
+    return whole - wider * max(0.0, whole - low), min(1.0, whole + wider * max(0.0, high - whole))
 
 
 def accuracy_interval(

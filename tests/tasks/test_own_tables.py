@@ -399,6 +399,24 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     assert stored(tmp_path / "t.tsv", decimal=",")[1] == [[[1.234]]] * ROWS
 
 
+@pytest.mark.parametrize(
+    ("u", "v", "y", "refused"),
+    [
+        (["1.037", "2.960"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
+        (["1.037", "960"], ["12", "1.192"], LABEL, "'u': the dot in '1.037'"),  # a file without decimals
+        (["1.037,50", "960,25"], ["0", "1"], LABEL, "'u': the dot in '1.037,50'"),
+        (["1", "2"], ["0,5", "1"], ["1.037", "2.960"], "'y': the dot in '1.037'"),
+        (["1.037", "960.5"], ["0,5", "1"], LABEL, ""),
+        (["1.037", "9.605"], ["2", "1.5"], LABEL, ""),
+    ],
+)
+def test_dots_that_may_separate_thousands_are_refused(tmp_path, u, v, y, refused):
+    columns = {"u": u * ROWS, "v": v * ROWS, "y": [*y] * ROWS}
+    path = write(tmp_path / "t.csv", {name: cells[:ROWS] for name, cells in columns.items()}, ";")
+    with pytest.raises(InputError, match=f"{refused} may separate thousands; rem") if refused else nullcontext():
+        assert [[1.037], [float(v[0].replace(",", "."))]] in np.float64(stored(path)[1]).round(4).tolist()
+
+
 def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
     label = [("1,2", "1,3")[row % 2] for row in range(ROWS)]
     path = write(tmp_path / "labels.csv", {**WIDE, "file": range(ROWS), "label": label}, ";")
