@@ -74,13 +74,6 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
         return Backbone(model, family, getattr(model, "config", config), depth), embeddings
 
 
-def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
-    """Return the family, the configuration and the whole pretrained model with this name, with token embeddings."""
-    with _LOADING:
-        family, config = _find(name, None)
-        return family, config, _load(name, family, config, native=True)
-
-
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     """Return family and configuration; raise `InputError` if the model is larger than memory."""
     family, config = find(name)
