@@ -285,6 +285,23 @@ def accuracy_interval(
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
+def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
+    """Return the 95% interval of a balanced accuracy; None if rows have several labels or groups.
+
+    The squared distances of Wilson's interval from the recall of each class are added. References: Newcombe (1998),
+    Interval estimation for the difference between independent proportions; Zou and Donner (2008), Construction of
+    confidence limits about effect measures.
+    """
+    if found.groups or found.samples != found.rows:
+        return None
+    counts, right = found.confusion.sum(axis=1), found.confusion.diagonal()
+    present = np.flatnonzero(counts)
+    recall = right[present] / counts[present]
+    low, high = np.transpose([accuracy_interval(np.arange(counts[c]) < right[c]) for c in present])
+    below, above = (math.hypot(*each) / len(recall) for each in (recall - low, high - recall))
+    return max(0.0, float(recall.mean()) - below), min(1.0, float(recall.mean()) + above)
+
+
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
 
