@@ -102,6 +102,10 @@ def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, capsys):
         (tmp_path / "new.csv").write_text(text(np.c_[list(first), x[:, 1:]]))
         assert run(["predict", str(fitted), str(tmp_path / "new.csv")]) == 2
         assert capsys.readouterr().err.strip().endswith(remedy)
+    (tmp_path / "new.fasta").write_text(">r1\nACGT\n")
+    assert run(["predict", str(fitted), str(tmp_path / "new.fasta")]) == 2
+    wrong = "new.fasta: texts, but the model reads numbers (rows, tokens, 1), as made from 't.csv'; give data of"
+    assert wrong in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -182,6 +186,13 @@ def test_a_readout_without_probabilities_gives_none(tmp_path, capsys):
     assert (tmp_path / "p.csv").read_text().splitlines()[0] == "row,label,truth"
     assert run(["predict", str(done.saved), str(tmp_path / "new.npz")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["probabilities"] == {}
+
+
+def test_a_set_of_classes_is_written_as_json_if_a_name_contains_the_separator(tmp_path):
+    one = Prediction(label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b", "b"])
+    write_predictions(tmp_path / "found.csv", [one], labelled=False)
+    (row,) = csv.DictReader((tmp_path / "found.csv").open(encoding="utf-8"))
+    assert json.loads(row["set"]) == ["é|b", "b"] and "é" in row["set"]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
