@@ -176,7 +176,11 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, asked):
     text = "".join(f"{header.format(kind)}\n{word}\n" for word, kind in zip(masked, KINDS, strict=True))
     task = source_of(tmp_path / "t.fa", text, **asked).task
     assert task.labels == ("left", "right") and read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
-    assert read_new(tmp_path / "t.fa", replace(task, alphabet="\ufffdACGTacgt"))[0].tolist() == masked
+    found, _, _, labels, _ = read_new(tmp_path / "t.fa", replace(task, alphabet="\ufffdACGTacgt"))
+    assert found.tolist() == masked and (labels.tolist() == KINDS if asked else labels is None)
+    (tmp_path / "new.fa").write_text(f">x\nACGT\n{text}")
+    assert not asked or read_new(tmp_path / "new.fa", task)[3].tolist() == [None, *KINDS]
+    assert read_new(write_texts(tmp_path / "other.fasta"), task)[3] is None
 
 
 @pytest.mark.parametrize(
@@ -381,6 +385,8 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
     assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+    padded = stored(write(tmp_path / "t.csv", {**WIDE, "label": (["007", "7", "8"] * ROWS)[:ROWS]}))[2]
+    assert "label has 3 different texts for 2 numbers; texts such as 007 and 7 are read as the same" in padded
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "y0": LABEL, "y1": np.arange(ROWS) % 3}))[2]
     assert "(y0, y1) do not have the same classes; recall, confusion matrix and prob" in notes and "of all 5" in notes
 
@@ -444,6 +450,10 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "earlier rows ... --group id"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "line 3: an empty cell"),
         ({"id": ["a", "a", ""], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: an empty cell in column"),
+        (
+            {**WIDE, "groups": np.where(np.arange(ROWS), "a", ""), "y": LABEL},
+            "an empty cell in column 'groups'",
+        ),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a' ... --missing interpolate"),
         ({**WIDE, "y0": LABEL, "y1": VALUES[:, 0]}, "numbers that are not whole; fit one at ... --label y0 --drop y1"),

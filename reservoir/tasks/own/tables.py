@@ -191,8 +191,8 @@ def _read_csv(
         commas = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
         texts = frame[[name for name in frame if frame[name].dtype.kind == "O"]]
         if places := _thousandths(frame):
-            again = read(path, usecols=places, dtype=str, encoding="utf-8-sig", **form)
-            texts = texts.join(again.rename(columns=dict(enumerate(names))))
+            decimals = read(path, usecols=places, dtype=str, encoding="utf-8-sig", **form)
+            texts = texts.join(decimals.rename(columns=dict(enumerate(names))))
         grouped = _grouped(texts, sure=decimal == "," or len(commas) > 0)
         frame.attrs |= {"commas": commas, "grouped": grouped}
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
