@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import flag_of, keyword, panels, refuse_modules
 from reservoir_pipelines.output import print_json, print_table
 
@@ -150,10 +150,8 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     """Read a command's settings from its table of a TOML file; flags on the command line take precedence."""
     if file is None:
         return None
-    try:
+    with as_input_error(f"--config {file}: not readable", "give a valid .toml file"):
         tables = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"--config {file}: not readable ({error})") from error
     name = str(context.info_name)
     top: dict[str, Any] = getattr(context.find_root().command, "commands", {})
     known = {name, *(key for n, member in top.items() for key in getattr(member, "commands", [n]))}

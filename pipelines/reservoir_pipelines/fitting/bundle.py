@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
@@ -186,11 +186,8 @@ def _save_estimator(readout: EstimatorReadout) -> bytes:
     """Return a fitted pipeline as the bytes of a skops archive, and print that loading it needs ``--trust``."""
     import skops.io
 
-    try:
+    with as_input_error(f"readout {readout.name}: cannot be saved", "choose another estimator"):
         data = skops.io.dumps(readout.model)
-    except Exception as error:  # skops raises many types of errors for unsupported objects
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise InputError(f"readout {readout.name}: cannot be saved ({reason}); choose another estimator") from error
     notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
     return data
 
@@ -204,14 +201,11 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     if not trust:
         problem = f"readout {folder} is {name!r}, which is not linear, and loading it can run code"
         raise InputError(f"{problem}; pass --trust (in Python trust=True) only if you trust its author")
-    try:
+    with as_input_error(f"readout {folder}: not readable", "fit it again"):
         types = skops.io.get_untrusted_types(data=data)
         named = ", ".join(types) or "only types that skops trusts"
         notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
         model = skops.io.loads(data, trusted=types)
-    except Exception as error:  # skops, NumPy and scikit-learn raise nearly any type of error for a damaged archive
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise InputError(f"readout {folder}: not readable ({reason}); fit it again") from error
     if not isinstance(model, Pipeline):
         raise InputError(f"readout {folder}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
     return EstimatorReadout(

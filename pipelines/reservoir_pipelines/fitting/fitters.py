@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate
@@ -392,11 +392,9 @@ def _import(path: str) -> Callable[..., Any]:
     from sklearn.base import BaseEstimator
 
     module, _, name = path.rpartition(".")
-    try:
+    remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
+    with as_input_error(f"--readout {path}: no such readout", remedy):
         found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
-        raise InputError(f"--readout {path}: no such readout ({error}); {remedy}") from error
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
     # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
@@ -409,11 +407,8 @@ def _checked(path: str, estimator: Callable[..., Any], classes: int) -> Any:
     """Return an estimator with its default parameters; raise `InputError` if it does not suit the task's labels."""
     from sklearn.base import is_classifier, is_regressor
 
-    try:
+    with as_input_error(f"--readout {path}: cannot be created with its defaults", "name another class"):
         found = estimator()
-    except TypeError as error:
-        problem = f"--readout {path}: cannot be created with its defaults ({error})"
-        raise InputError(f"{problem}; name another class") from error
     if not (is_classifier if classes else is_regressor)(found):
         kind, labels, other = (
             ("classifier", f"task has {classes} classes", "LogisticRegression")

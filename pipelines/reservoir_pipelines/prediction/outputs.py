@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import as_json
@@ -142,11 +142,9 @@ def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool
     with arrow.parquet.ParquetWriter(part, schema) as writer:
         writer.write_table(first.cast(schema))
         for columns in batches:
-            try:
-                writer.write_table(arrow.table(columns, schema=schema))
-            except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
-                reason = str(error).splitlines()[0]
-                raise InputError(f"--out: one column has labels of several types ({reason}); write .csv") from error
+            with as_input_error("--out: one column has labels of several types", "write .csv"):
+                table = arrow.table(columns, schema=schema)
+            writer.write_table(table)
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
@@ -164,9 +162,7 @@ def _flat(nested: Any) -> list[Any]:
 
 
 def _pyarrow(out: Path) -> Any:
-    try:
+    with as_input_error(f"--out {out}: Parquet files need pyarrow", "run pip install pyarrow, or write .csv"):
         import pyarrow  # pyright: ignore[reportMissingImports]
         import pyarrow.parquet  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError(f"--out {out}: Parquet files need pyarrow; run pip install pyarrow, or write .csv") from None
     return pyarrow

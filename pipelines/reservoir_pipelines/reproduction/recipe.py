@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir import options
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.option_fields import Options, as_group, refuse_modules, without_where
 from reservoir_pipelines.files import json_digest
 from reservoir_pipelines.reproduction_folder import CELL, MEASURES
@@ -133,10 +133,8 @@ def load_recipe(
 
 
 def _read(path: Any, name: str) -> dict[str, Any]:
-    try:
+    with as_input_error(f"recipe {name}: not readable", "give a valid .toml file"):
         return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"recipe {name}: not readable ({error}); give a valid .toml file") from error
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch
 from reservoir_cache import fault_point, make_folder, open_lock, refuse_links, sync
 from torch import Tensor, nn
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import StepOptions
 from reservoir.readouts.evaluation import Evaluation
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
@@ -220,10 +220,8 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The result, or None if the run has not finished."""
         path = self.path / RESULT
-        try:
+        with as_input_error(f"{path}: damaged", "remove it, and continue with --resume"):
             return read_checked(path) if path.exists() else None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: damaged ({error}); remove it, and continue with --resume") from error
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Write the configuration, or raise `InputError` if the folder has other files or a run with other settings."""

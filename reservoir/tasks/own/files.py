@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
 from reservoir.tasks.own.arrays import Arrays, read_npz
@@ -74,10 +74,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
 
 def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str, *, new: bool) -> list[Any]:
     """Return the match of a pattern's group in each header, a pair of place and text; for ``new`` ones maybe None."""
-    try:
+    with as_input_error(f"--{flag} {pattern}: not a regular expression", "give one with a group"):
         compiled = re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"--{flag} {pattern}: not a regular expression ({error}); give one with a group") from None
     if compiled.groups != 1:
         raise InputError(f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
     found = [match and match.group(1) for match in (compiled.search(header) for _, header in headers)]

@@ -270,11 +270,9 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
 
 def _read_parquet(path: Path, rows: int | None) -> Any:
     """Return the columns of a Parquet file: lists as lists, dates and decimals as text, as in other tables."""
-    try:
+    with as_input_error(f"{path}: Parquet needs pyarrow", "run pip install 'reservoir-features[parquet]'"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"{path}: Parquet needs pyarrow: pip install 'reservoir-features[parquet]'") from None
     import pandas as pd
 
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
