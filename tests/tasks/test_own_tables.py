@@ -409,10 +409,11 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     ("u", "v", "y", "refused"),
     [
         (["1.037", "2.960"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
-        (["1.037", "960"], ["12", "1.192"], LABEL, "'u': the dot in '1.037'"),  # a file without decimals
-        (["1.037,50", "960,25"], ["0", "1"], LABEL, "'u': the dot in '1.037,50'"),
+        (["1.037", "960", "839"], ["12", "1.192"], LABEL, "'u': the dot in '1.037'"),  # a file without decimals
+        (["1.037,50", "960,25", "839"], ["0", "1"], LABEL, "'u': the dot in '1.037,50'"),
         (["1", "2"], ["0,5", "1"], ["1.037", "2.960"], "'y': the dot in '1.037'"),
         (["1.037", "960.5"], ["0,5", "1"], LABEL, ""),
+        (["1.037", "-999"], ["1", "2"], LABEL, ""),
     ],
 )
 def test_dots_that_may_separate_thousands_are_refused(tmp_path, u, v, y, refused):

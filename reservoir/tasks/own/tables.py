@@ -230,14 +230,15 @@ def _thousandths(frame: Any) -> list[int]:
 def _grouped(texts: Any, *, sure: bool) -> dict[str, str]:
     """Return the columns in which all dots may separate thousands, with a cell that has one.
 
-    Unless ``sure``, because commas are decimal, numbers below 1,000 must have no dot: 1.037 and 960.
+    Unless ``sure``, because commas are decimal, several numbers below 1,000 must have no dot, as in 1.037, 960, 839.
+    A single one, such as -999, may stand for a missing value.
     """
     found = {}
     for name in texts:
         cells = texts[name].dropna().astype(str).str.strip()
         dotted = cells.str.contains(".", regex=False)
-        below = cells[~dotted].str.fullmatch(r"[-+]?\d{3}(,\d+)?").any()
-        if dotted.any() and cells[dotted].str.fullmatch(GROUPED).all() and (sure or below):
+        below = set(cells[~dotted & cells.str.fullmatch(r"[-+]?\d{3}(,\d+)?")])
+        if dotted.any() and cells[dotted].str.fullmatch(GROUPED).all() and (sure or len(below) > 1):
             found[name] = cells[dotted].iloc[0]
     return found
 
