@@ -297,7 +297,8 @@ def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
     counts, right = found.confusion.sum(axis=1), found.confusion.diagonal()
     present = np.flatnonzero(counts)
     recall = right[present] / counts[present]
-    low, high = np.transpose([accuracy_interval(np.arange(counts[c]) < right[c]) for c in present])
+    ends = [accuracy_interval(np.arange(counts[c]) < right[c]) for c in present]
+    low, high = np.array(ends, np.float64).T
     below, above = (math.hypot(*each) / len(recall) for each in (recall - low, high - recall))
     return max(0.0, float(recall.mean()) - below), min(1.0, float(recall.mean()) + above)
 
