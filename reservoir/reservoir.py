@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.backbone_names import SHORT
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Pad, Windows
@@ -171,11 +171,9 @@ def choose_device(name: str) -> torch.device:
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    with as_input_error(f"device {name!r}: not available here", "use --device cpu, cuda or auto"):
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r}: not available here; use --device cpu, cuda or auto") from error
     return device
 
 

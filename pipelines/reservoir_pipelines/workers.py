@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir_pipelines.output import notify
 
 PAYS_OFF = 5.0
@@ -148,12 +148,9 @@ def _on_cluster(
     work: Callable[..., Any], tasks: list[tuple], address: str, found: dict[int, Any], done: Callable[[Any], None]
 ) -> None:
     """Add all results to ``found`` by number."""
-    try:
+    with as_input_error("--scheduler needs the package distributed", "install distributed, or pass --workers N"):
         from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
-    except ImportError:
-        problem = "--scheduler needs the package distributed"
-        raise InputError(f"{problem}; run pip install distributed, or pass --workers N") from None
     while len(found) < len(tasks):
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)

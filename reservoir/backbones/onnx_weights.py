@@ -20,10 +20,8 @@ QUERIES = ("query.bias", "q_proj.bias")
 
 def read_onnx(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
     """Return the configuration and tensors of a ViT or DINOv2, named as in transformers, and names of other tensors."""
-    try:
+    with as_input_error(f"{path}: ONNX files need onnx", "run pip install 'reservoir-features[onnx]'"):
         import onnx
-    except ImportError:
-        raise InputError(f"{path}: ONNX files need onnx; run pip install 'reservoir-features[onnx]'") from None
     # Weights that an ONNX file keeps in another file (its external data) are refused.
     with as_input_error(f"{path}: not a readable ONNX file", "re-export the model"):
         return _read_graph(path, _Graph(onnx.load(path, load_external_data=False).graph))

@@ -230,7 +230,8 @@ def r2_interval(
 ) -> tuple[float, float] | None:
     """Return the 95% interval of R² over rows of targets (n, outputs), or over their ``groups`` (rows,).
 
-    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None.
+    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None. With groups, the
+    distances of its ends from R² are widened as by Student's t, because a bootstrap of few groups is too narrow.
     """
     rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     rows = rows if groups is None else np.unique(groups[rows], return_inverse=True)[1]
@@ -241,12 +242,18 @@ def r2_interval(
     parts = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
     sums = np.zeros((units, 4 * y.shape[1]))
     np.add.at(sums, rows % units, np.concatenate(parts, axis=1))
-    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=1000) @ sums
+    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=1000)
+    drawn = np.vstack([np.ones(units), draws]) @ sums
     number, total, squares, residuals = np.split(drawn, 4, axis=1)
     spread = squares - np.square(total) / number
-    scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1)
-    scores = scores[np.isfinite(scores)]
-    return tuple(np.quantile(scores, [0.025, 0.975]).tolist()) if len(scores) else None
+    whole, *scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1).tolist()
+    if not np.isfinite(scores).any():
+        return None
+    low, high = np.nanquantile(scores, [0.025, 0.975]).tolist()
+    if groups is None:
+        return low, high
+    wider = float(stdtrit(units - 1, 0.975)) / 1.96 * math.sqrt(units / (units - 1))
+    return whole - wider * max(0.0, whole - low), min(1.0, whole + wider * max(0.0, high - whole))
 
 
 def accuracy_interval(
@@ -276,6 +283,24 @@ def accuracy_interval(
     spread = z * math.sqrt(max(0.0, p * (1 - p) / n + z * z / (4 * n * n)))
     scale = 1 + z * z / n
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
+    """Return the 95% interval of a balanced accuracy; None if rows have several labels or groups.
+
+    The squared distances of Wilson's interval from the recall of each class are added. References: Newcombe (1998),
+    Interval estimation for the difference between independent proportions; Zou and Donner (2008), Construction of
+    confidence limits about effect measures.
+    """
+    if found.groups or found.samples != found.rows:
+        return None
+    counts, right = found.confusion.sum(axis=1), found.confusion.diagonal()
+    present = np.flatnonzero(counts)
+    recall = right[present] / counts[present]
+    ends = [accuracy_interval(np.arange(counts[c]) < right[c]) for c in present]
+    low, high = np.array(ends, np.float64).T
+    below, above = (math.hypot(*each) / len(recall) for each in (recall - low, high - recall))
+    return max(0.0, float(recall.mean()) - below), min(1.0, float(recall.mean()) + above)
 
 
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:

@@ -101,6 +101,9 @@ def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, refusal)
     ):
         (tmp_path / "new.csv").write_text(text(np.c_[list(first), x[:, 1:]]))
         assert refusal("predict", fitted, tmp_path / "new.csv").endswith(remedy)
+    (tmp_path / "new.fasta").write_text(">r1\nACGT\n")
+    wrong = "new.fasta: texts, but the model reads numbers (rows, tokens, 1), as made from 't.csv'; give data of"
+    assert wrong in refusal("predict", fitted, tmp_path / "new.fasta")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -415,6 +418,9 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     assert empty and f"{empty} of 50 sets are empty, because no class has the probability of 0." in unsure[2]
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
+    one = Prediction(label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
+    write_predictions(tmp_path / "piped.csv", [one], labelled=False)
+    assert next(csv.DictReader((tmp_path / "piped.csv").open(encoding="utf-8")))["set"] == '["é|b"]'
 
 
 def test_impossible_coverage_is_refused_in_one_line(covered, regression, tmp_path, refusal):

@@ -127,6 +127,9 @@ def test_groups_are_held_out_together(tiny_gpt2):
     model.set_params(cv=GroupKFold(3)).fit(x, y, groups=subject)
     with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[60, 59\]"):
         model.set_params(cv=3).fit(x, y, groups=subject[:59])
+    for missing in ([1.0, 1.0, np.nan], ["a", "a", None]):
+        with pytest.raises(ValueError, match=r"groups\[2\] is missing; give every sample a group"):
+            model.fit(x, y, groups=missing * 20)
     with pytest.raises(ValueError, match="groups holds 1 group"):
         model.set_params(cv=None).fit(x, y, groups=np.zeros(60))
 

@@ -280,8 +280,11 @@ def write_series(path, kind, rows=120):
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
-def test_train_evaluates_the_test_split(cache, tmp_path, kind, answer):
+def test_train_evaluates_the_test_split(cache, tmp_path, kind, call, answer):
     done = train(write_series(tmp_path / "own.npz", kind), **CLI_QUICK)
+    for name, warned in (("own.npz", True), ("test.npz", False)):
+        warning = f"{name}: the run was trained on rows of this file; for new data trust the test score of train"
+        assert (warning in call("predict", done.path, tmp_path / name)[2]) == warned
     found = PredictionEvaluator(list(predict(done.path, tmp_path / "test.npz"))).result()
     assert done.evaluation.scores == pytest.approx(found.scores, rel=1e-3)
     assert done.evaluation.scores[done.metric] == pytest.approx(done.test_score)

@@ -9,7 +9,13 @@ from scipy.stats import binom, binomtest
 from sklearn.metrics import accuracy_score, log_loss, r2_score
 
 from reservoir.errors import InputError
-from reservoir.readouts.evaluation import accuracy_interval, mcnemar, paired_bootstrap
+from reservoir.readouts.evaluation import (
+    accuracy_interval,
+    balanced_interval,
+    evaluate_classes,
+    mcnemar,
+    paired_bootstrap,
+)
 from reservoir.readouts.linear import Tally, Targets, samples, unsample
 from reservoir.readouts.sweep import best_penalty, sweep
 
@@ -183,6 +189,16 @@ def test_interval_treats_outputs_of_a_row_and_rows_of_a_group_as_dependent(toget
     assert 0.92 <= held / 1000 <= 0.975
     alone = 2 * 1.96 * np.sqrt(0.8 * 0.2 / 5000)
     assert (np.mean(widths) > 3 * alone) if together else (0.9 * alone < np.mean(widths) < 1.1 * alone)
+
+
+def test_interval_of_balanced_accuracy_has_its_coverage():
+    rng, y, held = np.random.default_rng(0), np.repeat([0, 1], [15, 400]), 0
+    for _ in range(500):
+        predicted = np.where(rng.random(415) < np.where(y, 0.9, 0.6), y, 1 - y)
+        low, high = balanced_interval(evaluate_classes(y, predicted, ["rare", "common"]))
+        held += low <= 0.75 <= high
+    assert 0.92 <= held / 500 <= 0.98
+    assert balanced_interval(evaluate_classes(y, y, ["rare", "common"], groups=y)) is None
 
 
 def test_interval_of_identical_rows_uses_their_number():

@@ -242,6 +242,7 @@ def test_groups_of_fasta_come_from_the_header_or_a_table(tmp_path):
     path = fasta(tmp_path / "u.fasta", lambda n: f"sp|r{n}|N{n}_HUMAN")  # ids as in UniProt
     task = task_named(path, labels=labels, group="family").task
     assert read_new(tmp_path / "u.fasta", task, labels)[3].tolist() == [KIND[n % 2] for n in range(ROWS)]
+    assert read_new(tmp_path / "u.fasta", task)[3] is None
     with pytest.raises(InputError, match=r"line 1: the header .* does not match --group"):
         task_named(path, group=r"chr=(\w+)").task  # noqa: B018
 

@@ -177,6 +177,10 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, asked):
     task = source_of(tmp_path / "t.fa", text, **asked).task
     assert task.labels == ("left", "right") and read_new(tmp_path / "t.fa", task)[0].tolist() == WORDS
     assert read_new(tmp_path / "t.fa", replace(task, alphabet="\ufffdACGTacgt"))[0].tolist() == masked
+    (tmp_path / "new.fa").write_text(f">x\nACGT\n{text}")
+    labels = read_new(tmp_path / "new.fa", task)[3]
+    assert labels.tolist() == [None, *KINDS] if asked else labels is None
+    assert read_new(write_texts(tmp_path / "other.fasta"), task)[3] is None
 
 
 @pytest.mark.parametrize(
@@ -381,6 +385,8 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
     assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+    padded = stored(write(tmp_path / "t.csv", {**WIDE, "label": (["007", "7", "8"] * ROWS)[:ROWS]}))[2]
+    assert "label has 3 different texts for 2 numbers; texts such as 007 and 7 are read as the same" in padded
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "y0": LABEL, "y1": np.arange(ROWS) % 3}))[2]
     assert "(y0, y1) do not have the same classes; recall, confusion matrix and prob" in notes and "of all 5" in notes
 
@@ -397,6 +403,24 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     with pytest.raises(InputError, match="'1,234' is not a number in column 'u'"):  # it may be a thousand
         stored(write(tmp_path / "t.tsv", columns, "\t"))
     assert stored(tmp_path / "t.tsv", decimal=",")[1] == [[[1.234]]] * ROWS
+
+
+@pytest.mark.parametrize(
+    ("u", "v", "y", "refused"),
+    [
+        (["1.037", "2.960"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
+        (["1.037", "960", "839"], ["12", "1.192"], LABEL, "'u': the dot in '1.037'"),  # a file without decimals
+        (["1.037,50", "960,25", "839"], ["0", "1"], LABEL, "'u': the dot in '1.037,50'"),
+        (["1", "2"], ["0,5", "1"], ["1.037", "2.960"], "'y': the dot in '1.037'"),
+        (["1.037", "960.5"], ["0,5", "1"], LABEL, ""),
+        (["1.037", "-999"], ["1", "2"], LABEL, ""),
+    ],
+)
+def test_dots_that_may_separate_thousands_are_refused(tmp_path, u, v, y, refused):
+    columns = {"u": u * ROWS, "v": v * ROWS, "y": [*y] * ROWS}
+    path = write(tmp_path / "t.csv", {name: cells[:ROWS] for name, cells in columns.items()}, ";")
+    with pytest.raises(InputError, match=f"{refused} may separate thousands; rem") if refused else nullcontext():
+        assert [[1.037], [float(v[0].replace(",", "."))]] in np.float64(stored(path)[1]).round(4).tolist()
 
 
 def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
@@ -426,6 +450,10 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "earlier rows ... --group id"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "line 3: an empty cell"),
         ({"id": ["a", "a", ""], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: an empty cell in column"),
+        (
+            {**WIDE, "groups": np.where(np.arange(ROWS), "a", ""), "y": LABEL},
+            "an empty cell in column 'groups'",
+        ),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a' ... --missing interpolate"),
         ({**WIDE, "y0": LABEL, "y1": VALUES[:, 0]}, "numbers that are not whole; fit one at ... --label y0 --drop y1"),

@@ -93,7 +93,7 @@ def test_compressed_sounds_are_decoded(tmp_path, suffix):
 def test_a_missing_package_is_one_line_with_the_extra_to_install(tmp_path, monkeypatch):
     write(tmp_path / "calls" / "a" / "b.wav")
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(InputError, match=r"sounds need soundfile: pip install 'reservoir-features\[audio\]'"):
+    with pytest.raises(InputError, match=r"sounds need soundfile .*; run pip install 'reservoir-features\[audio\]'"):
         task_named(str(tmp_path / "calls")).task  # noqa: B018
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import FitOptions
 from reservoir.plan import RAW
-from reservoir.readouts.evaluation import Evaluation, evaluate
+from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate
 from reservoir.readouts.linear import LinearReadout, Readout, RereadableBlocks, Tally, Targets, accuracy_of
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.ridge import (
@@ -392,11 +392,9 @@ def _import(path: str) -> Callable[..., Any]:
     from sklearn.base import BaseEstimator
 
     module, _, name = path.rpartition(".")
-    try:
+    remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
+    with as_input_error(f"--readout {path}: no such readout", remedy):
         found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
-        raise InputError(f"--readout {path}: no such readout ({error}); {remedy}") from error
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
     # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
@@ -486,7 +484,7 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     found = evaluate(readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups)
     found = found.with_baseline(task.floor, kept)
     metric = best.result.metric
-    interval = None if metric == "balanced_accuracy" else found.interval  # that of the plain accuracy
+    interval = balanced_interval(found) if metric == "balanced_accuracy" else found.interval
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
     return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
 

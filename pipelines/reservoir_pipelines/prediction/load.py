@@ -58,6 +58,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
         readout=LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets),
         scores=RunFolder(folder).result or {},
         lengths=config["lengths"],
+        origin=config.get("origin", ""),
     )
 
 

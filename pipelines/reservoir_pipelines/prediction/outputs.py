@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def _write_csv(part: Path, predictions: Iterator[Prediction], labelled: bool) ->
             if not file.tell():
                 writer.writerow(columns)
             if "set" in columns:
-                columns["set"] = ["|".join(map(str, classes)) for classes in columns["set"]]
+                as_text = partial(json.dumps, ensure_ascii=False) if any("|" in name for name in columns) else "|".join
+                columns["set"] = [as_text([*map(str, classes)]) for classes in columns["set"]]
             writer.writerows(zip(*columns.values(), strict=True))
 
 

@@ -30,7 +30,7 @@ from reservoir.training.groups import frozen_digest, parse_groups, set_dropout, 
 from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
-from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.extraction.extract import extract, origin_of
 from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
 from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.output import notify
@@ -129,6 +129,7 @@ def _train_once(
         job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers)
         config = _config(job, kind)
         config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
+        config["origin"] = origin_of(task)
         name = f"{settings.title}-{config['key'][:16]}"
         run = RunFolder(options.run or path_below(cache_root(place.cache), "runs", prepared.task.name, name))
         with ranks.first_alone():

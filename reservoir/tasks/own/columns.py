@@ -400,6 +400,7 @@ def values_of(
 
     columns = []
     for name in names:
+        table.check_dots(name, new=new)
         column = table.frame[name]
         if column.dtype.kind in "biuf":
             columns.append(column.to_numpy(np.float64))
@@ -460,6 +461,8 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
         table.bad.add(row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number", "fix the cell")
         given[row] = False
     labels = typed(f"{table.path}, column {name!r}", column[given].tolist())
+    if labels.dtype.kind == "f":
+        table.check_dots(name, new=not required)
     shape = (len(given), *labels.shape[1:])
     full = np.zeros_like(labels, shape=shape) if required or given.all() else np.full(shape, None, object)
     full[given] = labels

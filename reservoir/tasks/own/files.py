@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
 from reservoir.tasks.own.arrays import Arrays, read_npz
@@ -24,7 +24,10 @@ from reservoir.tasks.task import Task
 
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
-    """Return sequences and names of the records of a FASTA file, and, without a ``task``, labels and groups."""
+    """Return sequences and names of the records of a FASTA file, and labels and groups.
+
+    For new sequences of a ``task``, these come from the headers if the patterns of the task match them.
+    """
     labelled = task is None
     # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
     upper = task is None or not any(map(str.islower, task.alphabet))
@@ -47,11 +50,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     if asked.labels:
         arrays, notes = labels_from_table(asked, ids, bad)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
-    elif labelled:
-        if asked.label:
-            columns["label"] = _found_in_headers(where, asked.label, "label")
-            notes = [f"the label is the match of {asked.label} in the header"]
-        elif all(len(header.split()) > 1 for header in headers):
+    elif labelled and not asked.label:
+        if all(len(header.split()) > 1 for header in headers):
             columns["label"] = [header.split()[-1] for header in headers]
             notes = ["the label is the last word of the header"]
         elif all("|" in header for header in headers):
@@ -60,24 +60,26 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
         else:
             problem = f"{path}: no label in headers like {headers[0][:60]!r}"
             raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
-        if asked.group:
-            columns["groups"] = _found_in_headers(where, asked.group, "group")
+    # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
+    if not asked.labels and (task is None or not {"text", "labels", "columns"} & task.parameters.keys()):
+        for name, pattern in (("label", asked.label), ("groups", asked.group)):
+            found = _found_in_headers(where, pattern, name.removesuffix("s"), new=not labelled) if pattern else []
+            columns |= {name: found} if any(found) and (name == "label" or None not in found) else {}
+        notes += [f"the label is the match of {asked.label} in the header"] if asked.label else []
     known = None if task is None else {"each": "token"} if task.each else {}
     found = columns_as_arrays(columns, bad, asked, known, id="id", text="sequence")
     found.notes += notes
     return found
 
 
-def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str) -> list[Any]:
-    """Return the match of a pattern's group in each header; ``headers`` are pairs of place and text."""
-    try:
+def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str, *, new: bool) -> list[Any]:
+    """Return the match of a pattern's group in each header, a pair of place and text; for ``new`` ones maybe None."""
+    with as_input_error(f"--{flag} {pattern}: not a regular expression", "give one with a group"):
         compiled = re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"--{flag} {pattern}: not a regular expression ({error}); give one with a group") from None
     if compiled.groups != 1:
         raise InputError(f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
     found = [match and match.group(1) for match in (compiled.search(header) for _, header in headers)]
-    if None in found:
+    if None in found and not new:
         where, header = headers[found.index(None)]
         raise InputError(f"{where}: the header {header[:60]!r} does not match --{flag} {pattern}; change either")
     return found

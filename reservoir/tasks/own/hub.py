@@ -100,10 +100,8 @@ def _decodes(kind: Any) -> bool:
 
 def _open(origin: str) -> dict[str, Any]:
     """Return the splits of a dataset by their names; no code of the dataset is run."""
-    try:
+    with as_input_error(f"{origin}: Hugging Face datasets need a package", "run pip install 'datasets>=4'"):
         import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError(f"{origin}: Hugging Face datasets need a package: pip install 'datasets>=4'") from None
     if int(datasets.__version__.partition(".")[0]) < 4:  # older versions ran the code of a dataset
         raise InputError(f"{origin}: datasets {datasets.__version__} is too old: pip install 'datasets>=4'")
     datasets.disable_progress_bars()

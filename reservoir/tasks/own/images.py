@@ -55,10 +55,8 @@ class Images(Arrays):
 
 def check_pillow() -> None:
     """Refuse images if Pillow is not installed."""
-    try:
+    with as_input_error("images need Pillow", "run pip install 'reservoir-features[images]'"):
         import PIL  # noqa: F401
-    except ImportError:
-        raise InputError("images need Pillow: pip install 'reservoir-features[images]'") from None
 
 
 def _stored_bytes(path: Path) -> np.ndarray:

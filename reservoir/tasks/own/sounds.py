@@ -79,10 +79,8 @@ class Sounds(Arrays):
     def __init__(
         self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, rate: int | None, *, waveform: bool
     ):
-        try:
+        with as_input_error("sounds need soundfile", "run pip install 'reservoir-features[audio]'"):
             import soundfile  # noqa: F401
-        except (ImportError, OSError):  # OSError: the C library libsndfile is missing
-            raise InputError("sounds need soundfile: pip install 'reservoir-features[audio]'") from None
         self._rate, self._waveform = rate or RATE, waveform
 
         def opened(file: Path) -> Sound:

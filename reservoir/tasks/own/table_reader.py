@@ -56,11 +56,18 @@ class TableReader:
 
     def _labels_and_groups(self) -> None:
         if names := [name for name in self.roles.labels if name in self.table.frame]:
-            self.arrays["y"] = columns.joined_labels(self.table, names, self.asked, required=self.labelled)
+            self.arrays["y"] = y = columns.joined_labels(self.table, names, self.asked, required=self.labelled)
+            texts = {str(cell).strip() for cell in columns.filled(self.table.frame[names[0]])}
+            if y.ndim == 1 and y.dtype.kind == "i" and len(texts) > len(numbers := np.unique(y)):
+                count = f"{names[0]} has {len(texts):,} different texts for {len(numbers):,} numbers"
+                self.notes.append(f"{count}; texts such as 007 and 7 are read as the same number")
             self.table.frame = self.table.frame.drop(columns=names)
         for array, name in {"split": "split", "groups": self.roles.group}.items():
             if name in self.table.frame:
-                self.arrays[array] = np.array([str(cell).strip() for cell in self.table.frame.pop(name)])
+                cells: Any = self.table.frame.pop(name)
+                for row in np.flatnonzero(cells.isna()) if self.labelled else ():
+                    self.table.bad.add(row, f"an empty cell in column {name!r}", "fill it")
+                self.arrays[array] = np.array([str(cell).strip() for cell in cells])
 
     def _wide(self, ids: list[str]) -> None:
         table, whole, time = self.table, self.roles.sequence, self.roles.time

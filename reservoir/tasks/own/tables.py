@@ -4,8 +4,8 @@ import csv
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ OR_FILL = ", or pass --missing interpolate or mask for missing values"  # ends t
 OR_OFFSET = ", or write times with their offset from UTC, such as 2024-10-27T02:00+01:00"  # an hour repeats in autumn
 MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
 DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
+GROUPED = r"[-+]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?"  # a number with dots that may separate thousands
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
 
@@ -85,12 +86,20 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
     commas: Sequence[str] = ()  # columns whose decimal commas were read as points
+    grouped: Mapping[str, str] = field(default_factory=dict)  # columns whose dots may separate thousands, with a cell
+
+    def check_dots(self, name: str, *, new: bool) -> None:
+        """Refuse a column of numbers whose dots may separate thousands."""
+        if cell := self.grouped.get(name):
+            or_decimal = "" if new else ", or pass --decimal . if all dots in the file are decimal points"
+            problem = f"{self.path}, column {name!r}: the dot in {cell!r} may separate thousands"
+            raise InputError(f"{problem}; remove such dots{or_decimal}")
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
         bad = BadRows(self.bad.where, [self.bad.places[row] for row in rows], skip=self.bad.skip)
         bad.reasons = {place: self.bad.reasons[row] for place, row in enumerate(rows) if row in self.bad.reasons}
-        return Table(self.path, self.frame.iloc[rows].reset_index(drop=True), bad, self.commas)
+        return replace(self, frame=self.frame.iloc[rows].reset_index(drop=True), bad=bad)
 
 
 def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto", rows: int | None = None) -> Table:
@@ -106,7 +115,7 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
     bad = BadRows(str(path), places)
     for row, reason in faults.items():
         bad.add(row, reason)
-    return Table(path, frame, bad, frame.attrs.pop("commas", []))
+    return Table(path, frame, bad, frame.attrs.pop("commas", []), frame.attrs.pop("grouped", {}))
 
 
 def check_text(path: Path) -> None:
@@ -156,25 +165,22 @@ def _read_csv(
     wanted = {name.lower() for name in (names if text is None else text)}
     as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
     read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
+    form = {
+        "sep": between,
+        "header": None,
+        "names": range(len(names)),
+        "skiprows": before,
+        "keep_default_na": False,  # "NA" may be a class, or two amino acids
+        "na_values": [""],
+        "index_col": False,
+        "skip_blank_lines": False,  # so that row n of the frame is ``records[n]``
+        "low_memory": False,
+        "nrows": rows,
+    }
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pandas warns about long lines, which are counted here
-            frame = read(
-                file,
-                sep=between,
-                header=None,
-                names=range(len(names)),
-                usecols=range(len(names)),
-                skiprows=before,
-                dtype=as_text,
-                keep_default_na=False,  # "NA" may be a class, or two amino acids
-                na_values=[""],
-                index_col=False,
-                skip_blank_lines=False,  # so that row n of the frame is ``records[n]``
-                float_precision="round_trip",
-                low_memory=False,
-                nrows=rows,
-            )
+            frame = read(file, usecols=range(len(names)), dtype=as_text, float_precision="round_trip", **form)
         if len(frame) != len(records):
             raise ValueError("unmatched quotes")
     except (ValueError, OverflowError, csv.Error) as error:
@@ -182,7 +188,13 @@ def _read_csv(
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
     frame.columns = names
     if decimal == "," or (decimal == "auto" and between != ","):
-        frame.attrs["commas"] = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
+        commas = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
+        texts = frame[[name for name in frame if frame[name].dtype.kind == "O"]]
+        if places := _thousandths(frame):
+            decimals = read(path, usecols=places, dtype=str, encoding="utf-8-sig", **form)
+            texts = texts.join(decimals.rename(columns=dict(enumerate(names))))
+        grouped = _grouped(texts, sure=decimal == "," or len(commas) > 0)
+        frame.attrs |= {"commas": commas, "grouped": grouped}
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
@@ -206,6 +218,29 @@ def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> l
         whole = name.lower() not in texts and len(cells) == frame[name].notna().sum()
         frame[name] = cells.astype(float).reindex(frame.index) if whole else cells.combine_first(frame[name])
     return list(found) if sure else []
+
+
+def _thousandths(frame: Any) -> list[int]:
+    """Return the places of columns whose numbers may be thousands that were read as decimals."""
+    numbers = [(place, frame[name]) for place, name in enumerate(frame) if frame[name].dtype.kind == "f"]
+    decimals = [(place, column[column % 1 != 0].abs()) for place, column in numbers]
+    return [place for place, column in decimals if len(column) and column.between(1, 1000).all()]
+
+
+def _grouped(texts: Any, *, sure: bool) -> dict[str, str]:
+    """Return the columns in which all dots may separate thousands, with a cell that has one.
+
+    Unless ``sure``, because commas are decimal, several numbers below 1,000 must have no dot, as in 1.037, 960, 839.
+    A single one, such as -999, may stand for a missing value.
+    """
+    found = {}
+    for name in texts:
+        cells = texts[name].dropna().astype(str).str.strip()
+        dotted = cells.str.contains(".", regex=False)
+        below = set(cells[~dotted & cells.str.fullmatch(r"[-+]?\d{3}(,\d+)?")])
+        if dotted.any() and cells[dotted].str.fullmatch(GROUPED).all() and (sure or len(below) > 1):
+            found[name] = cells[dotted].iloc[0]
+    return found
 
 
 def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int, str]]:
@@ -236,10 +271,8 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
 
 def import_pyarrow(where: object) -> Any:
     """Return the module ``pyarrow``; raise `InputError` if it is not installed."""
-    try:
+    with as_input_error(f"{where}: Parquet needs pyarrow", "run pip install 'reservoir-features[parquet]'"):
         import pyarrow.parquet
-    except ImportError:
-        raise InputError(f"{where}: Parquet needs pyarrow: pip install 'reservoir-features[parquet]'") from None
     return pyarrow
 
 

@@ -105,19 +105,20 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str
     """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
     if task.pictures:
         return x, np.full(len(x), task.max_tokens, np.int32)
+    missing, kind = task.parameters.get("missing", "refuse"), x.dtype.kind
     if task.alphabet:
-        if x.dtype.kind != "U" or x.ndim != 1:
-            raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give texts (rows,)")
+        want, fits = "texts (rows,)", kind == "U" and x.ndim == 1
+    elif isinstance(task.form, Tokens):
+        want, fits = "integers (rows, tokens)", kind in "ui" and x.ndim == 2
+    else:
+        x, dim = x[:, :, None] if x.ndim == 2 else x, task.form.dim // (2 if missing == "mask" else 1)
+        want, fits = f"numbers (rows, tokens, {dim})", kind in "uif" and x.ndim == 3 and x.shape[2] == dim
+    if not fits or not x.size:
+        found = "texts" if kind == "U" else f"inputs of shape {x.shape} and type {x.dtype}"
+        problem = f"{where}: {found}, but the model reads {want}, as made from {task.name!r}"
+        raise InputError(f"{problem}; give data of the same kind")
+    if task.alphabet:
         return codes_of(where, x.tolist())
-    symbols = isinstance(task.form, Tokens)
-    if not symbols and x.ndim == 2:
-        x = x[:, :, None]
-    missing = task.parameters.get("missing", "refuse")
-    dim = 0 if isinstance(task.form, Tokens) else task.form.dim // (2 if missing == "mask" else 1)
-    shape_fits = x.ndim == 2 if symbols else x.ndim == 3 and x.shape[2] == dim
-    if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
-        want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
-        raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give {want}")
     given = full_lengths(x) if lengths is None else lengths
     lengths = clean_lengths(where, given, *x.shape[:2], fewest=1 if task.each else task.readout_tokens)
     if isinstance(task.form, Tokens):
