@@ -21,9 +21,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
-def first_line(error: Exception) -> str:
-    """Return the beginning of an error's message, for use inside another message."""
-    text = re.sub(r" ?<[^<>]* at 0x\w+>", "", str(error)).strip()  # addresses of objects differ from run to run
+def first_line(error: Exception, where: str = "") -> str:
+    """Return the beginning of an error's message, for use inside another message about the file ``where``."""
+    text = str(error).removeprefix(f"{where}: ")
+    text = re.sub(r" ?<[^<>]* at 0x\w+>", "", text).strip()  # addresses of objects differ from run to run
     text = re.sub(r":\s*\n\s*", ": ", text)  # transformers writes what is wrong below a line such as "Field x:"
     return text.splitlines()[0][:160] if text else type(error).__name__
 
@@ -36,7 +37,7 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{problem} ({first_line(error)}); {remedy}") from error
+        raise InputError(f"{problem} ({first_line(error, problem.partition(': ')[0])}); {remedy}") from error
 
 
 def require_path(value: object, what: str) -> str:

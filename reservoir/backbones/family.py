@@ -112,15 +112,20 @@ class HubLoader:
 
     def load(self, source: str, config: Any, **more: str) -> Loaded:
         """Return the model of a folder or hub name, and transformers' report on its tensors."""
+        from transformers.utils.hub import cached_file
+
         silence_transformers()
         _check_weights(source, config)
+        local = local_files_only(source)
+        if not more:  # if there is no network, the error of missing weights would not say so
+            cached_file(source, "config.json", local_files_only=local)
         model, info = self._class(config).from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=None if more else True,  # GGUF files are neither safetensors nor pickles
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            local_files_only=local_files_only(source),
+            local_files_only=local,
             **self.options,
             **more,
         )

@@ -86,7 +86,7 @@ def test_encode_needs_only_the_description(tmp_path):
     x, lengths = encode(task, RNG.normal(size=(3, 4, 2)))
     assert x.dtype == np.float32 and lengths.tolist() == [4, 4, 4]
     assert encode(task, np.zeros((3, 6, 2)))[1].tolist() == [6, 6, 6]  # new sequences may be longer
-    with pytest.raises(InputError, match="give numbers"):
+    with pytest.raises(InputError, match=r"the model reads numbers \(rows, tokens, 2\)"):
         encode(task, np.zeros((3, 6, 1)))
 
 

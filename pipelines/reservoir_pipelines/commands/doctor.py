@@ -4,10 +4,10 @@ import fcntl
 import os
 import platform
 import shutil
-import uuid
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import reservoir_cache as store
@@ -59,21 +59,13 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
     try:
         root = cache_root(cache)
         root.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=root) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (InputError, OSError) as error:
-        yield "cache", str(error), "name another folder with --cache or RESERVOIR_CACHE"
+        remedy = "name another folder with --cache or RESERVOIR_CACHE, on a file system with POSIX locks"
+        yield "cache", f"{cache or 'default folder'}: {error}", remedy
         return
-    probe = root / f".doctor-{uuid.uuid4().hex}"
-    try:
-        with probe.open("xb") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield "cache", f"{root}: can be written and locked", ""
-            except OSError:
-                yield "cache", f"{root}: cannot be locked", "choose a cache on a file system with POSIX locks"
-    except OSError as error:
-        yield "cache", f"{root}: {error.strerror}", "make it writable, or name another folder with --cache"
-    finally:
-        probe.unlink(missing_ok=True)
+    yield "cache", f"{root}: can be written and locked", ""
     free = shutil.disk_usage(root).free
     remedy = "" if free > MIN_FREE_BYTES else "reservoir cache prune --older 30d"
     yield "disk", f"{size_text(free)} free", remedy

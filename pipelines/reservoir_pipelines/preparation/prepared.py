@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from reservoir_cache import CacheError, file_crc32, path_below, read_json
+from reservoir_cache import file_crc32, path_below, read_json
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks import SPLITS, Scaling, Split, Task
@@ -150,12 +150,8 @@ class Prepared:
     @classmethod
     def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> "Prepared":
         """Return the prepared data of a folder; checksums are verified unless ``verify`` is False."""
-        try:
-            values = read_json(path / INDEX)
-        except (OSError, CacheError) as error:
-            raise InputError(f"{path / INDEX}: missing or damaged ({error}); run reservoir prepare") from None
-        with as_input_error(f"{path / INDEX}: damaged", f"remove {path} and prepare again"):
-            splits = {}
+        with as_input_error(f"{path / INDEX}: missing or damaged", f"remove {path} and prepare again"):
+            values, splits = read_json(path / INDEX), {}
             for name in split_order(set(values["splits"])):
                 files = []
                 for file in values["splits"][name]["files"]:

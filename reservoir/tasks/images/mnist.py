@@ -156,10 +156,9 @@ def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:
         if len(header) < 8 + 4 * len(sides):
             raise InputError(f"{path}: {len(header)} bytes, too short for an idx header; fetch the file again")
         if header[:4] != begin:
-            raise InputError(
-                f"{path}: begins with {header[:4].hex()}, not with {begin.hex()} as an idx file of {begin[3]} "
-                "dimension(s) does; check that images and labels are not swapped"
-            )
+            expected = f"{begin.hex()} as an idx file of {begin[3]} dimension(s) does"
+            problem = f"{path}: begins with {header[:4].hex()}, not with {expected}"
+            raise InputError(f"{problem}; check that images and labels are not swapped")
         shape = struct.unpack(f">{begin[3]}I", header[4:])
         if shape[1:] != sides:
             raise InputError(f"{path}: images of {shape[1:]} pixels, not {sides}; check that it is a file of MNIST")
