@@ -318,7 +318,7 @@ def test_no_name_in_the_index_of_prepared_data_leads_out(cache, outside, call, n
     assert call("prepare", "digits")[0] == 0
     (index,) = cache.glob("prepared/*/*/prepared.json")
     rewrite(index, lambda content: content["splits"]["train"]["files"][0].update(name=name))
-    with pytest.raises(InputError, match=r"^[^\n]*prepared\.json: damaged"):
+    with pytest.raises(InputError, match=r"^[^\n]*prepared\.json: missing or damaged"):
         Prepared.open(index.parent)
 
 
