@@ -131,8 +131,8 @@ def _check_config(name: str, family: Family, config: Any) -> None:
     quantised = {} if gguf_argument(name) else getattr(config, "quantization_config", None)
     for key, value in {"attn_implementation": attention_name(config), "quantization_config": quantised}.items():
         if config.model_type not in CONFIGS_BUILT_HERE and value and value not in ("None", "sdpa", "eager"):
-            start = f"backbone {name!r}: its config.json asks for code by {key} {str(value)[:60]!r}, which is not run"
-            raise InputError(f"{start}; remove such an attention, or choose weights that are not quantised")
+            start = f"backbone {name!r}: its config.json asks for code with {key} {str(value)[:60]!r}, which is not run"
+            raise InputError(f"{start}; remove an attn_implementation, or choose weights that are not quantised")
     for key in ("activation_function", "activation", "hidden_act", "hidden_activation"):
         value = getattr(config, key, None)
         if value is None or value in gpt2.TANH_GELU:

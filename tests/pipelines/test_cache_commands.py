@@ -102,6 +102,12 @@ def test_doctor_finds_nothing_wrong_with_a_working_machine(cache, answer):
     assert not any(finding["remedy"] for finding in found.values())
 
 
+def test_doctor_names_a_cache_that_cannot_be_made(call, monkeypatch):
+    monkeypatch.setenv("RESERVOIR_CACHE", "/proc/nowhere")
+    code, out, _ = call("doctor")
+    assert code == 1 and "/proc/nowhere: [Errno 2]" in out and "default" not in out
+
+
 def test_doctor_finds_a_damaged_entry_and_its_remedy_works(cache, call):
     entry = extract("digits", **SMALL).entry
     manifest = entry / "train" / "manifest.json"

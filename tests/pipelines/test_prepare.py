@@ -14,7 +14,7 @@ import pytest
 from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.files import temporary_path
 from reservoir_pipelines.preparation.prepare import DOWNLOADS, download, task_table
-from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
+from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit, _opened
 from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
@@ -85,6 +85,12 @@ def test_a_damaged_file_is_named(cache):
     index.write_text(json.dumps(json.loads(index.read_text()) | {"version": 99}))
     with pytest.raises(InputError, match="checksum does not match"):
         Prepared.open(prepared.path)
+
+
+def test_an_error_of_the_caller_is_not_taken_for_damage(cache):
+    ((file, _), *_) = prepare("digits").split("test").files
+    with pytest.raises(MemoryError), _opened(file):
+        raise MemoryError
 
 
 def test_missing_data_says_what_to_do(cache, tmp_path):

@@ -11,6 +11,7 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from reservoir_pipelines import export, predict, train
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
 from reservoir_pipelines.prediction.outputs import PredictionEvaluator
 from reservoir_pipelines.training.run_folder import RunFolder, Training, load_run
@@ -285,6 +286,7 @@ def test_train_evaluates_the_test_split(cache, tmp_path, kind, call, answer):
     for name, warned in (("own.npz", True), ("test.npz", False)):
         warning = f"{name}: the run was trained on rows of this file; for new data trust the test score of train"
         assert (warning in call("predict", done.path, tmp_path / name)[2]) == warned
+    write_checked(done.path / "config.json", {**read_checked(done.path / "config.json"), "origin": 7})
     found = PredictionEvaluator(list(predict(done.path, tmp_path / "test.npz"))).result()
     assert done.evaluation.scores == pytest.approx(found.scores, rel=1e-3)
     assert done.evaluation.scores[done.metric] == pytest.approx(done.test_score)

@@ -63,7 +63,7 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (InputError, OSError) as error:
         remedy = "name another folder with --cache or RESERVOIR_CACHE, on a file system with POSIX locks"
-        yield "cache", f"{cache or 'default folder'}: {error}", remedy
+        yield "cache", f"{cache or os.environ.get('RESERVOIR_CACHE') or 'the default folder'}: {error}", remedy
         return
     yield "cache", f"{root}: can be written and locked", ""
     free = shutil.disk_usage(root).free

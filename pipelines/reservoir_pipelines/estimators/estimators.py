@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pandas import isna
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
@@ -269,8 +268,12 @@ class _ReservoirPredictor(_ReservoirEstimator):
         """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
         check_consistent_length(x, group)
-        if group is not None and (missing := isna(group)).any():
-            raise ValueError(f"groups[{missing.argmax()}] is missing; give every sample a group, or leave it out")
+        if group is not None:
+            from pandas import isna
+
+            if (missing := isna(group)).any():
+                problem = f"groups[{missing.argmax()}] is missing"
+                raise ValueError(f"{problem}; give every sample a group, or leave groups out")
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         if self.cv is not None and (group is None or not isinstance(self.cv, int)):
             return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]

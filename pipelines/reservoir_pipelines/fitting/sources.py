@@ -256,6 +256,7 @@ class Pool:
             if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
                 name = store.entry.path.name
                 raise InputError(f"{name}: it has no split {lacking[0]!r}; give an entry that extract made")
+            # The key does not cover this record, so anyone may have changed it; its parts are read later.
             made, remedy = store.entry.made_with, "extract its task again"
             with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
                 Path(made.get("prepared", ""))

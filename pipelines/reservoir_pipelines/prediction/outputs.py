@@ -120,6 +120,7 @@ def _write_csv(part: Path, predictions: Iterator[Prediction], labelled: bool) ->
             if not file.tell():
                 writer.writerow(columns)
             if "set" in columns:
+                # A column p_CLASS shows whether the name of a class contains the separator.
                 as_text = partial(json.dumps, ensure_ascii=False) if any("|" in name for name in columns) else "|".join
                 columns["set"] = [as_text([*map(str, classes)]) for classes in columns["set"]]
             writer.writerows(zip(*columns.values(), strict=True))

@@ -217,7 +217,7 @@ def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, lab
         if number := int(numbers[new].sum()):
             share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
             notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")
-    if labelled and bundle.origin and file.resolve() == Path(bundle.origin):
+    if labelled and bundle.origin and str(file.resolve()) == bundle.origin:
         fitted, by = ("run was trained", "train") if bundle.parts[0].run else ("readout was fitted", "fit")
         notify(f"{file}: the {fitted} on rows of this file; for new data trust the test score of {by}")
 

@@ -197,6 +197,9 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
     """Open a file for reading; raise `InputError` with one line if it is damaged or missing."""
     import h5py
 
-    remedy = f"remove {path.parents[1]} and prepare again"
-    with as_input_error(f"{path}: prepared data damaged", remedy), h5py.File(path, "r", locking=False) as file:
-        yield file
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except (OSError, KeyError) as error:  # no others, because they may come from the caller: memory may run out
+        why = " ".join(str(error).split())
+        raise InputError(f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again") from None

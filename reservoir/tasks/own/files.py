@@ -62,14 +62,23 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
             raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     if not asked.labels and (task is None or not {"text", "labels", "columns"} & task.parameters.keys()):
-        for name, pattern in (("label", asked.label), ("groups", asked.group)):
-            found = _found_in_headers(where, pattern, name.removesuffix("s"), new=not labelled) if pattern else []
-            columns |= {name: found} if any(found) and (name == "label" or None not in found) else {}
-        notes += [f"the label is the match of {asked.label} in the header"] if asked.label else []
+        found = _by_patterns(where, asked, new=not labelled)
+        columns |= found
+        notes += [f"the label is the match of {asked.label} in the header"] if "label" in found else []
     known = None if task is None else {"each": "token"} if task.each else {}
     found = columns_as_arrays(columns, bad, asked, known, id="id", text="sequence")
     found.notes += notes
     return found
+
+
+def _by_patterns(headers: Sequence[tuple[str, str]], asked: OwnDataOptions, *, new: bool) -> dict[str, list[Any]]:
+    """Return the labels and groups that the patterns find in headers; new records may lack labels, or all groups."""
+    columns = {}
+    if asked.label and any(found := _found_in_headers(headers, asked.label, "label", new=new)):
+        columns["label"] = found
+    if asked.group and None not in (found := _found_in_headers(headers, asked.group, "group", new=new)):
+        columns["groups"] = found
+    return columns
 
 
 def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str, *, new: bool) -> list[Any]:
