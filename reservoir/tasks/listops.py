@@ -23,79 +23,52 @@ SYMBOLS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
 _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if number}
+_PARENTHESES = bytes([CLOSE + 1, CLOSE + 2])
 
 
-def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the concatenated symbols (n,) of expressions, without parentheses, and their lengths (rows,)."""
-    rows = []
-    for row, text in enumerate(texts):
-        try:
-            rows.append(bytes(map(_IDS.__getitem__, text.split())))
-        except KeyError as error:
-            known = " ".join(SYMBOLS[1:])
-            problem = f"row {row}: {error.args[0]!r} is not a symbol of ListOps"
-            raise InputError(f"{problem}; use {known} and parentheses") from None
-    words = np.frombuffer(b"".join(rows), np.uint8)
-    row_of = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+def parse(text: str) -> tuple[bytes, int]:
+    """Return the symbols of an expression, without parentheses, and its value."""
+    words = text.split()
+    if unknown := next((word for word in words if word not in _IDS), None):
+        raise InputError(f"{unknown!r} is not a symbol of ListOps; use {' '.join(SYMBOLS[1:])} and parentheses")
+    numbers = bytes(map(_IDS.__getitem__, words))
     # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat the brackets.
-    inside = words <= CLOSE
-    symbols, row = words[inside], row_of[inside]
-    lengths = np.bincount(row, minlength=len(rows))
-    _check(texts, "brackets", _unbalanced(symbols, row, lengths))
-    opened, closed = (np.bincount(row_of, words == word, len(rows)) for word in (CLOSE + 1, CLOSE + 2))
+    symbols = numbers.translate(None, _PARENTHESES)
+    opened, closed = (numbers.count(parenthesis) for parenthesis in _PARENTHESES)
+    value = evaluate(symbols)
     # Every pair of parentheses joins two parts, so there are none, or one fewer than symbols.
-    _check(texts, "parentheses", (opened != closed) | ((opened != 0) & (opened != lengths - 1)))
-    return symbols, lengths
+    if value is None or opened != closed or opened not in (0, len(symbols) - 1):
+        what = "brackets" if value is None else "parentheses"
+        shown = text if len(text) <= 60 else text[:60] + "..."
+        raise InputError(f"the {what} of {shown!r} do not balance; correct the expression")
+    return symbols, value
 
 
-def _unbalanced(symbols: np.ndarray, row: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    operator = (symbols >= OPERATOR) & (symbols < CLOSE)
-    ends = np.cumsum(lengths)
-    depth = np.concatenate([[0], np.cumsum(operator.astype(np.int64) - (symbols == CLOSE))])
-    # The depth within a row must be positive before each symbol but the first, and zero after the last.
-    before = depth[:-1] - depth[ends - lengths][row]
-    first = np.zeros(len(symbols), bool)
-    first[(ends - lengths)[lengths > 0]] = True
-    wrong = (before <= 0) & ~first
-    wrong[1:] |= operator[:-1] & (symbols[1:] == CLOSE)
-    return (np.bincount(row, wrong, len(lengths)) > 0) | (depth[ends] != depth[ends - lengths]) | (lengths == 0)
+def evaluate(symbols: bytes) -> int | None:
+    """Return the value of an expression, or None if its brackets do not balance."""
+    # The arguments so far of each operator that is open, which comes first; the outermost level has no operator.
+    levels: list[list[int]] = [[0]]
+    for symbol in symbols:
+        if symbol < OPERATOR:
+            levels[-1].append(symbol - DIGIT)
+        elif symbol < CLOSE:
+            levels.append([symbol])
+        else:
+            operator, *arguments = levels.pop()
+            if not levels or not arguments:
+                return None
+            levels[-1].append(_apply(operator, arguments))
+    return levels[0][1] if len(levels) == 1 and len(levels[0]) == 2 else None
 
 
-def _check(texts: Sequence[str], what: str, wrong: np.ndarray) -> None:
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        text = texts[row] if len(texts[row]) <= 60 else texts[row][:60] + "..."
-        raise InputError(f"row {row}: the {what} of {text!r} do not balance; correct the expression")
-
-
-def evaluate(symbols: np.ndarray) -> np.ndarray:
-    """Return the values (expressions,), int8, of concatenated well-formed expressions (n,)."""
-    operator = (symbols >= OPERATOR) & (symbols < CLOSE)
-    depth = np.cumsum(operator.astype(np.int8) - (symbols == CLOSE), dtype=np.int16)
-    value = np.where(symbols < OPERATOR, symbols - DIGIT, 0).astype(np.int8)
-    # The level of a node is the depth of the operator that has it as an argument.
-    level = np.where(operator, depth - 1, depth)
-    nodes = np.flatnonzero(symbols != CLOSE)
-    nodes = nodes[np.argsort(level[nodes], kind="stable")]
-    edges = np.searchsorted(level[nodes], np.arange(int(level[nodes].max()) + 2))
-    # All expressions are evaluated at once, from the deepest level up: arguments are adjacent nodes of one level.
-    for above in range(len(edges) - 3, -1, -1):
-        parents = nodes[edges[above] : edges[above + 1]]
-        parents = parents[operator[parents]]
-        children = nodes[edges[above + 1] : edges[above + 2]]
-        starts = np.searchsorted(children, parents)
-        value[parents] = _apply(symbols[parents] - OPERATOR, value[children], starts)
-    return value[nodes[: edges[1]]]
-
-
-def _apply(operator: np.ndarray, values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Return each operator's value; its arguments are ``values`` from its start to the next."""
-    ends = np.append(starts[1:], len(values))
-    sums = np.add.reduceat(values, starts, dtype=np.int64) % 10
-    # Sorting by (segment, value) puts the middle arguments of each segment into its middle.
-    ordered = np.sort(np.repeat(np.arange(len(starts)), ends - starts) * 10 + values) % 10
-    middle = (ordered[(starts + ends - 1) // 2] + ordered[(starts + ends) // 2]) // 2
-    return np.choose(operator, [ordered[starts], ordered[ends - 1], middle, sums]).astype(np.int8)
+def _apply(operator: int, arguments: list[int]) -> int:
+    name = SYMBOLS[operator]
+    if name == "[SM":
+        return sum(arguments) % 10
+    arguments.sort()
+    if name == "[MED":
+        return (arguments[(len(arguments) - 1) // 2] + arguments[len(arguments) // 2]) // 2
+    return arguments[0 if name == "[MIN" else -1]
 
 
 def random_expressions(
@@ -248,14 +221,14 @@ class ListOps(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the expressions of a piece with their values."""
         if self._from_files:
-            symbols, lengths = self._read_file(piece)
+            expressions, values = self._read_file(piece)
         else:
             part = SPLITS.index(piece.part) if piece.part in SPLITS else len(SPLITS)
             draw = np.random.default_rng([self.seed, part, piece.lo])
-            symbols, lengths = self._distinct(draw, piece.hi - piece.lo)
-        y = evaluate(symbols) if len(symbols) else np.empty(0, np.int8)
-        x, real, cut = self._pad(symbols, lengths)
-        rows = Split(x=x, y=classes_of(y), lengths=real, cut=cut)
+            expressions = self._distinct(draw, piece.hi - piece.lo)
+            values = [evaluate(symbols) for symbols in expressions]
+        x, lengths, cut = self._pad(expressions)
+        rows = Split(x=x, y=classes_of(np.array(values, np.int8)), lengths=lengths, cut=cut)
         splits = {piece.part: rows}
         if piece.part == "all":
             ends = dict(zip(self._rows, np.cumsum(list(self._rows.values())).tolist(), strict=True))
@@ -265,11 +238,16 @@ class ListOps(Source):
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
-            symbols, lengths = encode_texts(x.tolist())
-            if lengths.max() > self.task.max_tokens and not self._paper:
-                row = int(lengths.argmax())
-                raise InputError(f"row {row}: {lengths[row]} symbols; give at most {self.task.max_tokens}")
-            return self._pad(symbols, lengths)[:2]
+            expressions = []
+            for row, text in enumerate(x.tolist()):
+                try:
+                    symbols, _ = parse(text)
+                    if len(symbols) > self.task.max_tokens and not self._paper:
+                        raise InputError(f"{len(symbols)} symbols; give at most {self.task.max_tokens}")
+                except InputError as error:
+                    raise InputError(f"row {row}: {error}") from None
+                expressions.append(symbols)
+            return self._pad(expressions)[:2]
         return check_symbols(self.task, x, lengths, "texts like '[MAX 2 3 ]'")
 
     @property
@@ -299,23 +277,18 @@ class ListOps(Source):
     def _file(self, split: str) -> Path:
         return find_file("listops", self.data, FOLDERS, (FILES[split],))
 
-    def _pad(self, symbols: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    def _pad(self, expressions: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, int]:
         """Return expressions as cut and padded rows, their lengths, and the number of rows that were cut."""
-        row = np.repeat(np.arange(len(lengths)), lengths)
         if self._paper:
-            kept = symbols != CLOSE
-            symbols, row = symbols[kept], row[kept]
-            lengths = np.bincount(row, minlength=len(lengths))
-        place = np.arange(len(symbols)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        width = self.task.max_tokens
-        x = np.zeros((len(lengths), width), np.uint8)
-        kept = place < width
-        x[row[kept], place[kept]] = symbols[kept]
-        real = np.full(len(lengths), width) if self._paper else np.minimum(lengths, width)
-        return x, real.astype(np.int32), int((lengths > width).sum())
+            expressions = [symbols.replace(bytes([CLOSE]), b"") for symbols in expressions]
+        width, lengths = self.task.max_tokens, np.array([len(symbols) for symbols in expressions], np.int32)
+        padded = b"".join(symbols[:width].ljust(width, b"\0") for symbols in expressions)
+        x = np.frombuffer(bytearray(padded), np.uint8).reshape(len(expressions), width)
+        real = np.full_like(lengths, width) if self._paper else np.minimum(lengths, width)
+        return x, real, int((lengths > width).sum())
 
-    def _distinct(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return ``rows`` different expressions, concatenated, and their lengths."""
+    def _distinct(self, draw: np.random.Generator, rows: int) -> list[bytes]:
+        """Return ``rows`` different expressions."""
         found: dict[bytes, None] = {}
         fruitless = 0
         while len(found) < rows and fruitless < 100:
@@ -326,35 +299,30 @@ class ListOps(Source):
         if len(found) < rows:
             start = f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]}"
             raise InputError(f"{start} symbols, not {rows}; allow other lengths or ask for fewer rows")
-        kept = list(found)[:rows]
-        return np.frombuffer(b"".join(kept), np.uint8), np.array([len(expression) for expression in kept])
+        return list(found)[:rows]
 
-    def _read_file(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+    def _read_file(self, piece: Piece) -> tuple[list[bytes], list[int]]:
+        """Return the expressions and values of the lines that begin in a piece of a file."""
         path = self._file(piece.part)
         lines = _lines(path, piece.lo, piece.hi)
         if piece.lo == 0:
             header = lines.pop(0).split("\t") if lines else []
             if header[:2] != ["Source", "Target"]:
                 raise InputError(f"{path}: its columns are {header}, not Source and Target; fetch the file again")
-        cells = [line.split("\t") for line in lines]
-        try:
-            for row, cell in enumerate(cells):
-                if len(cell) != 2 or cell[1] not in set("0123456789"):
-                    start = f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}"
-                    raise InputError(f"{start}; give two, an expression and a digit")
-            symbols, lengths = encode_texts([cell[0] for cell in cells])
-            targets = np.array([int(cell[1]) for cell in cells], np.int8)
-            wrong = np.flatnonzero(targets != evaluate(symbols)) if cells else []
-            if len(wrong):
-                start = f"row {wrong[0]}: Target is {targets[wrong[0]]}, which is not the value of the expression"
-                raise InputError(f"{start}; fetch the file again")
-        except InputError as error:
-            row, problem = str(error).removeprefix("row ").split(":", 1)
-            with path.open("rb") as file:
-                blocks = iter(lambda: file.read(min(PIECE_BYTES, max(piece.lo - 1 - file.tell(), 0))), b"")
-                before = 1 + sum(block.count(b"\n") for block in blocks)  # with the header
-            raise InputError(f"{path}, line {before + int(row) + 1}:{problem}") from None
-        return symbols, lengths
+        found = []
+        for row, line in enumerate(lines):
+            text, _, target = line.partition("\t")
+            try:
+                found.append(parse(text))
+                if target != str(found[-1][1]):
+                    problem = f"Target is {target[:20]}, which is not the value of the expression"
+                    raise InputError(f"{problem}; fetch the file again")
+            except InputError as error:
+                with path.open("rb") as file:
+                    blocks = iter(lambda: file.read(min(PIECE_BYTES, max(piece.lo - 1 - file.tell(), 0))), b"")
+                    before = 1 + sum(block.count(b"\n") for block in blocks)  # with the header
+                raise InputError(f"{path}, line {before + row + 1}: {error}") from None
+        return [symbols for symbols, _ in found], [value for _, value in found]
 
 
 def _lines(path: Path, lo: int, hi: int) -> list[str]:

@@ -204,7 +204,7 @@ CASES = {
     "pickle of odd labels": (cifar(in_batch("test_batch", pickled(labels=[-1] * 40)), binary=False), "'labels'"),
     "listops other columns": (listops("Text,Label\n1,1\n"), "not Source and Target"),
     "listops wrong value": (listops("Source\tTarget\n[MAX 1 2 ]\t1\n"), "line 2: Target is 1"),
-    "listops label of words": (listops("Source\tTarget\n[MAX 1 2 ]\ttwo\n"), "line 2: 2 columns, the last 'two'"),
+    "listops label of words": (listops("Source\tTarget\n[MAX 1 2 ]\ttwo\n"), "line 2: Target is two"),
     "listops packed": (listops(gzip.compress(b"Source\tTarget\n")), "not text|not Source"),
     "listops empty": (listops(""), "no rows|not Source"),
     "json cut short": (homology('[{"primary": "AC'), "not a complete JSON"),

@@ -49,8 +49,8 @@ def data(tmp_path_factory):
     (folder / "listops").mkdir()
     for seed, name in enumerate(("train", "val", "test")):
         symbols, lengths = random_expressions(np.random.default_rng(seed), 512, 10, 10, 10, 60)
-        texts = [samples.decode_text(e, nested=True) for e in np.split(symbols, np.cumsum(lengths)[:-1])]
-        lines = [f"{text}\t{value}" for text, value in zip(texts, evaluate(symbols), strict=True)]
+        expressions = [each.tobytes() for each in np.split(symbols, np.cumsum(lengths)[:-1])]
+        lines = [f"{samples.decode_text(each, nested=True)}\t{evaluate(each)}" for each in expressions]
         (folder / "listops" / f"basic_{name}.tsv").write_text("\n".join(["Source\tTarget", *lines[:40]]) + "\n")
     (folder / "remote_homology").mkdir()
     rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from reservoir.tasks import Tokens, check_split, encode, listops, task_named
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented
-from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, encode_texts, evaluate, random_expressions
+from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, evaluate, parse, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 from reservoir.tasks.rows import HELD_OUT, SHARES, held_out, row_hash, stratified
 from reservoir.tasks.source import FRESH_ROWS, FreshRows
@@ -193,13 +193,12 @@ EXPRESSIONS = st.recursive(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(EXPRESSIONS, min_size=1, max_size=4))
-def test_text_and_symbols_are_one_to_one_and_values_are_right(texts):
-    symbols, lengths = encode_texts(texts)
-    assert [decode_text(e) for e in each(symbols, lengths)] == texts
-    again, _ = encode_texts([decode_text(e, nested=True) for e in each(symbols, lengths)])
-    assert np.array_equal(again, symbols)
-    assert evaluate(symbols).tolist() == [value_of(Words(text)) for text in texts]
+@given(EXPRESSIONS)
+def test_text_and_symbols_are_one_to_one_and_values_are_right(text):
+    symbols, value = parse(text)
+    assert decode_text(symbols) == text
+    assert parse(decode_text(symbols, nested=True)) == (symbols, value)
+    assert evaluate(symbols) == value == value_of(Words(text))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(texts):
 )
 def test_malformed_expressions_are_refused_with_their_row(text, message):
     with pytest.raises(InputError, match=f"row 1: .*{message}"):
-        encode_texts(["[SM 1 2 ]", text, "3"])
+        task_named("listops").encode(np.array(["[SM 1 2 ]", text, "3"]))
 
 
 def test_trees_follow_the_grammar_of_long_range_arena():
@@ -235,7 +234,7 @@ def test_trees_follow_the_grammar_of_long_range_arena():
         shares = np.bincount(symbols[kinds])[list(values)] / kinds.sum()
         assert np.abs(shares * len(values) - 1).max() < 0.05
     first, _ = np.split(symbols, [lengths[0]])
-    assert first.tolist() == encode_texts([decode_text(first)])[0].tolist()
+    assert first.tobytes() == parse(decode_text(first))[0]
 
 
 def test_a_generated_piece_is_a_split_of_different_expressions():
@@ -276,10 +275,10 @@ def test_files_are_read_whole_whatever_the_pieces(tmp_path, monkeypatch, step):
         mine = [part[name] for part in parts if name in part and len(part[name])]
         assert np.concatenate([m.y for m in mine]).ravel().tolist() == values
         x, lengths = np.concatenate([m.x for m in mine]), np.concatenate([m.lengths for m in mine])
-        symbols, whole = encode_texts(texts)
-        for row, expression in enumerate(each(symbols, whole)):
-            assert np.array_equal(x[row, : lengths[row]], expression[:512])
-        assert sum(m.cut for m in mine) == (whole > 512).sum()
+        whole = [parse(text)[0] for text in texts]
+        for row, expression in enumerate(whole):
+            assert x[row, : lengths[row]].tobytes() == expression[:512]
+        assert sum(m.cut for m in mine) == sum(len(expression) > 512 for expression in whole)
 
 
 def test_the_protocol_of_the_paper(tmp_path):
