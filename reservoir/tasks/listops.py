@@ -24,6 +24,7 @@ DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and t
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
 _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if number}
 _PARENTHESES = bytes([CLOSE + 1, CLOSE + 2])
+_BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
 
 
 def parse(text: str) -> tuple[bytes, int]:
@@ -73,26 +74,23 @@ def _apply(operator: int, arguments: list[int]) -> int:
 
 def random_expressions(
     draw: np.random.Generator, roots: int, depth: int, arguments: int, shortest: int, longest: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw ``roots`` trees; return those of ``shortest`` to ``longest`` symbols, concatenated, and their lengths."""
+) -> list[bytes]:
+    """Draw ``roots`` trees, and return those of ``shortest`` to ``longest`` symbols."""
     levels, length = _grow(draw, roots, depth, arguments, longest)
     kept = (length >= shortest) & (length <= longest)
-    start = np.cumsum(np.where(kept, length, 0)) - np.where(kept, length, 0)
-    symbols = np.empty(int(length[kept].sum()), np.uint8)
-    tree, symbol, parent = levels[0]
-    position = start[tree]
-    sizes = _sizes(levels)
-    for level, (tree, symbol, parent) in enumerate(levels):
-        if level:
-            # An argument begins after its parent's operator and its earlier siblings.
-            before = np.cumsum(sizes[level]) - sizes[level]
-            first = np.searchsorted(parent, np.arange(len(levels[level - 1][0])))
-            position = position[parent] + 1 + before - before[first[parent]]
-        inside = kept[tree]
-        symbols[position[inside]] = symbol[inside]
-        closed = inside & (symbol >= OPERATOR)
-        symbols[position[closed] + sizes[level][closed] - 1] = CLOSE
-    return symbols, length[kept]
+    parts: list[bytes] = []  # of each node of the level below, if its tree is kept
+    places: list[int] = []  # the parent of each of these nodes
+    for tree, symbol, parent in reversed(levels):
+        inside: dict[int, list[bytes]] = {}
+        for place, part in zip(places, parts, strict=True):
+            inside.setdefault(place, []).append(part)
+        nodes = np.flatnonzero(kept[tree])
+        parts = [
+            _BYTES[number] + b"".join(inside[node]) + _BYTES[CLOSE] if number >= OPERATOR else _BYTES[number]
+            for node, number in zip(nodes.tolist(), symbol[nodes].tolist(), strict=True)
+        ]
+        places = parent[nodes].tolist()
+    return parts
 
 
 def _grow(
@@ -122,15 +120,6 @@ def _grow(
         if not len(tree):
             break
     return levels, length
-
-
-def _sizes(levels: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[np.ndarray]:
-    """Return per level the number of symbols of each node: 1 for a digit, else all from its operator to its bracket."""
-    sizes = [np.where(symbol >= OPERATOR, 2, 1) for _, symbol, _ in levels]
-    for level in range(len(levels) - 1, 0, -1):
-        parent = levels[level][2]
-        sizes[level - 1] += np.bincount(parent, sizes[level], len(sizes[level - 1])).astype(np.int64)
-    return sizes
 
 
 PIECE_ROWS = 4096
@@ -292,9 +281,8 @@ class ListOps(Source):
         found: dict[bytes, None] = {}
         fruitless = 0
         while len(found) < rows and fruitless < 100:
-            symbols, lengths = random_expressions(draw, ROOTS, self.depth, self.arguments, *self._lengths)
-            before, text, ends = len(found), symbols.tobytes(), np.cumsum(lengths)
-            found |= dict.fromkeys(text[e - n : e] for e, n in zip(ends.tolist(), lengths.tolist(), strict=True))
+            before = len(found)
+            found |= dict.fromkeys(random_expressions(draw, ROOTS, self.depth, self.arguments, *self._lengths))
             fruitless = 0 if len(found) > before else fruitless + 1
         if len(found) < rows:
             start = f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]}"

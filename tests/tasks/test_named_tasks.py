@@ -179,10 +179,6 @@ def read_splits(source):
     return splits
 
 
-def each(symbols, lengths):
-    return np.split(symbols, np.cumsum(lengths)[:-1])
-
-
 EXPRESSIONS = st.recursive(
     st.sampled_from("0123456789"),
     lambda inner: st.tuples(st.sampled_from(sorted(OPERATIONS)), st.lists(inner, min_size=1, max_size=5)).map(
@@ -221,8 +217,10 @@ def test_malformed_expressions_are_refused_with_their_row(text, message):
 
 
 def test_trees_follow_the_grammar_of_long_range_arena():
-    symbols, lengths = random_expressions(np.random.default_rng(0), 4000, 10, 10, 1, 10**6)
-    assert len(lengths) == 4000, "no length was excluded"
+    expressions = random_expressions(np.random.default_rng(0), 4000, 10, 10, 1, 10**6)
+    assert len(expressions) == 4000, "no length was excluded"
+    symbols = np.frombuffer(b"".join(expressions), np.uint8)
+    lengths = np.array([len(expression) for expression in expressions])
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
     depth = np.cumsum(operator.astype(int) - (symbols == CLOSE))
     assert depth.max() == 9, "operators on levels 1 to 9, digits alone on level 10"
@@ -233,8 +231,7 @@ def test_trees_follow_the_grammar_of_long_range_arena():
     for kinds, values in ((operator, range(OPERATOR, CLOSE)), (symbols < OPERATOR, range(DIGIT, OPERATOR))):
         shares = np.bincount(symbols[kinds])[list(values)] / kinds.sum()
         assert np.abs(shares * len(values) - 1).max() < 0.05
-    first, _ = np.split(symbols, [lengths[0]])
-    assert first.tobytes() == parse(decode_text(first))[0]
+    assert expressions[0] == parse(decode_text(expressions[0]))[0]
 
 
 def test_a_generated_piece_is_a_split_of_different_expressions():
@@ -255,8 +252,8 @@ def lra_files(folder, rows=(40, 12, 9), shortest=100, longest=900):
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for seed, (name, number) in enumerate(zip(("train", "val", "test"), rows, strict=True)):
-        symbols, lengths = random_expressions(np.random.default_rng(seed), 2048, 10, 10, shortest, longest)
-        texts = [decode_text(e, nested=True) for e in each(symbols, lengths)[:number]]
+        expressions = random_expressions(np.random.default_rng(seed), 2048, 10, 10, shortest, longest)
+        texts = [decode_text(expression, nested=True) for expression in expressions[:number]]
         values = [value_of(Words(text)) for text in texts]
         lines = ["Source\tTarget", *(f"{t}\t{v}" for t, v in zip(texts, values, strict=True))]
         (folder / f"basic_{name}.tsv").write_text("\n".join(lines) + "\n")
