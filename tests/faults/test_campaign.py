@@ -21,7 +21,7 @@ CAMPAIGN = "import sys; from tests.faults.__main__ import main; sys.exit(main())
 
 def test_nothing_is_lost(tmp_path):
     table = tmp_path / "table.md"
-    code, out, err = Child(CAMPAIGN, "--scale", "0.004", "--parts", "bits,inputs", "--out", table).ended()
+    code, out, err = Child(CAMPAIGN, "--scale", "0.003", "--parts", "bits,inputs", "--out", table).ended()
     assert code == 0, err + out
     assert table.read_text().splitlines()[-1].endswith("| **0** |")
 
@@ -95,7 +95,7 @@ SHORT = [stage for stage in (*CACHE, *PIPELINES) if stage.name in ("prepare", "r
 
 
 def test_a_power_loss_leaves_the_old_or_the_new_and_every_fsync_is_needed(tmp_path):
-    *stages, fsyncs = replay([*CACHE, *SHORT], tmp_path, most=5, recoveries=2)
+    *stages, fsyncs = replay([*CACHE, *SHORT], tmp_path, most=4, recoveries=2)
     for count in stages:
         assert count.tried > 40, count.fault
         assert count.lost == [], count.fault

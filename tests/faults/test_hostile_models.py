@@ -24,7 +24,7 @@ from reservoir.tasks.own.texts import codes_of
 from tests.faults.fuzz import mutated, outcome
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
 
-TRIALS = 40
+TRIALS = 30
 WRONG = [None, True, -1, 0, 1, 3, 2**31, 2**62, 1e308, "", "gelu", "../secret", [], [-1], {}, {"a": 1}, [[[]]]]
 
 

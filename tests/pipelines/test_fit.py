@@ -475,9 +475,9 @@ def test_the_grid_of_logistic_readouts_is_extended_too():
 
 
 def test_random_labels_give_chance_accuracy_and_uniform_p_values():
-    accuracies, p_values = [], []
+    accuracies, p_values, draws = [], [], 60
     fitter = RidgeFitter(classes=2, alphas=ALPHAS[::3], folds=5)
-    for seed in range(100):
+    for seed in range(draws):
         rng = np.random.default_rng(seed)
         y = rng.integers(0, 2, (300, 1))
         raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 200))
@@ -487,9 +487,9 @@ def test_random_labels_give_chance_accuracy_and_uniform_p_values():
         accuracies.append(found.scores["accuracy"])
         p_values.append(compare(found, evaluate(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])))
         assert trials[best].result.valid_score > 0.5  # the best of many is above chance by selection
-    assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(100 * 60)
+    assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(draws * 60)
     for level in (0.05, 0.1, 0.25, 0.5):
-        assert abs(np.mean(np.array(p_values) <= level) - level) <= 3 * np.sqrt(level * (1 - level) / 100)
+        assert abs(np.mean(np.array(p_values) <= level) - level) <= 3 * np.sqrt(level * (1 - level) / draws)
     assert len(set(p_values)) > 10
 
 
