@@ -277,7 +277,6 @@ class FitOptions(OutOptions, panel="Readout"):
     select: str = option(
         "auto", "Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows)."
     )
-    one_standard_error: bool = option(False, "Choose the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
     curve: str | None = option(None, "Plot a learning curve at these numbers of training rows, such as 100,1000.")
 

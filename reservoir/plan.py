@@ -303,8 +303,6 @@ def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | Non
     if select == "auto":
         if str(options.columns).startswith("best:") or options.readout != "ridge":
             return 0, 1
-        if options.one_standard_error:
-            return min(AUTO_FOLDS, units), repeats_of(rows["train"])
         folds, repeats = default_folds(rows["train"], rows["valid"])
         return min(folds, units), repeats
     number = select.removeprefix("cv")

@@ -139,7 +139,7 @@ def test_the_site_is_built_without_a_broken_reference(tmp_path):
     pages = {str(page.relative_to(tmp_path)): page.read_text() for page in tmp_path.rglob("*.html")}
     assert {"index.html", "reference/command-line.html", "examples/plot_sensors.html"} <= pages.keys()
     assert "block_rows" in pages["project/cache-format.html"]  # included, not copied
-    assert "--one-standard-error" in pages["reference/command-line.html"]
+    assert "--class-weight" in pages["reference/command-line.html"]
     loaded = re.compile(r"""(?:<(?:script|img)[^>]* src|<link[^>]* href)="(?:https?:)?//[^"]+""")
     assert [(name, found) for name, text in pages.items() for found in loaded.findall(text)] == []
     images = [image for text in pages.values() for image in re.findall(r"<img[^>]*>", text) if "thumb" not in image]

@@ -488,7 +488,6 @@ def fit(
     readout: str = 'ridge',
     alphas: str | None = None,
     select: str = 'auto',
-    one_standard_error: bool = False,
     class_weight: str | None = None,
     curve: str | None = None,
     device: str = 'auto',
@@ -512,8 +511,6 @@ def fit(
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'
         Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows).
-    one_standard_error : bool, default=False
-        Choose the largest penalty within one standard error of the best.
     class_weight : str, optional
         balanced: every class has the same weight.
     curve : str, optional

@@ -127,7 +127,9 @@ class ReproductionFolder:
         """Return mean, standard error, interval and seeds of a table position, or the reason why they are missing."""
         found = [self._number(spot, keys) for keys in spot["cells"]]
         values = [value for value, _, _ in found if value is not None]
-        reasons = dict.fromkeys(filter(None, (spot["reason"], *(why for _, why, _ in found))))
+        reason = "; ".join(dict.fromkeys(filter(None, (spot["reason"], *(why for _, why, _ in found)))))
+        if values and reason:
+            reason = f"{len(values)} of {len(found)} seeds; the others: {reason}"
         tested = [cell for _, _, cell in found if spot["measure"] == "test_score" and cell.get("test_rows")]
         ends = zip(*(cell["test_interval"] for cell in tested), strict=True)
         return {
@@ -136,7 +138,7 @@ class ReproductionFolder:
             "seeds": len(values),
             "interval": [100 * fmean(end) for end in ends] or None,
             "rows": max((cell["test_rows"] for cell in tested), default=None),
-            "reason": "; ".join(reasons),
+            "reason": reason,
         }
 
     def _number(self, spot: Mapping[str, Any], keys: list[str]) -> tuple[float | None, str, Mapping[str, Any]]:

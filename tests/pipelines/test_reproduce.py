@@ -121,6 +121,7 @@ def test_the_best_of_several_cells_is_the_one_with_the_best_validation_score(cac
 def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
     done = reproduce([recipe(tmp_path, 'rows = [{ name = "output", cell = "output" }]')], seeds=3)
     kept, spot = ReproductionFolder(done.folder), spots(done.tables[0])["output"]
+    assert spot["reason"] == ""
     scores = [100 * kept.result(key)["values"]["test_score"] for (key,) in spot["cells"]]
     mean = sum(scores) / 3
     assert spot["mean"] == pytest.approx(mean)
@@ -128,6 +129,9 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
     low, high = spot["interval"]
     assert low < mean < high and spot["rows"] == kept.result(spot["cells"][0][0])["values"]["test_rows"] > 10
     assert f"{low:.1f} to {high:.1f}, {spot['rows']:,} rows" in report([done.folder]).page.read_text()
+    (done.folder / "cells" / f"{spot['cells'][2][0]}.json").unlink()
+    (part,) = kept.tables()
+    assert spots(part)["output"]["reason"] == "2 of 3 seeds; the others: not run yet"
 
 
 KILLED = """

@@ -223,7 +223,7 @@ def test_seeds_that_torchs_generators_do_not_take_are_refused(seed):
         (FitOptions, {"alphas": [1, 10]}, "--alphas [1, 10]: give a string. Penalties to try, LO:HI:N"),
         (FitOptions, {"select": 5}, "--select 5: give a string. Choose readouts by valid"),
         (FitOptions, {"columns": ("final/mean", 3)}, "--columns ('final/mean', 3): give a string or a list of strings"),
-        (FitOptions, {"one_standard_error": "yes"}, "--one-standard-error 'yes': give True or False"),
+        (TrainOptions, {"from_cache": "yes"}, "--from-cache 'yes': give True or False"),
         (ExtractOptions, {"layers": 1}, "--layers 1: give a string or a list of strings. Layers"),
         (ExtractOptions, {"limit": "60"}, "--limit '60': give a whole number. Maximum number of rows"),
         (ExtractOptions, {"cache": 3}, "--cache 3: give a path. Root folder of the cache."),

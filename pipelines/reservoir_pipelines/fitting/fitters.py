@@ -430,8 +430,6 @@ def _literal(text: str) -> Any:
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
-    if options.one_standard_error and not folds:
-        raise InputError("--one-standard-error needs cross-validation of ridge readouts; add --select cv5")
     if balanced and not classes:
         raise InputError("--class-weight balanced: the task has no classes; remove the flag")
     if folds and readout != "ridge":
@@ -450,7 +448,7 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
             repeats=repeats,
             refits=options.select == "auto" and not folds,
             # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
-            one_standard_error=options.one_standard_error or (not classes and repeats > 1),
+            one_standard_error=not classes and repeats > 1,
         )
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")

@@ -307,8 +307,6 @@ class Pool:
     def folder(self, columns: Sequence[str], most: int, options: FitOptions) -> Path:
         """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
         settings = [columns, most, options.readout, options.alphas, options.select, options.class_weight]
-        if options.one_standard_error:
-            settings.append("one-standard-error")
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
         kind, path = options.readout.partition(":")[0].rpartition(".")[2], self.entry.path.resolve()
         name = f"{self.title}-{kind}-{digest}"
