@@ -10,6 +10,7 @@ from reservoir_cache import verify
 from reservoir_pipelines import extract, plan, prepare, workers
 from reservoir_pipelines.extraction import run
 
+from reservoir import features
 from reservoir import plan as defaults
 from reservoir.features import launch, load
 from reservoir.options import ExtractOptions
@@ -17,6 +18,7 @@ from reservoir.options import ExtractOptions
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
 ROWS, TOKENS = 100_000, 64
+DEVICE = "cuda"
 SMALL = {"limit": 1000, "layers": "embed,block02,final", "pool": "last,mean,quantiles3,shares5"}
 
 
@@ -64,6 +66,27 @@ def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
     sys.stdout.write(f"\npeak memory of the GPU {peak / 1e9:.2f} GB, planned {planned.memory / 1e9:.2f} GB")
     assert computed == run.row_count(entry, todo) and peak <= planned.memory
     assert speed > 0.5 * bare
+
+
+def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch):
+    """The share of padding that is fastest on this GPU belongs into `features.MAX_PADDING`, by kind of device."""
+    draw, count = np.random.default_rng(0), 4096
+    x, lengths = draw.normal(size=(count, TOKENS, 4)).astype(np.float32), draw.integers(4, TOKENS + 1, count)
+    np.savez(tmp_path / "rows.npz", x=x, y=np.arange(count) % 2, lengths=lengths)
+    prepared = prepare(str(tmp_path / "rows.npz"), cache=tmp_path)
+    settings = {"input": "orthogonal", "patch": 1, "layers": "final", "pool": "mean", "compute": "float32"}
+    ours = run.start_run(ExtractOptions(**settings, device=DEVICE, cache=tmp_path), prepared, tmp_path)
+    train, found = prepared.split("train"), {}
+    part = train.take(np.arange(len(train)))
+    for limit in (0.0, 0.045, 0.1, 0.2, 0.4, 1.0):
+        monkeypatch.setattr(features, "MAX_PADDING", limit)
+        loaded = load(ours.model, prepared.scaling, part.x, part.lengths, ours.layout.batch_rows)
+        launch(ours.model, loaded, ours.columns)()  # warm up
+        started = time.perf_counter()
+        found[limit] = launch(ours.model, loaded, ours.columns)()["final/mean"]
+        speed = len(part.x) / (time.perf_counter() - started)
+        sys.stdout.write(f"\npadding up to {limit:.0%}: {speed:,.0f} rows/s in {len([*loaded.batches])} batches")
+        np.testing.assert_allclose(found[limit], found[0.0], atol=1e-2 * found[0.0].std())
 
 
 def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeypatch):
