@@ -12,11 +12,13 @@ import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.prediction import outputs
 from reservoir_pipelines.prediction.outputs import PredictionEvaluator, write_predictions
 from reservoir_pipelines.prediction.predict import Prediction
 from sklearn import metrics
 
 from reservoir.errors import InputError
+from reservoir.tasks.own.tables import read_table
 
 predict_module = importlib.import_module("reservoir_pipelines.prediction.predict")
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
@@ -95,15 +97,35 @@ def test_columns_are_matched_by_name(fitted, tmp_path, refusal):
 
 def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, refusal):
     x, _ = rows(4, seed=1)
-    for first, remedy in (
-        (["", 1, 2, 3], "an empty cell in column 'v0'; fill it"),
-        ("abcd", "'v0'; write numbers there"),
-    ):
+    for first, remedy in ((["", "", "", ""], "column 'v0'; fill it"), ("abcd", "'v0'; write numbers there")):
         (tmp_path / "new.csv").write_text(text(np.c_[list(first), x[:, 1:]]))
         assert refusal("predict", fitted, tmp_path / "new.csv").endswith(remedy)
     (tmp_path / "new.fasta").write_text(">r1\nACGT\n")
     wrong = "new.fasta: texts, but the model reads numbers (rows, tokens, 1), as made from 't.csv'; give data of"
     assert wrong in refusal("predict", fitted, tmp_path / "new.fasta")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_rows_that_cannot_be_read_get_an_empty_label_and_the_reason(fitted, tmp_path, call, suffix, monkeypatch):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(outputs, "BATCH", 2)  # the first batch has only rows that can be read
+    x, y = rows(6, seed=2)
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text(text(x, y))
+    cells = np.array(x, object)
+    cells[3, 1], cells[5, 0] = "ERR", ""
+    bad.write_text(text(cells, y))
+    expected, found = (tmp_path / f"{name}{suffix}" for name in ("expected", "found"))
+    assert call("predict", fitted, good, "--out", expected, "--coverage", 0.9)[0] == 0
+    code, out, error = call("predict", fitted, bad, "--out", found, "--coverage", 0.9)
+    assert code == 0 and "rows       6" in out
+    assert "bad.csv: 2 of 6 rows cannot be read: line 5: 'ERR' is not a number in column 'v1'; line 7: an emp" in error
+    ours, theirs = read_table(found, text=None).frame, read_table(expected, text=None).frame
+    assert ours["id"].equals(theirs["id"]) and np.flatnonzero(ours["label"].isna()).tolist() == [3, 5]
+    readable = [0, 1, 2, 4]
+    assert ours.loc[readable].drop(columns="problem").equals(theirs.loc[readable])
+    assert ours["problem"][3] == "line 5: 'ERR' is not a number in column 'v1'" and ours["problem"][:3].isna().all()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -199,7 +221,7 @@ def test_predictions_are_written_while_they_are_made_in_bounded_memory(tmp_path,
     for count in (6_000, 30_000):
         evaluator = PredictionEvaluator(many(count))
         tracemalloc.start()
-        write_predictions(tmp_path / f"found{suffix}", evaluator, labelled=True)
+        write_predictions(tmp_path / f"found{suffix}", evaluator, also=["truth"])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert evaluator.result().samples == count - 5001
@@ -419,7 +441,7 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
     one = Prediction(label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
-    write_predictions(tmp_path / "piped.csv", [one], labelled=False)
+    write_predictions(tmp_path / "piped.csv", [one], also=())
     assert next(csv.DictReader((tmp_path / "piped.csv").open(encoding="utf-8")))["set"] == '["é|b"]'
 
 

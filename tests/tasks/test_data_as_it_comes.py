@@ -57,11 +57,18 @@ def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
         stored(task_named(table(tmp_path / "w.csv", [[n % 7, "fine", n % 2] for n in range(ROWS)]), skip_bad_rows=True))
 
 
-def test_new_rows_are_never_skipped(tmp_path):
+def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp_path):
     task = task_named(bad_table(tmp_path / "t.csv"), skip_bad_rows=True).task
-    table(tmp_path / "new.csv", [[1, 2], ["ERR", 3]], "v0,v1")
-    with pytest.raises(InputError, match=r"line 3: 'ERR' is not a number in column 'v0'; fix the cell$"):
+    table(tmp_path / "new.csv", [["r1", 1, 2], ["r2", "ERR", 3]], "id,v0,v1")
+    new = read_new(tmp_path / "new.csv", task)
+    assert new.ids == ["r1"] and new.skipped == {1: ("r2", "line 3: 'ERR' is not a number in column 'v0'")}
+    table(tmp_path / "new.csv", [["r2", "ERR", 3]], "id,v0,v1")
+    with pytest.raises(InputError, match=r"line 2: 'ERR' is not a number in column 'v0'; write numbers there$"):
         read_new(tmp_path / "new.csv", task)
+    (tmp_path / "t.fasta").write_text("".join(f">r{n} {KIND[n % 2]}\nACGT\n" for n in range(ROWS)))
+    (tmp_path / "new.fasta").write_text(">r1\nACGT\n>r2\n>r3\nTT\n")
+    new = read_new(tmp_path / "new.fasta", task_named(str(tmp_path / "t.fasta")).task)
+    assert new.ids == ["r1", "r3"] and new.skipped == {1: ("r2", "line 3: an empty text")}
 
 
 def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
@@ -98,6 +105,11 @@ def test_damaged_images_and_sounds_are_counted_and_skipped(tmp_path, kind):
         table(tmp_path / "new.csv", [["fine", 2]], "name,size")
         with pytest.raises(InputError, match="no images, but the readout was fitted on images; give images, or"):
             read_new(tmp_path / "new.csv", source.task)
+        table(tmp_path / "names.csv", [[f"media/a/{name}"] for name in ("02.png", "none.png", "04.png")], "image")
+        new = read_new(tmp_path / "names.csv", source.task)
+        assert len(new.x) == 1 and [*new.skipped] == [1, 2] and "no file 'media/a/none.png'" in new.skipped[1][1]
+    new = read_new(tmp_path / "media", source.task)
+    assert len(new.x) == ROWS - 2 and [name for name, _ in new.skipped.values()] == [f"a/04.{kind}", f"b/09.{kind}"]
 
 
 def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
@@ -183,7 +195,7 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "runs" / "003.csv").rename(tmp_path / "new" / "late.csv")
     for path, name in ((tmp_path / "new", "late.csv"), (tmp_path / "new" / "late.csv", "late.csv")):
-        x, lengths, ids, y, _ = read_new(path, task)
+        x, lengths, ids, y, *_ = read_new(path, task)
         assert ids == [name] and y is None and lengths is not None and lengths.tolist() == [6]
         assert np.array_equal(x[0], values["003"])
 

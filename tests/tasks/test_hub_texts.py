@@ -102,7 +102,7 @@ def test_new_texts_need_no_labels(library, tmp_path):
     for name in ("state.json", "dataset_info.json"):
         (tmp_path / "new" / name).write_text("{}")
     library.found = Part({"text": TEXTS[:4]})
-    x, lengths, _, y, _ = read_new(tmp_path / "new", task)
+    x, lengths, _, y, *_ = read_new(tmp_path / "new", task)
     assert x.tolist() == TEXTS[:4] and lengths is None and y is None
     library.found = {"train": labelled(slice(2)), "test": library.found}
     assert read_new(tmp_path / "new", task)[3] is None

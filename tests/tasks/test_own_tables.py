@@ -63,7 +63,7 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     assert source.task.form == Vectors(2) and source.task.classes == 2
     assert source.task.parameters["id"] == "case" and source.task.parameters["time"] == "t"
     assert any("20 sequences, one per 'case'" in note for note in source.notes())
-    x, lengths, ids, _, _ = read_new(tmp_path / "long.csv", source.task)
+    x, lengths, ids, *_ = read_new(tmp_path / "long.csv", source.task)
     for name, row, length in zip(ids, x, lengths, strict=True):
         assert np.array_equal(row[:length], sequences[int(name[1:])])
     for name, other, hint in (("case", "cases", "; did you mean 'cases'"), ("t", "when", "")):
@@ -307,7 +307,7 @@ def test_x_y_and_z_are_places(tmp_path, long):
     task, _, notes = stored(write(tmp_path / "t.csv", {**columns, "label": label}))
     assert (task.form == Vectors(3) and task.max_tokens == 4) if long else task.max_tokens == 3
     assert "x, y, z" in notes and task.labels == ("a", "b")
-    x, _, _, y, _ = read_new(write(tmp_path / "new.csv", columns), task)
+    x, _, _, y, *_ = read_new(write(tmp_path / "new.csv", columns), task)
     assert np.array_equal(x.reshape(ROWS, 3), VALUES) and y is None
 
 

@@ -45,9 +45,9 @@ def test_a_file_alone_is_divided_and_read_again(tmp_path):
     assert {name: len(x) for name, (x, _, _) in rows_of(source).items()} == {"train": 12, "valid": 4, "test": 4}
     bare = tmp_path / "new.ts"
     bare.write_text(CLASSES.replace("true up down", "false") + "1,2:0,0\n")
-    x, lengths, _, y, _ = read_new(bare, source.task)
+    x, lengths, _, y, *_ = read_new(bare, source.task)
     assert x.shape == (1, 2, 2) and lengths is not None and lengths.tolist() == [2] and y is None
-    x, _, _, y, _ = read_new(folder / "Hand_TRAIN.ts", source.task)
+    x, _, _, y, *_ = read_new(folder / "Hand_TRAIN.ts", source.task)
     assert x.shape == (20, 4, 2) and y is not None and y[:2].tolist() == ["up", "down"]
 
 
@@ -70,7 +70,7 @@ def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
     x, lengths, y = rows_of(source)["test"]
     assert source.task.labels == ("-1", "1") and y.tolist() == [0, 1] * 10 and lengths.tolist() == [3, 3, 2, 2] * 5
     assert x[:3, 0, 0].tolist() == [0, 0, 1]
-    x, _, _, y, _ = read_new(folder / "Ucr_TEST.tsv", source.task)
+    x, _, _, y, *_ = read_new(folder / "Ucr_TEST.tsv", source.task)
     assert x.shape == (20, 3, 1) and y is not None and y[:2].tolist() == ["-1", "1"]
     assert task_named(str(folder), regression=True).task.classes == 0
 

@@ -70,10 +70,10 @@ def test_a_folder_has_a_class_per_folder(tmp_path):
     parts = [source.read(piece) for piece in source.pieces()]
     train = parts[0]["train"]
     assert len(train) == 12 and source.task.max_tokens == frame_count(2440, RATE) >= train.lengths.max()
-    x, lengths, ids, y, _ = read_new(tmp_path / "calls", source.task)
+    x, lengths, ids, y, *_ = read_new(tmp_path / "calls", source.task)
     assert ids and lengths is not None and y is not None
     assert ids[0] == "high/0.wav" and y[0] == "high" and x.shape == (20, 13, 40) and lengths[0] == 4
-    x, _, ids, y, _ = read_new(tmp_path / "calls" / "high" / "3.wav", source.task)
+    x, _, ids, y, *_ = read_new(tmp_path / "calls" / "high" / "3.wav", source.task)
     assert (
         ids == ["3.wav"]
         and y is None
@@ -106,7 +106,7 @@ def test_a_table_of_paths_with_samples_as_they_are(tmp_path):
     x = np.concatenate([part.x for piece in source.pieces() for part in source.read(piece).values()])
     assert source.task.form == Vectors(1) and x.shape == (20, 1220, 1) and source.task.labels == ("high", "low")
     assert len(source.files()) == 21 and np.array_equal(source.scaling()(x[:1]), x[:1])  # pyright: ignore
-    x, lengths, _, y, _ = read_new(table, source.task)
+    x, lengths, _, y, *_ = read_new(table, source.task)
     assert (
         lengths is not None
         and y is not None

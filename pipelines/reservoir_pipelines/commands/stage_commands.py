@@ -295,9 +295,9 @@ def predict(
     predictions, columns = api.predict(readout, file, **given), None
     evaluator = PredictionEvaluator(predictions)
     if out:
-        write_predictions(out, evaluator, labelled=predictions.labelled)
+        write_predictions(out, evaluator, also=predictions.also)
     elif json:
-        columns = columns_of([*evaluator], labelled=predictions.labelled)
+        columns = columns_of([*evaluator], also=predictions.also)
     for prediction in evaluator:
         print_json(prediction.to_dict())
     evaluation = evaluator.result()

@@ -18,7 +18,7 @@ from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, saved_plot, style
 from reservoir_pipelines.prediction.export import build
-from reservoir_pipelines.prediction.load import open_readout
+from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
 MAX_LETTERS = 120  # letters that are legible in one row
 
@@ -49,8 +49,9 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
         problem = f"readout {readout}: it gives each sequence several labels"
         raise InputError(f"{problem}; explain needs a readout of one label")
-    x, given = read_new(file, bundle.task)[:2]
-    x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first], str(file))
+    new, first = read_new(file, bundle.task), options.first
+    notify_skipped(file, new.skipped, len(new.x))
+    x, lengths = encode(bundle.task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file))
     if lengths.max() > bundle.task.max_tokens:
         row, most = int(np.argmax(lengths)), bundle.task.max_tokens
         problem = f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit"

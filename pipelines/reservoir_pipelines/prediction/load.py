@@ -7,9 +7,12 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.own.arrays import Skipped
+from reservoir.tasks.own.tables import MAX_NAMED
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale
 from reservoir_pipelines.fitting.bundle import Bundle, Part
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.training.run_folder import (
     CONFIG,
@@ -73,3 +76,11 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
         changed = f"the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed"
         raise InputError(f"readout {where}: {changed}; restore them, or fit again")
     return model
+
+
+def notify_skipped(file: Path, skipped: Skipped, read: int) -> None:
+    """Print how many rows of a file cannot be read, and why the first few cannot."""
+    if skipped:
+        start = f"{file}: {len(skipped):,} of {read + len(skipped):,} rows cannot be read"
+        reasons = [reason for _, reason in skipped.values()]
+        notify(f"{start}: {'; '.join(reasons[:MAX_NAMED])}{'; ...' * (len(reasons) > MAX_NAMED)}")

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ class PredictionEvaluator(Iterator[Prediction]):
     def __next__(self) -> Prediction:
         prediction = next(self._predictions)
         self.rows += 1
-        self.empty_sets += prediction.set == []
+        self.empty_sets += prediction.set == [] and not prediction.problem
         if prediction.truth is not None and prediction.label is not None:
             self._last = prediction
             self._truths += _flat(prediction.truth)
@@ -72,11 +72,12 @@ def check_out(out: Path) -> None:
         import_pyarrow(f"--out {out}")
 
 
-def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int = 0) -> dict[str, list[Any]]:
+def columns_of(predictions: Sequence[Prediction], *, also: Collection[str], first: int = 0) -> dict[str, list[Any]]:
     """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
-    If rows have several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. ``truth`` is added
-    if the file is ``labelled``; ``first`` is the first row. Sets are in ``set``, intervals in ``low`` and ``high``.
+    If rows have several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. The columns
+    ``truth`` and ``problem`` are there if they are in ``also``; ``first`` is the first row. Sets are in ``set``,
+    intervals in ``low`` and ``high``.
     """
     if not predictions:
         return {}
@@ -85,10 +86,10 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
         "id" if named else "row": [p.id if named else n for n, p in enumerate(predictions, first)]
     }
     if predictions[0].each:  # all labels of a row in one cell: letters as one text, others separated by spaces
-        for name in ("label", "truth") if labelled else ("label",):
+        for name in ("label", "truth") if "truth" in also else ("label",):
             cells = [one.as_text(getattr(one, name)) for one in predictions]
             columns[name] = [" ".join(map(str, _flat(cell))) if isinstance(cell, list) else cell for cell in cells]
-        return columns
+        return columns | _problems(predictions, also)
     several = isinstance(predictions[0].label, list)
     labels = [_flat(one.label) for one in predictions]
     probabilities = [_flat(one.probabilities) for one in predictions]
@@ -99,24 +100,28 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
         columns[f"label{suffix}"] = [row[place] for row in labels]
         for number, name in enumerate(classes if probabilities[0] else ()):
             columns[f"p{suffix}_{name}"] = [row[place * len(classes) + number] for row in probabilities]
-        if labelled:
+        if "truth" in also:
             columns[f"truth{suffix}"] = [row[place] for row in truths]
     if predictions[0].set is not None:
         columns["set"] = [one.set for one in predictions]
     elif predictions[0].interval is not None:
         columns["low"], columns["high"] = map(list, zip(*(one.interval or () for one in predictions), strict=True))
-    return columns
+    return columns | _problems(predictions, also)
 
 
-def write_predictions(out: Path, predictions: Iterable[Prediction], *, labelled: bool) -> None:
+def _problems(predictions: Sequence[Prediction], also: Collection[str]) -> dict[str, list[str | None]]:
+    return {"problem": [one.problem for one in predictions]} if "problem" in also else {}
+
+
+def write_predictions(out: Path, predictions: Iterable[Prediction], *, also: Collection[str]) -> None:
     """Write predictions in batches while they are computed; the file appears when it is complete."""
-    replace_file(out, lambda part: WRITERS[out.suffix](part, iter(predictions), labelled))
+    replace_file(out, lambda part: WRITERS[out.suffix](part, iter(predictions), also))
 
 
-def _write_csv(part: Path, predictions: Iterator[Prediction], labelled: bool) -> None:
+def _write_csv(part: Path, predictions: Iterator[Prediction], also: Collection[str]) -> None:
     with part.open("x", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        for columns in _batches(predictions, labelled):
+        for columns in _batches(predictions, also):
             if not file.tell():
                 writer.writerow(columns)
             if "set" in columns:
@@ -126,21 +131,22 @@ def _write_csv(part: Path, predictions: Iterator[Prediction], labelled: bool) ->
             writer.writerows(zip(*columns.values(), strict=True))
 
 
-def _write_jsonl(part: Path, predictions: Iterator[Prediction], labelled: bool) -> None:
+def _write_jsonl(part: Path, predictions: Iterator[Prediction], also: Collection[str]) -> None:
     with part.open("x", encoding="utf-8") as file:
         file.writelines(json.dumps(as_json(one.to_dict())) + "\n" for one in predictions)
 
 
-def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool) -> None:
+def _write_parquet(part: Path, predictions: Iterator[Prediction], also: Collection[str]) -> None:
     arrow = import_pyarrow(part)
-    batches = _batches(predictions, labelled)
+    batches = _batches(predictions, also)
     first = arrow.table(next(batches, {}))
     # If the first rows have no label, the column of true labels gets the type of the predicted labels.
     labels = {name: name.replace("truth", "label", 1) for name in first.column_names if name.startswith("truth")}
     schema = first.schema
     for place, field in enumerate(schema):
-        if field.name in labels and arrow.types.is_null(field.type):
-            schema = schema.set(place, field.with_type(schema.field(labels[field.name]).type))
+        if field.name in (*labels, "problem") and arrow.types.is_null(field.type):
+            kind = schema.field(labels[field.name]).type if field.name in labels else arrow.string()
+            schema = schema.set(place, field.with_type(kind))
     with arrow.parquet.ParquetWriter(part, schema) as writer:
         writer.write_table(first.cast(schema))
         for columns in batches:
@@ -152,10 +158,10 @@ def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 
-def _batches(predictions: Iterator[Prediction], labelled: bool) -> Iterator[dict[str, list[Any]]]:
+def _batches(predictions: Iterator[Prediction], also: Collection[str]) -> Iterator[dict[str, list[Any]]]:
     first = 0
     while batch := [*islice(predictions, BATCH)]:
-        yield columns_of(batch, labelled=labelled, first=first)
+        yield columns_of(batch, also=also, first=first)
         first += len(batch)
 
 

@@ -18,12 +18,13 @@ from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
+from reservoir.tasks.own.arrays import Skipped
 from reservoir.tasks.own.columns import listed
 from reservoir.tasks.own.texts import shown
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.prediction.load import load_part, open_readout
+from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
 
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
@@ -36,8 +37,8 @@ class Prediction:
     Parameters
     ----------
     label : str, int, float or nested list of these
-        The label; for a task with several outputs a list, for several readout tokens a list of lists. None if
-        ``abstain`` was given and the set does not have exactly one class.
+        The label; for a task with several outputs a list, for several readout tokens a list of lists. None if the row
+        has a ``problem``, or if ``abstain`` was given and the set does not have exactly one class.
     probabilities : list
         The probability of each of ``classes``, nested as the label; empty if the readout has none.
     classes : tuple of str or int
@@ -55,6 +56,8 @@ class Prediction:
         has the probability that the true class of most validation rows has.
     interval : list of float, optional
         With ``coverage``, the ends of an interval that contains the true value with that probability.
+    problem : str, optional
+        Why the row cannot be read.
     """
 
     label: Any
@@ -66,13 +69,29 @@ class Prediction:
     each: bool = False
     set: list[str | int] | None = None
     interval: list[float] | None = None
+    problem: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
         named = {} if self.id is None else {"id": self.id}
         found = {"label": self.as_text(self.label), "probabilities": self._by_class(self.probabilities)}
-        region = {"set": self.set, "interval": self.interval, "truth": self.as_text(self.truth)}
-        return named | found | {name: value for name, value in region.items() if value is not None}
+        others = {"set": self.set, "interval": self.interval, "truth": self.as_text(self.truth)}
+        others |= {"problem": self.problem}
+        return named | found | {name: value for name, value in others.items() if value is not None}
+
+    def unread(self, name: str | None, problem: str) -> "Prediction":
+        """Return a prediction of the same form for a row that cannot be read; numbers and labels are None."""
+        return replace(
+            self,
+            label=[] if self.each else _nothing(self.label),
+            probabilities=[] if self.each else _nothing(self.probabilities),
+            truth=None,
+            id=name,
+            group=None,
+            set=self.set and [],
+            interval=self.interval and [None, None],
+            problem=problem,
+        )
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
@@ -97,7 +116,8 @@ def predict(
     if radius is not None:
         where = "on validation rows, which were also used to choose the readout, and perhaps to fit it"
         notify(f"coverage {cover.coverage:g} is approximate: it is measured {where}")
-    raw, given, ids, y, groups = read_new(file, task, known.labels)
+    raw, given, ids, y, groups, skipped = read_new(file, task, known.labels)
+    notify_skipped(file, skipped, len(raw))
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths
         problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
         raise InputError(f"{problem}; add the number of real tokens of each row")
@@ -116,7 +136,7 @@ def predict(
     for model in filter(None, models):
         check_lengths(model, lengths, f"{file}, row")
     truths = [None] * len(x) if y is None else _truths(file, task, y, counts)
-    sequences = {"x": x, "lengths": lengths, "counts": counts, "ids": ids, "truths": truths}
+    sequences = {"x": x, "lengths": lengths, "counts": counts, "ids": ids, "truths": truths, "skipped": skipped}
     sequences["groups"] = groups.tolist() if bundle.groups and groups is not None else None
     return Predictions(bundle=bundle, models=models, file=file, **sequences, radius=radius, abstain=cover.abstain)
 
@@ -125,7 +145,8 @@ def predict(
 class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
-    ``x`` and ``lengths`` are the encoded sequences, ``truths`` their labels in the file, None for rows without one.
+    ``x`` and ``lengths`` are the encoded sequences, ``truths`` their labels in the file, None for rows without one;
+    rows of the file that cannot be read are ``skipped`` there.
     ``counts`` (rows,) is the number of labels of each row if every token has a label. ``radius`` is the largest
     nonconformity score of a class in a set, or of a value in an interval.
     """
@@ -139,19 +160,29 @@ class Predictions(Iterator[Prediction]):
     ids: list[str] | None
     groups: list[str | int] | None
     truths: list[Any]
+    skipped: Skipped
     radius: float | None = None
     abstain: bool = False
 
     def __post_init__(self) -> None:
-        self._stream = itertools.chain.from_iterable(map(self._block, range(0, len(self.x), BLOCK_ROWS)))
+        self._stream = self._all_rows()
 
     @property
-    def labelled(self) -> bool:
-        """Whether the file gives any row a label."""
-        return any(truth is not None for truth in self.truths)
+    def also(self) -> set[str]:
+        """The fields that tables of these predictions have besides the usual ones: ``truth``, ``problem``."""
+        labelled = any(truth is not None for truth in self.truths)
+        return {name for name, has in {"truth": labelled, "problem": self.skipped}.items() if has}
 
     def __next__(self) -> Prediction:
         return next(self._stream)
+
+    def _all_rows(self) -> Iterator[Prediction]:
+        """Yield the predictions of all rows of the file, and what is wrong with those that cannot be read."""
+        found = itertools.chain.from_iterable(map(self._block, range(0, len(self.x), BLOCK_ROWS)))
+        first = next(found)
+        found = itertools.chain([first], found)
+        for row in range(len(self.x) + len(self.skipped)):
+            yield first.unread(*self.skipped[row]) if row in self.skipped else next(found)
 
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
@@ -199,6 +230,11 @@ class Predictions(Iterator[Prediction]):
             features = forward(model, scaling, x, lengths, part.columns, BATCH_ROWS)
             read += [samples(features[column], labels)[0] for column in part.columns]
         return np.concatenate(read, axis=1)
+
+
+def _nothing(nested: Any) -> Any:
+    """Return None, or nested lists of None of the same form."""
+    return [_nothing(inner) for inner in nested] if isinstance(nested, list) else None
 
 
 def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, labelled: bool) -> None:

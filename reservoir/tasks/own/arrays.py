@@ -19,6 +19,10 @@ MAX_HEADER = 10_000
 """Largest header of an array in bytes; plain arrays need about a hundred, and NumPy parses long headers slowly."""
 
 
+Skipped = dict[int, tuple[str | None, str]]
+"""The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
+
+
 class Arrays:
     """Named arrays with one row per sequence, and notes on how they were read."""
 
@@ -31,6 +35,7 @@ class Arrays:
         self._arrays = dict(arrays)
         self.files: list[Path] = []  # files that are read in addition to the named one
         self.notes: list[str] = []
+        self.skipped: Skipped = {}
         self.chosen: dict[str, Any] = {}  # choices of the rules, which are needed to read new data
         self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
         self.dtypes = ({"x": x[1]} if x else {}) | {name: array.dtype for name, array in arrays.items()}

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.mnist import read_idx
-from reservoir.tasks.own.arrays import Arrays
+from reservoir.tasks.own.arrays import Arrays, Skipped
 from reservoir.tasks.own.columns import named_kind
 from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
@@ -25,7 +26,17 @@ from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
 MaybeArray = np.ndarray | None
-NewRows = tuple[np.ndarray, MaybeArray, list[str] | None, MaybeArray, MaybeArray]
+
+
+class NewRows(NamedTuple):
+    """New sequences (for images, paths), with None for what the file lacks; ``skipped`` has those that are not here."""
+
+    x: np.ndarray
+    lengths: MaybeArray
+    ids: list[str] | None
+    y: MaybeArray
+    groups: MaybeArray
+    skipped: Skipped
 
 
 def own_name(origin: str) -> str:
@@ -257,10 +268,10 @@ class OwnData(Source):
 
 
 def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
-    """Return the sequences of a file (for images, paths), and lengths, names, labels and groups (None if absent)."""
+    """Return the sequences of a file; those that cannot be read are skipped, unless none can be read."""
     if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file() and not labels:
-        return read_idx(path, (28, 28)), None, None, None, None
-    parameters = {**task.parameters, "labels": labels, "skip_bad_rows": False}
+        return NewRows(read_idx(path, (28, 28)), None, None, None, None, {})
+    parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
     if labels and "labels" not in task.parameters:  # they name columns of another table, or are patterns of headers
         parameters |= {"label": None, "id": None, "group": None}
     no_images = f"{path}: no images, but the readout was fitted on images; give images, or a table with their paths"
@@ -284,7 +295,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     ids = None if ids is None else [str(name) for name in ids]
     if columns.letters:
         assert lengths is not None
-        return np.array(texts_of(x, lengths)), None, ids, y, groups
+        return NewRows(np.array(texts_of(x, lengths)), None, ids, y, groups, columns.skipped)
     if isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
         x = x.astype(np.int64)
-    return x, lengths, ids, y, groups
+    return NewRows(x, lengths, ids, y, groups, columns.skipped)

@@ -44,11 +44,11 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     if not headers:
         raise InputError(f"{path}: no sequences; a FASTA file has a line with > before each")
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
-    bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows if labelled else None)
+    bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows)
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
     notes, where = [], list(zip([f"{path}, {place}" for place in places], headers, strict=True))
     if asked.labels:
-        arrays, notes = labels_from_table(asked, ids, bad)
+        arrays, notes = labels_from_table(asked, ids, bad, new=not labelled)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
     elif labelled and not asked.label:
         if all(len(header.split()) > 1 for header in headers):
@@ -117,9 +117,8 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         files = [path]
     if files:
         classes = [task.label(number) for number in range(task.classes)] if task else None
-        skip = asked.skip_bad_rows if task is None else None
         names = [file.name if file == path else file.relative_to(path).as_posix() for file in files]
-        bad = tables.BadRows(origin, [f"file {name}" for name in names], skip=skip)
+        bad = tables.BadRows(origin, [f"file {name}" for name in names], skip=asked.skip_bad_rows)
         arrays, notes = folder_arrays(path, names, classes, asked, bad)
         found = media_arrays(files, arrays, bad, asked, (known or {}).get("columns", []))
         found.notes[:0] = notes
@@ -186,11 +185,12 @@ def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Pat
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:
     """Return the arrays of a table, or of the files that it names together with its other columns."""
     table = tables.read_table(path, text_columns(asked), asked.decimal)
-    table.bad.skip = asked.skip_bad_rows if known is None else None
+    table.bad.skip = asked.skip_bad_rows
     arrays = TableReader(table, asked, known).arrays_of_table()
     if not isinstance(arrays, Texts) or not names_files(path.parent, arrays.texts):
         return arrays
-    bad = table.take(np.flatnonzero(table.bad.kept()).tolist()).bad
+    kept = np.flatnonzero(table.bad.kept()).tolist()
+    bad = table.take(kept).bad
     files = [path.parent / with_slashes(name) for name in arrays.texts]
     for row, file in enumerate(files):  # nothing outside the folder is read
         if file.is_file():
@@ -202,5 +202,6 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     others.setdefault("ids", np.array([str(file.relative_to(path.parent)) for file in files]))
     found = media_arrays(files, others, bad, asked, (known or {}).get("columns", []))
     found.notes[:0] = arrays.notes
+    found.skipped = arrays.skipped | {kept[row]: why for row, why in found.skipped.items()}
     found.chosen, found.label = arrays.chosen | found.chosen, arrays.label
     return found

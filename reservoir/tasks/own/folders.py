@@ -48,7 +48,7 @@ def folder_arrays(
     parts = [name.split("/") for name in names]
     arrays = {"ids": np.array(names)}
     if asked.labels:
-        found, notes = labels_from_table(asked, names, bad)
+        found, notes = labels_from_table(asked, names, bad, new=known is not None)
         return arrays | found, notes
     if known is not None:
         named = [next((name for name in part[:-1] if name in known), None) for part in parts]
@@ -69,16 +69,18 @@ def folder_arrays(
     return arrays, [f"files left out because they are not {columns.files_kind(names[:1])}: {left:,}"] if left else []
 
 
-def labels_from_table(asked: OwnDataOptions, names: list[str], bad: BadRows) -> tuple[dict[str, np.ndarray], list[str]]:
+def labels_from_table(
+    asked: OwnDataOptions, names: list[str], bad: BadRows, *, new: bool
+) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
 
-    With --skip-bad-rows, files whose rows in the table cannot be used become ``bad``. Labels of new files may be empty.
+    If bad rows are skipped, files whose rows in the table cannot be used become ``bad``. A saved readout reads ``new``
+    files, whose labels may be empty; messages then name no flags of `extract`.
     """
     assert asked.labels
     table = read_table(Path(asked.labels), None, asked.decimal)  # all as text, because run 007 is not run 7
     table.bad.skip = bad.skip
     table.bad.kept()
-    new = bad.skip is None  # a saved readout reads the files, and messages name no flags of `extract`
     key, file_of = _joined(table, asked.id, names, new=new)
     left = [str(cell).strip() for cell, file in zip(table.frame[key], file_of, strict=True) if not file]
     table, file_of = table.take([row for row, file in enumerate(file_of) if file]), list(filter(None, file_of))
@@ -144,6 +146,7 @@ def media_arrays(
     else:
         found = _recordings(files, arrays, bad, asked, names)
     found.notes[:0] = bad.notes()
+    found.skipped = bad.skipped(arrays.get("ids", ()))
     found.label = asked.label or "the label"
     return found
 

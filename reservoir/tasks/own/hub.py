@@ -40,8 +40,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
-    skip = asked.skip_bad_rows if labelled else None
-    bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=skip)
+    bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=asked.skip_bad_rows)
     roles = {"text": text, "label": label or None, "id": asked.id, "group": asked.group}
     found = columns_as_arrays(cells, bad, asked, None if labelled else {}, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]

@@ -10,7 +10,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import columns
-from reservoir.tasks.own.arrays import Arrays, padded
+from reservoir.tasks.own.arrays import Arrays, Skipped, padded
 from reservoir.tasks.own.tables import OR_FILL, OR_OFFSET, BadRows, Table
 from reservoir.tasks.own.texts import Texts
 
@@ -28,6 +28,7 @@ class TableReader:
         self.notes += columns.comma_notes(table.commas)
         self.arrays: dict[str, np.ndarray] = {}
         self.texts: list[str] | None = None
+        self.skipped: Skipped = {}
 
     def arrays_of_table(self) -> Arrays:
         """Return the arrays of a table in any of the three forms."""
@@ -47,11 +48,13 @@ class TableReader:
         else:
             self._wide(ids)
             kept = table.bad.kept()
+            self.skipped = table.bad.skipped(self.arrays.get("ids", ()))
             self.arrays = {name: array[kept] for name, array in self.arrays.items()}
             if self.texts is not None:
                 self.texts = [text for text, good in zip(self.texts, kept, strict=True) if good]
         arrays = Arrays(self.arrays) if self.texts is None else Texts(str(table.path), self.texts, self.arrays)
         arrays.notes, arrays.chosen, arrays.label = [*self.notes, *table.bad.notes()], self.chosen, labels
+        arrays.skipped = self.skipped
         return arrays
 
     def _labels_and_groups(self) -> None:
@@ -224,6 +227,8 @@ class TableReader:
         if not len(good):
             problem = f"{table.path}: every sequence has a line that cannot be read"
             raise InputError(f"{problem} ({table.bad.notes()[0]}); fix these lines")
+        for line, (_, reason) in table.bad.skipped(ids).items():
+            self.skipped.setdefault(int(member[line]), (ids[line], reason))
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])

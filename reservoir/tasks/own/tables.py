@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error, first_line
-from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, check_expansion
+from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, Skipped, check_expansion
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
@@ -30,7 +30,7 @@ class BadRows:
     """The rows of one source that cannot be read: all are counted, and the first five named with the reason.
 
     ``places`` has the place of each row, such as ``"line 12"``. If ``skip`` is true, bad rows are left out; else `kept`
-    refuses them, in a message that names --skip-bad-rows unless ``skip`` is None.
+    refuses them, in a message that names --skip-bad-rows if ``skip`` is False.
     """
 
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
@@ -56,7 +56,7 @@ class BadRows:
         """Return which rows can be read, (rows,) of bool; refuse bad rows if they are not skipped or all are bad."""
         bad, rows = len(self.reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
-            or_skip = "" if self.skip is None or bad == rows > 1 else ", or pass --skip-bad-rows"
+            or_skip = "" if self.skip is not False or bad == rows > 1 else ", or pass --skip-bad-rows"
             if bad > 1:
                 count = "no row can" if bad == rows else f"{bad:,} rows cannot"
                 remedies = {remedy for _, remedy in self.reasons.values()}
@@ -66,6 +66,13 @@ class BadRows:
             ((row, (reason, remedy)),) = self.reasons.items()
             raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}{or_skip}")
         return ~np.isin(np.arange(rows), list(self.reasons))
+
+    def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
+        """Return why each bad row cannot be read, with its id if there are ``ids``."""
+        return {
+            row: (str(ids[row]) if len(ids) else None, f"{self.places[row]}: {self.reasons[row][0]}")
+            for row in sorted(self.reasons)
+        }
 
     def notes(self) -> list[str]:
         """Return a line that says how many rows were skipped, if any were."""
