@@ -225,7 +225,7 @@ METADATA = {
     "class_info_file": "a.json",
     "repo_path": "somebody/data",
 }
-PROCESSOR = {"image_processor_type": "AutoProcessor"}
+PROCESSOR = {"image_processor_type": "AutoProcessorFastFast"}
 ENORMOUS = {"image_processor_type": "ViTImageProcessor", "size": {"height": 5000, "width": 8}}
 REFUSED = [
     ("x.index.json", {"weight_map": {"a": "../secret.safetensors"}}, "'../secret.safetensors', which is not"),
@@ -237,7 +237,7 @@ REFUSED = [
     ("tokenizer_config.json", {"gguf_file": "../secret.gguf"}, "names other files, gguf_file"),
     ("tokenizer_config.json", {"init_inputs": ["/etc/hostname"]}, "names other files, init_inputs"),
     ("special_tokens_map.json", {"vocab_file": "/etc/hostname"}, "'vocab_file', which is not a token"),
-    ("preprocessor_config.json", PROCESSOR, "'AutoProcessor', which is not a BaseImageProcessor"),
+    ("preprocessor_config.json", PROCESSOR, "'AutoProcessorFastFast', which is not a BaseImageProcessor"),
     ("preprocessor_config.json", METADATA, "another file, 'a.json'"),
     ("preprocessor_config.json", ENORMOUS, "5,000 pixels, more than"),
 ]
@@ -257,7 +257,7 @@ def test_a_tokenizer_that_is_another_class_is_refused_and_nobody_is_asked(where:
     folder, marker = save_with_tokenizer("bert", tmp_path / "bert"), tmp_path / "marker"
     (folder / "tokenizer_config.json").write_text("{}")
     settings = json.loads((folder / where).read_text())
-    (folder / where).write_text(json.dumps(settings | {"tokenizer_class": "AutoProcessor"}))
+    (folder / where).write_text(json.dumps(settings | {"tokenizer_class": "AutoProcessorFast"}))
     (folder / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": "code.Reader"}}))
     (folder / "code.py").write_text(f"open(r'{marker}', 'w')\n")
     monkeypatch.setattr("builtins.input", lambda _question: "y")
