@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -189,9 +188,8 @@ def _check_tokenizer(source: str, *, local: bool) -> None:
     from transformers.utils.hub import cached_file
 
     def read(file: str) -> dict[str, Any]:
-        with suppress(OSError):  # each of the files may be missing
-            return json.loads(Path(str(cached_file(source, file, local_files_only=local))).read_text())
-        return {}
+        found = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+        return json.loads(Path(found).read_text()) if found else {}
 
     settings = read("tokenizer_config.json")
     # transformers takes these settings as paths of files, which may be anywhere on this machine.
