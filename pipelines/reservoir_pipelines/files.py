@@ -163,7 +163,7 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         try:
             values = json.loads(text)
             sound = values.pop(DIGEST) == json_digest(values)
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             sound, values = False, None
         yield text, values if sound else None
 

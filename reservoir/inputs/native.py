@@ -165,15 +165,13 @@ def has_tokenizer(name: str) -> bool:
 def read_tokenizer(name: str, positions: int | None, embeddings: int | None = None) -> TextReader:
     """Return the reader of a model with this many positions and embeddings, by its folder, GGUF file or hub name."""
     from transformers import AutoTokenizer
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     silence_transformers()
     source = str(SHIPPED.get(name, Path(name).parent if gguf_argument(name) else name))
     remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
     with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
         local = local_files_only(source)
-        if files := get_tokenizer_config(source, local_files_only=local).get("fast_tokenizer_files"):
-            raise ValueError(f"it names other files, {str(files)[:60]}, which are not read")
+        _check_tokenizer(source, local=local)
         tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=False, use_fast=True, local_files_only=local, **gguf_argument(name)
         )
@@ -183,6 +181,37 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         return TextReader(tokenizer, positions, embeddings)
+
+
+def _check_tokenizer(source: str, *, local: bool) -> None:
+    """Raise `ValueError` if the settings of a tokenizer name other files, or a class that is not a tokenizer."""
+    from transformers.utils.hub import cached_file
+
+    def read(file: str) -> dict[str, Any]:
+        found = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
+        return json.loads(Path(found).read_text()) if found else {}
+
+    settings = read("tokenizer_config.json")
+    # transformers takes these settings as paths of files, which may be anywhere on this machine.
+    paths = ("fast_tokenizer_files", "gguf_file", "init_inputs", "merges", "vocab")
+    if name := next(filter(settings.get, paths), None):
+        raise ValueError(f"it names other files, {name} = {str(settings[name])[:60]!r}, which are not read")
+    for name in read("special_tokens_map.json"):  # transformers takes every key as a setting
+        if not name.endswith(("_token", "_tokens")):
+            raise ValueError(f"its special_tokens_map.json sets {name[:60]!r}, which is not a token")
+    for named in (settings, read("config.json")):
+        _check_class(named.get("tokenizer_class"), "PreTrainedTokenizerBase")
+
+
+def _check_class(name: object, kind: str) -> None:
+    """Refuse the name of a class of transformers of another kind, which may download files or offer to run code."""
+    import transformers
+
+    # transformers looks for the name without "Fast" too. A placeholder only says which packages the class needs.
+    found = getattr(transformers, re.sub("(Fast)+$", "", str(name)), None)
+    right = isinstance(found, type) and issubclass(found, getattr(transformers, kind))
+    if found is not None and not right and not hasattr(found, "_backends"):
+        raise ValueError(f"it names the class {str(name)[:60]!r}, which is not a {kind}")
 
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -339,6 +368,9 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             settings, _ = BaseImageProcessor.get_image_processor_dict(name, local_files_only=local)
             if file := settings.get("class_info_file"):  # it may be anywhere on this machine, or on the hub
                 raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
+            for key in ("image_processor_type", "feature_extractor_type"):
+                for named in (settings.get(key), getattr(config, key, None)):
+                    _check_class(str(named).replace("FeatureExtractor", "ImageProcessor"), "BaseImageProcessor")
             processor = AutoImageProcessor.from_pretrained(
                 name, backend="pil", trust_remote_code=False, local_files_only=local
             )

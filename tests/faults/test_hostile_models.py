@@ -225,12 +225,19 @@ METADATA = {
     "class_info_file": "a.json",
     "repo_path": "somebody/data",
 }
+PROCESSOR = {"image_processor_type": "AutoProcessorFastFast"}
 ENORMOUS = {"image_processor_type": "ViTImageProcessor", "size": {"height": 5000, "width": 8}}
 REFUSED = [
     ("x.index.json", {"weight_map": {"a": "../secret.safetensors"}}, "'../secret.safetensors', which is not"),
     ("adapter_config.json", {"peft_type": "LORA"}, "remove its adapter_config.json"),
     ("shard-00000-model-00000-of-00001.safetensors", {}, "a distributed checkpoint"),
     ("tokenizer_config.json", {"fast_tokenizer_files": ["../tokenizer.4.0.json"]}, "names other files"),
+    ("tokenizer_config.json", {"vocab": "/etc/hostname"}, "names other files, vocab"),
+    ("tokenizer_config.json", {"merges": "/etc/hostname"}, "names other files, merges"),
+    ("tokenizer_config.json", {"gguf_file": "../secret.gguf"}, "names other files, gguf_file"),
+    ("tokenizer_config.json", {"init_inputs": ["/etc/hostname"]}, "names other files, init_inputs"),
+    ("special_tokens_map.json", {"vocab_file": "/etc/hostname"}, "'vocab_file', which is not a token"),
+    ("preprocessor_config.json", PROCESSOR, "'AutoProcessorFastFast', which is not a BaseImageProcessor"),
     ("preprocessor_config.json", METADATA, "another file, 'a.json'"),
     ("preprocessor_config.json", ENORMOUS, "5,000 pixels, more than"),
 ]
@@ -243,6 +250,19 @@ def test_files_that_name_others_or_make_enormous_images_are_refused(file, conten
     reader = open_reader, task_named("digits").task, folder, "pretrained"
     others = (read_tokenizer, folder, 32) if "token" in file else (load_native, folder)
     assert message in outcome(*(reader if "preprocessor" in file else others))
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
+def test_a_tokenizer_that_is_another_class_is_refused_and_nobody_is_asked(where: str, tmp_path: Path, monkeypatch):
+    folder, marker = save_with_tokenizer("bert", tmp_path / "bert"), tmp_path / "marker"
+    (folder / "tokenizer_config.json").write_text("{}")
+    settings = json.loads((folder / where).read_text())
+    (folder / where).write_text(json.dumps(settings | {"tokenizer_class": "AutoProcessorFast"}))
+    (folder / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": "code.Reader"}}))
+    (folder / "code.py").write_text(f"open(r'{marker}', 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda _question: "y")
+    assert "not a PreTrainedTokenizerBase" in outcome(read_tokenizer, str(folder), 32)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("where", ["initializer", "constant"])

@@ -246,6 +246,10 @@ CASES = {
     "h5 cut short": (h5_cut, "not a readable HDF5"),
     "h5 of other bytes": (file("mine.h5", "hello"), "not a readable HDF5"),
     "csv of names": (file("mine.csv", f"{','.join(f'a{n}' for n in range(10**5))},a7\n1\n"), "columns are called 'a7'"),
+    "jsonl with lone surrogates": (
+        file("mine.jsonl", '{"x": ["\\ud800", "b"], "y": 1}\n{"x": ["b", "c"], "y": 0}\n'),
+        "line 1: .* surrogates not allowed",
+    ),
     "jsonl of other names": (
         file("mine.jsonl", "".join(f'{{"y": 1, "x{n}": 1, "z{n}": 1}}\n' for n in range(10**4))),
         "10,000 rows and 20,001 columns in .* nearly all cells are empty",

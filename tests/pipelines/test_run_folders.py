@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import predict, train
+from reservoir_pipelines.files import write_checked
+from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training.run_folder import Journal, RunFolder, load_run, read_journal
 
 from reservoir.errors import InputError
@@ -196,3 +198,17 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
     assert first[:2] == (2, "no such folder\n")
     assert second[:2] == (2, "the first process failed; see its message\n")
     assert "Traceback" not in first[2] + second[2]
+
+
+def test_a_line_of_the_journal_that_is_nested_too_deep_is_refused(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("[" * 10**5 + "]" * 10**5 + "}\n")
+    with pytest.raises(InputError, match="line 1 is damaged"):
+        read_journal(tmp_path / "metrics.jsonl")
+
+
+def test_a_run_whose_settings_lack_a_part_is_refused_in_one_line(tmp_path):
+    config = {"format": 1, "settings": {"spec": {}}, "reservoir": {}, "scaling": None, "lengths": False}
+    write_checked(tmp_path / "config.json", config)
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(InputError, match=r"config\.json: damaged"):
+        open_readout(tmp_path)

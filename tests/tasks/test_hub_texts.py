@@ -19,10 +19,12 @@ TEXTS = [f"row {n} is {'good' if n % 2 else 'bad'}" + " so" * (n % 5) for n in r
 class Part:
     """A stand-in for `datasets.Dataset` with the attributes that are used."""
 
+    cache_files = ({"filename": __file__},)
+
     def __init__(self, columns, named=()):
         kinds = {list: SimpleNamespace(dtype="string"), int: SimpleNamespace(dtype="int64")}
         classes = SimpleNamespace(dtype="int64", int2str=NAMES.__getitem__)
-        self.columns, self.cache_files = columns, [{"filename": __file__}]
+        self.columns = columns
         texts = {name: isinstance((cells or [""])[0], str) for name, cells in columns.items()}
         self.features = {n: classes if n in named else kinds[list if text else int] for n, text in texts.items()}
 
@@ -95,7 +97,8 @@ def test_splits_without_the_column_of_labels_or_with_gaps_in_it(library):
         task_named("hf:reviews").task  # noqa: B018
 
 
-def test_new_texts_need_no_labels(library, tmp_path):
+def test_new_texts_need_no_labels(library, tmp_path, monkeypatch):
+    monkeypatch.setattr(Part, "cache_files", ())
     library.found = labelled()
     task = task_named("hf:reviews").task
     (tmp_path / "new").mkdir()
@@ -132,12 +135,24 @@ def test_unreadable_datasets_are_refused_in_one_line(library, found, asked, mess
     assert "\n" not in str(refused.value)
 
 
-def test_a_script_is_never_run(library, tmp_path):
+@pytest.mark.parametrize("file", ["set.py", "README.md"])
+def test_a_folder_is_not_opened_as_a_name_of_the_hub(library, tmp_path, file):
     (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "set.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(InputError, match="needs its own script, which is not run"):
+    (tmp_path / "set" / file).write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files: http://localhost/x.csv\n---"
+    )
+    with pytest.raises(InputError, match="so it is not a name on the hub"):
         task_named(f"hf:{tmp_path / 'set'}").task  # noqa: B018
     assert library.calls == []
+
+
+def test_a_saved_dataset_whose_rows_lie_outside_its_folder_is_refused(library, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["../elsewhere"]}')
+    library.found = labelled()
+    library.found.cache_files = [{"filename": str(tmp_path / "elsewhere" / "rows.arrow")}]
+    with pytest.raises(InputError, match="the file is outside"):
+        task_named(str(tmp_path / "set")).task  # noqa: B018
 
 
 @pytest.mark.parametrize(("version", "message"), [(None, "need a package"), ("3.6.0", "3.6.0 is too old")])

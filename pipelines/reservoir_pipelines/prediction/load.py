@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.own.arrays import Skipped
@@ -35,15 +35,16 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
             raise InputError(f"readout {path}: it reads {imported[0]}, {why}; fit the columns of an extraction instead")
         return bundle
     config = RunFolder(folder).model_config
-    spec = config["settings"]["spec"]
-    task = Task.from_dict(spec["task"])
-    part = Part(
-        reservoir=Reservoir(**config["reservoir"]),
-        digest=spec["backbone"]["digest"],
-        compute=spec["compute"],
-        columns=("final/last",),
-        run=str(folder),
-    )
+    with as_input_error(f"{folder / CONFIG}: damaged", "train in another folder"):
+        spec = config["settings"]["spec"]
+        task = Task.from_dict(spec["task"])
+        part = Part(
+            reservoir=Reservoir(**config["reservoir"]),
+            digest=spec["backbone"]["digest"],
+            compute=spec["compute"],
+            columns=("final/last",),
+            run=str(folder),
+        )
     tensors = read_tensors(RunFolder(folder).best, TRAINED)
     if "output.weight" not in tensors:  # the output layer was not trained
         tensors = load_run(folder, "cpu").fpt.state_dict()

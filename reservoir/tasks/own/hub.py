@@ -7,6 +7,7 @@ from typing import Any
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays
+from reservoir.tasks.own.folders import check_inside
 from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.table_reader import columns_as_arrays
 from reservoir.tasks.own.tables import BadRows
@@ -105,12 +106,16 @@ def _open(origin: str) -> dict[str, Any]:
         raise InputError(f"{origin}: datasets {datasets.__version__} is too old: pip install 'datasets>=4'")
     datasets.disable_progress_bars()
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
-    if origin.startswith(PREFIX) and list(Path(name).glob("*.py")):
-        raise InputError(f"{origin}: the dataset needs its own script, which is not run; use its data files instead")
+    hub = origin.startswith(PREFIX)
+    if hub and Path(name).exists():  # it may hold a script, and its README may name any file or address
+        raise InputError(
+            f"{origin}: {name} exists on this machine, so it is not a name on the hub; name its data files"
+        )
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
-        hub = origin.startswith(PREFIX)
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
     parts = dict(found) if isinstance(found, Mapping) else {"train": found}
+    for file in [] if hub else [file for part in parts.values() for file in part.cache_files]:
+        check_inside(Path(file["filename"]), Path(origin))
     if not parts or not all(len(part) for part in parts.values()):
         raise InputError(f"{origin}: a dataset without rows, or with an empty split; choose another")
     return parts

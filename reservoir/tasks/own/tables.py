@@ -261,6 +261,8 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
                 continue
             try:
                 record = json.loads(line)
+                if "\\u" in line:  # half of a surrogate pair, which UTF-8 cannot encode, raises an error
+                    json.dumps(record, ensure_ascii=False).encode()
                 kind = type(record).__name__
                 problem = "" if isinstance(record, dict) else f"{kind}, not an object of names and values"
             except (ValueError, RecursionError) as error:
