@@ -409,6 +409,7 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     ("u", "v", "y", "refused"),
     [
         (["1.037", "2.960"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
+        (["1.037%", "2.960%"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
         (["1.037", "960", "839"], ["12", "1.192"], LABEL, "'u': the dot in '1.037'"),  # a file without decimals
         (["1.037,50", "960,25", "839"], ["0", "1"], LABEL, "'u': the dot in '1.037,50'"),
         (["1", "2"], ["0,5", "1"], ["1.037", "2.960"], "'y': the dot in '1.037'"),
@@ -419,8 +420,24 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
 def test_dots_that_may_separate_thousands_are_refused(tmp_path, u, v, y, refused):
     columns = {"u": u * ROWS, "v": v * ROWS, "y": [*y] * ROWS}
     path = write(tmp_path / "t.csv", {name: cells[:ROWS] for name, cells in columns.items()}, ";")
-    with pytest.raises(InputError, match=f"{refused} may separate thousands; rem") if refused else nullcontext():
+    with (
+        pytest.raises(InputError, match=f"{refused} may separate thousands; remove such dots, or ")
+        if refused
+        else nullcontext()
+    ):
         assert [[1.037], [float(v[0].replace(",", "."))]] in np.float64(stored(path)[1]).round(4).tolist()
+
+
+@pytest.mark.parametrize(("between", "mark"), [(",", "."), (";", ",")])
+def test_percentages_are_read_as_numbers_if_all_cells_of_a_column_have_the_sign(tmp_path, between, mark):
+    columns = {name: [f"{cell}%".replace(".", mark) for cell in cells] for name, cells in WIDE.items()}
+    doses = [("5%", "10 %")[row % 2] for row in range(ROWS)]
+    task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": doses}, between))
+    assert rows == in_any_order(VALUES) and task.labels == ("10 %", "5%")
+    assert "percent signs are removed in v0, v1, v2: 12.3% is read as 12.3" in notes
+    columns["v0"][7] = columns["v0"][7].removesuffix("%")
+    with pytest.raises(InputError, match="is not a number in column 'v0'; leave"):
+        stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}, between))
 
 
 def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
@@ -477,6 +494,11 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ),
         ({"id": SERIES, "t": ["", 1, 2, 3] * ROWS, **LONG}, "an empty cell in column 't'"),
         ({"id": SERIES, "date": [f"{n}/{5 - n}/2024" for n in (1, 2, 3, 4)] * ROWS, **LONG}, "cannot be sorted; write"),
+        (
+            {name: [f"{cell} mV" for cell in cells] for name, cells in WIDE.items()} | {"label": LABEL},
+            "holds numbers with units, or dates, such as ... mV'; remove units",
+        ),
+        ({"day": DAYS, "firm": ["AB"] * ROWS, "label": LABEL}, "the column 'day' holds numbers with units, or dates"),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
     ],
 )

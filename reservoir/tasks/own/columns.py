@@ -27,6 +27,7 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 YEAR_LAST = re.compile(r"^(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?!\d)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"  # a number with a unit, such as 1.2 mV or €1.234,56, or a date
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
 MAX_ODD = 0.05  # largest share of labels that are not numbers in a column of targets, without --regression
@@ -169,6 +170,10 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
     if not texts or not (len(texts) == len(rest) or (two_columns and mostly_different)):
         return ""
     text = max(texts, key=lambda name: int(frame[name].astype(str).str.len().sum()))
+    cells = filled(frame[text]).astype(str).str.strip()
+    if known is None and len(texts) > 1 and cells.str.fullmatch(MEASURED).all():
+        problem = f"{table.path}: the column {text!r} holds numbers with units, or dates, such as {cells.iloc[0]!r}"
+        raise InputError(f"{problem}; remove units and columns of dates, or pass --text NAME to read a column as text")
     roles.chosen["text"] = text
     return text
 
@@ -237,10 +242,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
-def comma_notes(names: Sequence[str]) -> list[str]:
-    """Return a line that names the columns whose decimal commas were read as points, if there are any."""
+def number_notes(commas: Sequence[str], percents: Sequence[str] = ()) -> list[str]:
+    """Return lines that name the columns whose decimal commas were read as points, or percent signs removed."""
     remedy = "pass --decimal . if they are something else"
-    return [f"commas are read as decimal points in {listed(names)}; {remedy}"] if names else []
+    notes = [f"commas are read as decimal points in {listed(commas)}; {remedy}"] if commas else []
+    return notes + [f"percent signs are removed in {listed(percents)}: 12.3% is read as 12.3"] * bool(percents)
 
 
 def files_kind(names: Iterable[str]) -> str:

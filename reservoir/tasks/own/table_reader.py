@@ -25,7 +25,7 @@ class TableReader:
         self.fill = asked.missing != "refuse"
         self.roles = columns.choose_roles(table, asked, known)
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
-        self.notes += columns.comma_notes(table.commas)
+        self.notes += columns.number_notes(table.commas, table.percents)
         self.arrays: dict[str, np.ndarray] = {}
         self.texts: list[str] | None = None
 

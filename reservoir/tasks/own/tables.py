@@ -22,6 +22,7 @@ OR_FILL = ", or pass --missing interpolate or mask for missing values"  # ends t
 OR_OFFSET = ", or write times with their offset from UTC, such as 2024-10-27T02:00+01:00"  # an hour repeats in autumn
 MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
 DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
+PERCENT = r"[-+]?[\d.,]+\s?%"
 GROUPED = r"[-+]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?"  # a number with dots that may separate thousands
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
@@ -86,12 +87,15 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
     commas: Sequence[str] = ()  # columns whose decimal commas were read as points
+    percents: Sequence[str] = ()  # columns whose percent signs were removed
     grouped: Mapping[str, str] = field(default_factory=dict)  # columns whose dots may separate thousands, with a cell
 
     def check_dots(self, name: str, *, new: bool) -> None:
         """Refuse a column of numbers whose dots may separate thousands."""
         if cell := self.grouped.get(name):
             or_decimal = "" if new else ", or pass --decimal . if all dots in the file are decimal points"
+            if self.commas:  # --decimal . would refuse the other columns
+                or_decimal = ", or replace them by commas if they are decimal points"
             problem = f"{self.path}, column {name!r}: the dot in {cell!r} may separate thousands"
             raise InputError(f"{problem}; remove such dots{or_decimal}")
 
@@ -115,7 +119,7 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
     bad = BadRows(str(path), places)
     for row, reason in faults.items():
         bad.add(row, reason)
-    return Table(path, frame, bad, frame.attrs.pop("commas", []), frame.attrs.pop("grouped", {}))
+    return Table(path, frame, bad, **{name: frame.attrs.pop(name) for name in list(frame.attrs)})
 
 
 def check_text(path: Path) -> None:
@@ -187,6 +191,7 @@ def _read_csv(
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
     frame.columns = names
+    frame.attrs["percents"] = _remove_percent_signs(frame, wanted)
     if decimal == "," or (decimal == "auto" and between != ","):
         commas = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
         texts = frame[[name for name in frame if frame[name].dtype.kind == "O"]]
@@ -199,6 +204,17 @@ def _read_csv(
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
     return frame[full].reset_index(drop=True), lines[full], faults
+
+
+def _remove_percent_signs(frame: Any, texts: Collection[str]) -> list[str]:
+    """Remove the percent signs of columns in which each filled cell has one, and return these columns."""
+    found = []
+    for name in (name for name in frame if frame[name].dtype.kind == "O" and name.lower() not in texts):
+        cells = frame[name].dropna().astype(str).str.strip()
+        if cells.str.fullmatch(PERCENT).all():
+            frame[name] = cells.str.rstrip("% ").reindex(frame.index)
+            found.append(name)
+    return found
 
 
 def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> list[str]:
