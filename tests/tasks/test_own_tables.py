@@ -387,6 +387,8 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
     padded = stored(write(tmp_path / "t.csv", {**WIDE, "label": (["007", "7", "8"] * ROWS)[:ROWS]}))[2]
     assert "label has 3 different texts for 2 numbers; texts such as 007 and 7 are read as the same" in padded
+    cities = [("M\u00fcnchen", "Mu\u0308nchen", "Bonn")[row % 3] for row in range(ROWS)]
+    assert r"'Mu\u0308nchen' and 'M\xfcnchen'; spell" in stored(write(tmp_path / "t.csv", {**WIDE, "label": cities}))[2]
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "y0": LABEL, "y1": np.arange(ROWS) % 3}))[2]
     assert "(y0, y1) do not have the same classes; recall, confusion matrix and prob" in notes and "of all 5" in notes
 
@@ -477,6 +479,7 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
         ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']; pass --label sev"),
+        ({**WIDE, "grade": np.arange(ROWS) % 3, "none": [0] * ROWS}, "'none']; pass --label grade"),
         ({"sequence": DAYS, "a b": VALUES[:, 0], "c": LABEL}, "pass --label 'a b' or --label c"),
         ({"o k": LABEL, "long": DAYS, **WIDE, "label": LABEL}, "--drop 'o k', or pass --text long if the texts are"),
         ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the header line missing?"),
@@ -496,9 +499,13 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({"id": SERIES, "date": [f"{n}/{5 - n}/2024" for n in (1, 2, 3, 4)] * ROWS, **LONG}, "cannot be sorted; write"),
         (
             {name: [f"{cell} mV" for cell in cells] for name, cells in WIDE.items()} | {"label": LABEL},
-            "holds numbers with units, or dates, such as ... mV'; remove units",
+            "are numbers with units, or dates, such as ... mV'; remove units",
         ),
-        ({"day": DAYS, "firm": ["AB"] * ROWS, "label": LABEL}, "the column 'day' holds numbers with units, or dates"),
+        ({"day": DAYS, "firm": ["AB"] * ROWS, "label": LABEL}, "most cells of 'day' are numbers with units, or dates"),
+        (
+            {name: ["mV", *cells] for name, cells in WIDE.items()} | {"label": ["-", *LABEL]},
+            "remove units, lines of units and dates",
+        ),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
     ],
 )
@@ -540,6 +547,10 @@ def test_csv_with_a_column_per_value(tmp_path):
         ("y,x\n1,1 2\n2,1 q\n", "line 3: '1 q' is not a sequence of numbers"),
         ("y,x\n1,1 2\n2,\n", "line 3: not a sequence"),
         ("y\n1\n", "no columns of values"),
+        (
+            "\n# by hand\ny,a,b\n1,2,3\n",
+            r"line 2: '# by hand' is a comment, .*; remove .* grep -v '\^#' .*mine.csv > NEW.csv",
+        ),
         ('y,a\n1,"2\n', "not a readable table"),
     ],
 )

@@ -29,7 +29,6 @@ class Arrays:
 
     def __init__(self, arrays: Mapping[str, np.ndarray], x: tuple[tuple[int, ...], np.dtype] | None = None):
         self._arrays = dict(arrays)
-        self.others: list[str] = []  # names of arrays of the file that are not read
         self.files: list[Path] = []  # files that are read in addition to the named one
         self.notes: list[str] = []
         self.chosen: dict[str, Any] = {}  # choices of the rules, which are needed to read new data
@@ -94,9 +93,7 @@ def read_npz(path: Path) -> Arrays:
             except UnicodeDecodeError as error:
                 start = f"{path}: array {name!r} holds the bytes {error.object[:40]!r}, which are not UTF-8"
                 raise InputError(f"{start}; save it as text (dtype str)") from None
-    found = Arrays(arrays)
-    found.others = [member.removesuffix(".npy") for member in members]
-    return found
+    return Arrays(arrays)
 
 
 def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:

@@ -13,7 +13,7 @@ from reservoir.option_fields import as_group
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
-from reservoir.tasks.own.columns import MAX_NAMES, named_kind
+from reservoir.tasks.own.columns import named_kind
 from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.images import SIDE, Images
@@ -25,7 +25,6 @@ from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths,
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
-MARKERS = (-99, -999, -9999, -99999)  # often stand for missing values
 MaybeArray = np.ndarray | None
 NewRows = tuple[np.ndarray, MaybeArray, list[str] | None, MaybeArray, MaybeArray]
 
@@ -133,7 +132,7 @@ class OwnData(Source):
         """Return one line for each choice that a rule made."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
-        lines += self._value_notes()
+        lines += [] if self._symbols or isinstance(self._columns, Images | Sounds) else self._value_notes()
         if self._units is not None and "each" not in self._columns.chosen:
             lines.append("y is as long as x, so it labels every token")
         if (groups := self._column("groups")) is not None:
@@ -154,12 +153,10 @@ class OwnData(Source):
 
     def _value_notes(self) -> list[str]:
         """Return notes on arrays that may have the channels first, and on numbers that may stand for missing values."""
-        if self._symbols or isinstance(self._columns, Images | Sounds):
-            return []
         x, tokens, notes = self._columns.read("x", 0, self.pieces()[0].hi), self._shape[1], []
         if Path(self.origin).suffix in {".npz", ".h5", ".hdf5"} and x.ndim == 3 and x.shape[2] > tokens > 1:
             notes = [f"x read as {tokens} tokens of {x.shape[2]} channels; transpose it if the channels are first"]
-        for marker in MARKERS:
+        for marker in (-99, -999, -9999, -99999):
             count = np.count_nonzero(x == marker)
             if count and count == np.count_nonzero(x < marker / 2):  # all other values are far away
                 notes.append(f"{count:,} values are {marker}; if they stand for missing ones, give NaN and --missing")
@@ -174,17 +171,17 @@ class OwnData(Source):
             raise InputError(f"{self.origin}: --{flags[0]} does not apply to data of this kind; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
-            names = sorted({*columns.shapes, *columns.others})[:MAX_NAMES]
-            raise InputError(f"{self.origin}: no array {missing[0]!r} among {names}; give x and y")
+            raise InputError(
+                f"{self.origin}: no array {missing[0]!r}; call the sequences x and the labels y, not X or Y"
+            )
         rows = columns.shapes["x"][:1]
         for name, shape in columns.shapes.items():
             if shape[:1] != rows or (name in {"groups", "split"} and len(shape) != 1):
                 problem = f"{self.origin}: x has the shape {columns.shapes['x']} and {name} {shape}"
                 raise InputError(f"{problem}; give one entry of {name} per row of x")
         groups = columns.read("groups", 0, rows[0]).tolist() if "groups" in columns.shapes else []
-        for row in (row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}):
-            problem = f"{self.origin}: groups is {groups[row]!r} in row {row}"
-            raise InputError(f"{problem}; give every row a group, or leave groups out")
+        if missing := [row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}]:
+            raise InputError(f"{self.origin}: no group in row {missing[0]}; give every row one, or leave groups out")
         return columns
 
     @cached_property

@@ -36,7 +36,6 @@ class Hdf5(Arrays):
         import h5py
 
         with h5py.File(path, "r", locking=False) as file:
-            self.others = [*file]
             for name in (name for name in file if name in NAMES):
                 self.shapes[name], self.dtypes[name] = _shape_and_type(path, file, name)
         row = math.prod(self.shapes["x"][1:]) * self.dtypes["x"].itemsize if "x" in self.shapes else 0

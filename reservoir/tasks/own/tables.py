@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,9 @@ class Table:
     def check_dots(self, name: str, *, new: bool) -> None:
         """Refuse a column of numbers whose dots may separate thousands."""
         if cell := self.grouped.get(name):
-            or_decimal = "" if new else ", or pass --decimal . if all dots in the file are decimal points"
-            if self.commas:  # --decimal . would refuse the other columns
-                or_decimal = ", or replace them by commas if they are decimal points"
+            or_decimal = "" if new or self.commas else ", or pass --decimal . if all dots are decimal points"
             problem = f"{self.path}, column {name!r}: the dot in {cell!r} may separate thousands"
-            raise InputError(f"{problem}; remove such dots{or_decimal}")
+            raise InputError(f"{problem}; remove such dots, or write decimal commas{or_decimal}")
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
@@ -126,13 +125,14 @@ def check_text(path: Path) -> None:
     """Refuse a file that is not UTF-8 text, or has a NUL."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if b"\0" in line:
-                raise InputError(f"{path}, line {number}: a NUL byte; write the file as UTF-8 text")
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                problem = f"{path}, line {number}: not UTF-8 ({error.reason})"
-                raise InputError(f"{problem}; write the file as UTF-8") from None
+                coding = "UTF-16" if line.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
+                remedy = f"convert it, perhaps with iconv -f {coding} -t UTF-8 {quote(str(path))} > NEW{path.suffix}"
+                raise InputError(f"{path}, line {number}: not UTF-8 ({error.reason}); {remedy}") from None
+            if b"\0" in line:
+                raise InputError(f"{path}, line {number}: a NUL byte; write the file as UTF-8 text")
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -164,6 +164,9 @@ def _read_csv(
             begin = reader.line_num + 1
     check_names(path, [name for name in names if not name.startswith("Unnamed: ")])
     _check_cells(path, len(records), len(names))
+    if names[:1] and names[0].startswith("#") and any(count > len(names) for _, count, _ in records):
+        problem = f"{path}, line {before}: {names[0][:40]!r} is a comment, but the first line must name the columns"
+        raise InputError(f"{problem}; remove comments, as with grep -v '^#' {quote(str(path))} > NEW{path.suffix}")
     if not any(full for _, _, full in records):
         raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
@@ -208,13 +211,12 @@ def _read_csv(
 
 def _remove_percent_signs(frame: Any, texts: Collection[str]) -> list[str]:
     """Remove the percent signs of columns in which each filled cell has one, and return these columns."""
-    found = []
-    for name in (name for name in frame if frame[name].dtype.kind == "O" and name.lower() not in texts):
-        cells = frame[name].dropna().astype(str).str.strip()
-        if cells.str.fullmatch(PERCENT).all():
-            frame[name] = cells.str.rstrip("% ").reindex(frame.index)
-            found.append(name)
-    return found
+    words = [name for name in frame if frame[name].dtype.kind == "O" and name.lower() not in texts]
+    filled = {name: frame[name].dropna().astype(str).str.strip() for name in words}
+    found = {name: cells.str.rstrip("% ") for name, cells in filled.items() if cells.str.fullmatch(PERCENT).all()}
+    for name, cells in found.items():
+        frame[name] = cells
+    return list(found)
 
 
 def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> list[str]:
