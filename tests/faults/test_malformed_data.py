@@ -429,9 +429,7 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
 def test_pipes_empty_folders_and_links_out_of_a_folder_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(read_all, tmp_path / "mine.npz")
-    with pytest.raises(
-        InputError, match=r"a folder without images, .* \(.csv, .tsv, .parquet\); .* or convert its files"
-    ):
+    with pytest.raises(InputError, match=r"a folder without images, .*\.csv, .* give or write such files"):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()

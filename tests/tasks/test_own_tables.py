@@ -260,6 +260,17 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first)
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
 
+def test_events_in_long_form_are_symbols_on_request_and_their_names_are_refused(tmp_path):
+    columns = {"user": SERIES, "t": list(range(4)) * ROWS, "event": SERIES * 3 % 5, "label": LONG["label"]}
+    asked = {"id": "user", "time": "t", "label": "label"}
+    task = task_named(str(write(tmp_path / "t.csv", columns)), symbols=True, **asked).task
+    assert task.form == Tokens(5) and task.max_tokens == 4
+    assert read_new(tmp_path / "t.csv", task)[0].tolist() == np.reshape(columns["event"], (ROWS, 4)).tolist()
+    columns["event"] = np.array(["buy", "view", "quit", "login", "cart"])[columns["event"]]
+    with pytest.raises(InputError, match="same 'user' are not joined: 'event' has no numbers; number its cells"):
+        stored(write(tmp_path / "t.csv", columns), **asked)
+
+
 def test_an_id_may_have_several_columns(tmp_path):
     path = write(tmp_path / "t.csv", {"machine": SERIES // 4, "cycle": SERIES % 4, **LONG})
     task, rows, notes = stored(path, id="machine,cycle", group="machine")

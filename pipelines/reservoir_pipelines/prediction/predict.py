@@ -221,8 +221,7 @@ def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, lab
     if bundle.scaling and not bundle.task.pictures and (standardised := bundle.scaling.offset != 0).any():
         expected = np.hypot(bundle.scaling.offset, 1 / bundle.scaling.scale)
         size = np.sqrt(np.square(np.nan_to_num(x[:BLOCK_ROWS]), dtype=np.float64).mean(axis=(0, 1)))
-        ratio = float(np.median((size / expected)[standardised]))
-        if not 1 / OTHER_UNIT < ratio < OTHER_UNIT:
+        if not 1 / OTHER_UNIT < (ratio := float(np.median((size / expected)[standardised]))) < OTHER_UNIT:
             notify(f"{file}: values are {ratio:.2g} times as large as in the rows of the fit; check their units")
     if labelled and bundle.origin and str(file.resolve()) == bundle.origin:
         fitted, by = ("run was trained", "train") if bundle.parts[0].run else ("readout was fitted", "fit")

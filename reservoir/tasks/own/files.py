@@ -154,8 +154,7 @@ def labels_path(data: Path, named: str) -> Path:
 def check_file(path: Path) -> None:
     """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
-        kinds = "images, sounds or recordings (.csv, .tsv, .parquet)"
-        raise InputError(f"{path}: a folder without {kinds}; give the path of your data, or convert its files")
+        raise InputError(f"{path}: a folder without images, sounds, .csv, .tsv or .parquet; give or write such files")
     if not path.is_file():
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 

@@ -74,6 +74,9 @@ class TableReader:
         if not time and self.labelled and (time := columns.time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
         if len(set(ids)) < len(ids):
+            if time and self.asked.id and self.labelled and not self.roles.group:
+                problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} has no numbers"
+                raise InputError(f"{problem}; number its cells and pass --symbols, or pass --group instead of --id")
             if not (self.roles.group or self.asked.group or (self.asked.id and self.labelled)):
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
@@ -226,6 +229,7 @@ class TableReader:
             raise InputError(f"{problem} ({table.bad.notes()[0]}); fix these lines")
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
+        tokens = tokens[:, 0] if self.asked.symbols and len(names) == 1 else tokens
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
         self.arrays["ids"] = series[good]
         by = f"by {time!r}" if time else "as in the file"
