@@ -255,7 +255,7 @@ CASES = {
     "csv of bytes": (file("mine.csv", b"y,a\n\xff\xfe,1\n"), "line 2: not UTF-8"),
     "csv of UTF-16": (
         file("mine.csv", "y,a\n1,2\n".encode("utf-16")),
-        "UTF-8 .*; convert it, .* iconv -f UTF-16 -t UTF-8",
+        "a NUL byte; perhaps run iconv -f UTF-16 -t UTF-8",
     ),
     "csv of Latin-1": (file("mine.csv", "y,a\né,2\n".encode("latin1")), "iconv -f LATIN1 -t UTF-8 .* > NEW.csv"),
     "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
@@ -429,7 +429,7 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
 def test_pipes_empty_folders_and_links_out_of_a_folder_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(read_all, tmp_path / "mine.npz")
-    with pytest.raises(InputError, match=r"a folder without images, .*\.csv, .* give or write such files"):
+    with pytest.raises(InputError, match=r"a folder without images, .*\.csv, .* give the path of"):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()

@@ -265,6 +265,7 @@ def test_events_in_long_form_are_symbols_on_request_and_their_names_are_refused(
     asked = {"id": "user", "time": "t", "label": "label"}
     task = task_named(str(write(tmp_path / "t.csv", columns)), symbols=True, **asked).task
     assert task.form == Tokens(5) and task.max_tokens == 4
+    assert "with the values event; pass --symbols for events" in stored(tmp_path / "t.csv", **asked)[2]
     assert read_new(tmp_path / "t.csv", task)[0].tolist() == np.reshape(columns["event"], (ROWS, 4)).tolist()
     columns["event"] = np.array(["buy", "view", "quit", "login", "cart"])[columns["event"]]
     with pytest.raises(InputError, match="same 'user' are not joined: 'event' has no numbers; number its cells"):

@@ -154,7 +154,7 @@ def labels_path(data: Path, named: str) -> Path:
 def check_file(path: Path) -> None:
     """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
-        raise InputError(f"{path}: a folder without images, sounds, .csv, .tsv or .parquet; give or write such files")
+        raise InputError(f"{path}: a folder without images, sounds, .csv, .tsv or .parquet; give the path of your data")
     if not path.is_file():
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 

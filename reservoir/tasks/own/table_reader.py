@@ -234,7 +234,9 @@ class TableReader:
         self.arrays["ids"] = series[good]
         by = f"by {time!r}" if time else "as in the file"
         made = f"{len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}"
-        self.notes.append(f"long form: {made}, with the values {columns.listed(names)}")
+        whole = len(names) == 1 and not (self.asked.symbols or self.asked.values) and bool((tokens % 1 == 0).all())
+        values = columns.listed(names) + "; pass --symbols for events" * whole
+        self.notes.append(f"long form: {made}, with the values {values}")
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""

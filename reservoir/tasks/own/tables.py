@@ -123,16 +123,15 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
 
 def check_text(path: Path) -> None:
     """Refuse a file that is not UTF-8 text, or has a NUL."""
+    flags = f"-t UTF-8 {quote(str(path))} > NEW{path.suffix}"
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if b"\0" in line:
+                raise InputError(f"{path}, line {number}: a NUL byte; perhaps run iconv -f UTF-16 {flags}")
             try:
                 line.decode()
-            except UnicodeDecodeError as error:
-                coding = "UTF-16" if line.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
-                remedy = f"convert it, perhaps with iconv -f {coding} -t UTF-8 {quote(str(path))} > NEW{path.suffix}"
-                raise InputError(f"{path}, line {number}: not UTF-8 ({error.reason}); {remedy}") from None
-            if b"\0" in line:
-                raise InputError(f"{path}, line {number}: a NUL byte; write the file as UTF-8 text")
+            except UnicodeDecodeError:
+                raise InputError(f"{path}, line {number}: not UTF-8; perhaps run iconv -f LATIN1 {flags}") from None
 
 
 def lines_of(path: Path) -> Iterator[str]:
