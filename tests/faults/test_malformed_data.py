@@ -222,6 +222,7 @@ CASES = {
     "own negative symbols": (npz("--symbols", x=np.full((30, 4), -1)), "row 0, token 0: -1 is not a symbol"),
     "own huge symbols": (npz("--symbols", x=np.full((30, 4), 10**7)), "too large for a symbol; leave out --symbols"),
     "own halves as symbols": (npz("--symbols", x=np.full((30, 4), 0.5)), "row 0, token 0: 0.5 is not a symbol"),
+    "own X": (npz(x=None, X=np.ones((30, 4, 2))), "no array 'x'; call the sequences x and the labels y, not X"),
     "own bad lengths": (npz(lengths=np.full(30, 5)), "length 5 in row 0 is not between 1 and 4"),
     "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),
     "own no test": (npz(split=np.array(["train", "valid"] * 15)), "the split 'test'"),
@@ -256,8 +257,14 @@ CASES = {
     ),
     "h5 of one long text": (h5_of_texts, "claims 10000100000 bytes"),
     "csv of bytes": (file("mine.csv", b"y,a\n\xff\xfe,1\n"), "line 2: not UTF-8"),
+    "csv of UTF-16": (
+        file("mine.csv", "y,a\n1,2\n".encode("utf-16")),
+        "a NUL byte; perhaps run iconv -f UTF-16 -t UTF-8",
+    ),
+    "csv of Latin-1": (file("mine.csv", "y,a\né,2\n".encode("latin1")), "iconv -f LATIN1 -t UTF-8 .* > NEW.csv"),
     "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
     "a packed file": (file("mine.csv.gz", "hello"), "files of type '.gz' are not read; unpack it first"),
+    "packed FASTA": (lambda folder: [*file("mine.fa.gz", "hello")(folder), "--label", "(.)"], "unpack it first"),
     "no such file": (lambda folder: [str(folder / "none.npz")], "no such file"),
 }
 
@@ -426,7 +433,7 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
 def test_pipes_empty_folders_and_links_out_of_a_folder_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(read_all, tmp_path / "mine.npz")
-    with pytest.raises(InputError, match="a folder without images"):
+    with pytest.raises(InputError, match=r"a folder without images, .*\.csv, .* give the path of"):
         task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()

@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import math
+import re
 import tracemalloc
 
 import h5py
@@ -174,6 +175,11 @@ def test_predicting_the_file_of_the_fit_is_warned_about(tmp_path, capsys):
         assert run(["predict", str(fitted), str(tmp_path / name), "--json"]) == 0
         err = capsys.readouterr().err
         assert message in err and ("fitted on" in err) == bool(message)
+    write(tmp_path / "volts.npz", 1e-6 * x[:5], y[:5])
+    assert run(["predict", str(fitted), str(tmp_path / "volts.npz"), "--json"]) == 0
+    assert re.search(
+        r"volts.npz: values are [\d.]+e-0\d times as large as in the rows of the fit", capsys.readouterr().err
+    )
     np.savez(tmp_path / "short.npz", x=x[:5, :3, None])
     assert run(["predict", str(fitted), str(tmp_path / "short.npz"), "--json"]) == 0
     assert "5 rows are shorter than the 4 tokens of every row that the readout" in capsys.readouterr().err

@@ -260,6 +260,18 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first)
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
 
+def test_events_in_long_form_are_symbols_on_request_and_their_names_are_refused(tmp_path):
+    columns = {"user": SERIES, "t": list(range(4)) * ROWS, "event": SERIES * 3 % 5, "label": LONG["label"]}
+    asked = {"id": "user", "time": "t", "label": "label"}
+    task = task_named(str(write(tmp_path / "t.csv", columns)), symbols=True, **asked).task
+    assert task.form == Tokens(5) and task.max_tokens == 4
+    assert "with the values event; pass --symbols for events" in stored(tmp_path / "t.csv", **asked)[2]
+    assert read_new(tmp_path / "t.csv", task)[0].tolist() == np.reshape(columns["event"], (ROWS, 4)).tolist()
+    columns["event"] = np.array(["buy", "view", "quit", "login", "cart"])[columns["event"]]
+    with pytest.raises(InputError, match="same 'user' are not joined: 'event' has no numbers; number its cells"):
+        stored(write(tmp_path / "t.csv", columns), **asked)
+
+
 def test_an_id_may_have_several_columns(tmp_path):
     path = write(tmp_path / "t.csv", {"machine": SERIES // 4, "cycle": SERIES % 4, **LONG})
     task, rows, notes = stored(path, id="machine,cycle", group="machine")
@@ -387,6 +399,8 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
     padded = stored(write(tmp_path / "t.csv", {**WIDE, "label": (["007", "7", "8"] * ROWS)[:ROWS]}))[2]
     assert "label has 3 different texts for 2 numbers; texts such as 007 and 7 are read as the same" in padded
+    cities = [("M\u00fcnchen", "Mu\u0308nchen", "Bonn")[row % 3] for row in range(ROWS)]
+    assert r"'Mu\u0308nchen' and 'M\xfcnchen'; spell" in stored(write(tmp_path / "t.csv", {**WIDE, "label": cities}))[2]
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "y0": LABEL, "y1": np.arange(ROWS) % 3}))[2]
     assert "(y0, y1) do not have the same classes; recall, confusion matrix and prob" in notes and "of all 5" in notes
 
@@ -409,6 +423,7 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     ("u", "v", "y", "refused"),
     [
         (["1.037", "2.960"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
+        (["1.037%", "2.960%"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
         (["1.037", "960", "839"], ["12", "1.192"], LABEL, "'u': the dot in '1.037'"),  # a file without decimals
         (["1.037,50", "960,25", "839"], ["0", "1"], LABEL, "'u': the dot in '1.037,50'"),
         (["1", "2"], ["0,5", "1"], ["1.037", "2.960"], "'y': the dot in '1.037'"),
@@ -419,8 +434,24 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
 def test_dots_that_may_separate_thousands_are_refused(tmp_path, u, v, y, refused):
     columns = {"u": u * ROWS, "v": v * ROWS, "y": [*y] * ROWS}
     path = write(tmp_path / "t.csv", {name: cells[:ROWS] for name, cells in columns.items()}, ";")
-    with pytest.raises(InputError, match=f"{refused} may separate thousands; rem") if refused else nullcontext():
+    with (
+        pytest.raises(InputError, match=f"{refused} may separate thousands; remove such dots, or ")
+        if refused
+        else nullcontext()
+    ):
         assert [[1.037], [float(v[0].replace(",", "."))]] in np.float64(stored(path)[1]).round(4).tolist()
+
+
+@pytest.mark.parametrize(("between", "mark"), [(",", "."), (";", ",")])
+def test_percentages_are_read_as_numbers_if_all_cells_of_a_column_have_the_sign(tmp_path, between, mark):
+    columns = {name: [f"{cell}%".replace(".", mark) for cell in cells] for name, cells in WIDE.items()}
+    doses = [("5%", "10 %")[row % 2] for row in range(ROWS)]
+    task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": doses}, between))
+    assert rows == in_any_order(VALUES) and task.labels == ("10 %", "5%")
+    assert "percent signs are removed in v0, v1, v2: 12.3% is read as 12.3" in notes
+    columns["v0"][7] = columns["v0"][7].removesuffix("%")
+    with pytest.raises(InputError, match="is not a number in column 'v0'; leave"):
+        stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}, between))
 
 
 def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
@@ -460,6 +491,7 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
         ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']; pass --label sev"),
+        ({**WIDE, "grade": np.arange(ROWS) % 3, "none": [0] * ROWS}, "'none']; pass --label grade"),
         ({"sequence": DAYS, "a b": VALUES[:, 0], "c": LABEL}, "pass --label 'a b' or --label c"),
         ({"o k": LABEL, "long": DAYS, **WIDE, "label": LABEL}, "--drop 'o k', or pass --text long if the texts are"),
         ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the header line missing?"),
@@ -477,6 +509,15 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ),
         ({"id": SERIES, "t": ["", 1, 2, 3] * ROWS, **LONG}, "an empty cell in column 't'"),
         ({"id": SERIES, "date": [f"{n}/{5 - n}/2024" for n in (1, 2, 3, 4)] * ROWS, **LONG}, "cannot be sorted; write"),
+        (
+            {name: [f"{cell} mV" for cell in cells] for name, cells in WIDE.items()} | {"label": LABEL},
+            "are numbers with units, or dates, such as ... mV'; remove units",
+        ),
+        ({"day": DAYS, "firm": ["AB"] * ROWS, "label": LABEL}, "most cells of 'day' are numbers with units, or dates"),
+        (
+            {name: ["mV", *cells] for name, cells in WIDE.items()} | {"label": ["-", *LABEL]},
+            "remove units, lines of units and dates",
+        ),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
     ],
 )
@@ -518,6 +559,10 @@ def test_csv_with_a_column_per_value(tmp_path):
         ("y,x\n1,1 2\n2,1 q\n", "line 3: '1 q' is not a sequence of numbers"),
         ("y,x\n1,1 2\n2,\n", "line 3: not a sequence"),
         ("y\n1\n", "no columns of values"),
+        (
+            "\n# by hand\ny,a,b\n1,2,3\n",
+            r"line 2: '# by hand' is a comment, .*; remove .* grep -v '\^#' .*mine.csv > NEW.csv",
+        ),
         ('y,a\n1,"2\n', "not a readable table"),
     ],
 )

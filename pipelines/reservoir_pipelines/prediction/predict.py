@@ -28,6 +28,7 @@ from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_
 
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
+OTHER_UNIT = 30  # values that are on average this many times larger or smaller may have another unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +254,11 @@ def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, lab
         if number := int(numbers[new].sum()):
             share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
             notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")
+    if bundle.scaling and not bundle.task.pictures and (standardised := bundle.scaling.offset != 0).any():
+        expected = np.hypot(bundle.scaling.offset, 1 / bundle.scaling.scale)
+        size = np.sqrt(np.square(np.nan_to_num(x[:BLOCK_ROWS]), dtype=np.float64).mean(axis=(0, 1)))
+        if not 1 / OTHER_UNIT < (ratio := float(np.median((size / expected)[standardised]))) < OTHER_UNIT:
+            notify(f"{file}: values are {ratio:.2g} times as large as in the rows of the fit; check their units")
     if labelled and bundle.origin and str(file.resolve()) == bundle.origin:
         fitted, by = ("run was trained", "train") if bundle.parts[0].run else ("readout was fitted", "fit")
         notify(f"{file}: the {fitted} on rows of this file; for new data trust the test score of {by}")

@@ -27,6 +27,7 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 YEAR_LAST = re.compile(r"^(\d{1,2})[./-](\d{1,2})[./-](\d{4})(?!\d)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"  # a number, a date, or a number with a unit: 1.2 mV or €1.234,56
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers, ids or times
 MAX_ODD = 0.05  # largest share of labels that are not numbers in a column of targets, without --regression
@@ -136,7 +137,9 @@ def _choose_only_other_column(table: Table, roles: Roles, time: str | None) -> N
     """Choose the only column besides a sequence as the label; refuse a table with none or several."""
     others = [name for name in _free(table, roles, time) if name != roles.sequence]
     if not roles.sequence or len(others) != 1 or (is_text(table.frame[others[0]]) and table.frame[others[0]].is_unique):
-        refuse_unlabelled(table, [name for name in others if roles.sequence or is_text(table.frame[name])])
+        different = {name: table.frame[name].astype(str).nunique() for name in others}
+        few = [name for name in others if is_text(table.frame[name]) or 1 < different[name] <= FEW_CLASSES]
+        refuse_unlabelled(table, others if roles.sequence else few)
     roles.labels = others
     roles.chosen["label"] = others[0]
     roles.notes.append(f"the column {others[0]!r} is the label")
@@ -169,6 +172,10 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
     if not texts or not (len(texts) == len(rest) or (two_columns and mostly_different)):
         return ""
     text = max(texts, key=lambda name: int(frame[name].astype(str).str.len().sum()))
+    cells = filled(frame[text]).astype(str).str.strip()
+    if known is None and cells.str.fullmatch(MEASURED).mean() > MAX_TEXT:
+        problem = f"{table.path}: most cells of {text!r} are numbers with units, or dates, such as {cells.iloc[-1]!r}"
+        raise InputError(f"{problem}; remove units, lines of units and dates, or pass --text NAME to read letters")
     roles.chosen["text"] = text
     return text
 
@@ -237,10 +244,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
-def comma_notes(names: Sequence[str]) -> list[str]:
-    """Return a line that names the columns whose decimal commas were read as points, if there are any."""
+def number_notes(commas: Sequence[str], percents: Sequence[str] = ()) -> list[str]:
+    """Return lines that name the columns whose decimal commas were read as points, or percent signs removed."""
     remedy = "pass --decimal . if they are something else"
-    return [f"commas are read as decimal points in {listed(names)}; {remedy}"] if names else []
+    notes = [f"commas are read as decimal points in {listed(commas)}; {remedy}"] if commas else []
+    return notes + [f"percent signs are removed in {listed(percents)}: 12.3% is read as 12.3"] * bool(percents)
 
 
 def files_kind(names: Iterable[str]) -> str:

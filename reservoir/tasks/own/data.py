@@ -19,6 +19,7 @@ from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.images import SIDE, Images
 from reservoir.tasks.own.labels import MAX_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
+from reservoir.tasks.own.sounds import Sounds
 from reservoir.tasks.own.tables import OR_FILL, SUFFIXES
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
@@ -142,6 +143,7 @@ class OwnData(Source):
         """Return one line for each choice that a rule made."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
+        lines += [] if self._symbols or isinstance(self._columns, Images | Sounds) else self._value_notes()
         if self._units is not None and "each" not in self._columns.chosen:
             lines.append("y is as long as x, so it labels every token")
         if (groups := self._column("groups")) is not None:
@@ -160,6 +162,17 @@ class OwnData(Source):
             lines.append(f"x read as values ({self._reading.why}); pass --symbols for symbols")
         return [f"{own_name(self.origin)}: {line}" for line in lines]
 
+    def _value_notes(self) -> list[str]:
+        """Return notes on arrays that may have the channels first, and on numbers that may stand for missing values."""
+        x, tokens, notes = self._columns.read("x", 0, self.pieces()[0].hi), self._shape[1], []
+        if Path(self.origin).suffix in {".npz", ".h5", ".hdf5"} and x.ndim == 3 and x.shape[2] > tokens > 1:
+            notes = [f"x read as {tokens} tokens of {x.shape[2]} channels; transpose it if the channels are first"]
+        for marker in (-99, -999, -9999, -99999):
+            count = np.count_nonzero(x == marker)
+            if count and count == np.count_nonzero(x < marker / 2):  # all other values are far away
+                notes.append(f"{count:,} values are {marker}; if they stand for missing ones, give NaN and --missing")
+        return notes
+
     @cached_property
     def _columns(self) -> Arrays:
         columns = open_arrays(self.origin, self.asked)
@@ -169,12 +182,17 @@ class OwnData(Source):
             raise InputError(f"{self.origin}: --{flags[0]} does not apply to data of this kind; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
-            raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")
+            raise InputError(
+                f"{self.origin}: no array {missing[0]!r}; call the sequences x and the labels y, not X or Y"
+            )
         rows = columns.shapes["x"][:1]
         for name, shape in columns.shapes.items():
             if shape[:1] != rows or (name in {"groups", "split"} and len(shape) != 1):
                 problem = f"{self.origin}: x has the shape {columns.shapes['x']} and {name} {shape}"
                 raise InputError(f"{problem}; give one entry of {name} per row of x")
+        groups = columns.read("groups", 0, rows[0]).tolist() if "groups" in columns.shapes else []
+        if missing := [row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}]:
+            raise InputError(f"{self.origin}: no group in row {missing[0]}; give every row one, or leave groups out")
         return columns
 
     @cached_property

@@ -130,8 +130,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         return fasta_arrays(path, asked, task)
     if suffix in tables.SUFFIXES:
         return _table_arrays(path, asked, known)
-    hint = "unpack it first" if suffix in PACKED else f"give one of {', '.join(SUFFIXES)}"
-    raise InputError(f"{path}: files of type {path.suffix!r} are not read; {hint}")
+    raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
@@ -154,7 +153,7 @@ def labels_path(data: Path, named: str) -> Path:
 def check_file(path: Path) -> None:
     """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
-        raise InputError(f"{path}: a folder without images, sounds or recordings; give the path of your data")
+        raise InputError(f"{path}: a folder without images, sounds, .csv, .tsv or .parquet; give the path of your data")
     if not path.is_file():
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 
@@ -162,6 +161,8 @@ def check_file(path: Path) -> None:
 def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Path], *, new: bool) -> None:
     path = Path(origin)
     suffix, bare = path.suffix.lower(), is_bare(path)
+    if suffix in PACKED and path.is_file():
+        raise InputError(f"{path}: files of type {suffix!r} are not read; unpack it first")
     joined = ("label", "id", "group") if asked.labels else ()
     if is_hub(origin) or (suffix in tables.SUFFIXES and not bare and not published):
         if asked.labels:

@@ -103,7 +103,7 @@ def labels_from_table(
             bad.add(file, f"{table.path.name}, {table.bad.places[row]}: {table.bad.reasons[row][0]}")
     unused = f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}" if left else ""
     notes = [f"labels from {table.path.name}, column {label!r}, joined by {key!r}{unused}"]
-    return arrays, notes + columns.comma_notes(table.commas)
+    return arrays, notes + columns.number_notes(table.commas)
 
 
 def _joined(table: Table, named: str | None, names: Sequence[str], *, new: bool) -> tuple[str, list[str]]:
@@ -156,7 +156,7 @@ def _recordings(
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
     new = bool(names)  # a readout was fitted to columns of these names
-    commas, steps = dict[str, None](), dict[Path, float]()
+    commas, percents, steps = dict[str, None](), dict[str, None](), dict[Path, float]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
@@ -170,6 +170,7 @@ def _recordings(
             table, steps[file] = columns.in_order(table, times[0], new=new)
         frame, channels = table.frame, names
         commas.update(dict.fromkeys(table.commas))
+        percents.update(dict.fromkeys(table.percents))
         if not channels:
             dropped = {*drop, *times}
             dropped |= {name for name in frame if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])}
@@ -191,7 +192,7 @@ def _recordings(
     found.files = list(files)
     found.chosen = {"columns": names, "recordings": True}
     note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
-    found.notes = [note, *columns.comma_notes([*commas])]
+    found.notes = [note, *columns.number_notes([*commas], [*percents])]
     if unsorted := [file.name for file, step in steps.items() if np.isnan(step)]:
         start = f"recordings whose times cannot be sorted keep the order of their rows ({len(unsorted):,})"
         found.notes.append(f"{start}; write dates as 2024-12-31, or numbers: {columns.listed(unsorted)}")

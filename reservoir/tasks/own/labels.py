@@ -1,5 +1,6 @@
 """Rules that read numbers of your own data as symbols or values, and as classes or targets; and the splits of rows."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -146,17 +147,19 @@ def _odd_classes(names: Sequence[Any], counts: np.ndarray, label: str) -> tuple[
     if lone := [str(name) for name, count in zip(names, counts, strict=True) if count == 1]:
         problem = "classes of a single row, which cannot be both learnt and tested"
         notes.append(f"{problem} ({len(lone)}): {', '.join(lone[:5])}")
-    first = {str(name).lower(): name for name in reversed(names)}
-    for one, name in ((first[str(name).lower()], name) for name in names):
+    plain = {name: unicodedata.normalize("NFC", str(name)) for name in names}
+    first = {plain[name].lower(): name for name in reversed(names)}
+    for one, name in ((first[plain[name].lower()], name) for name in names):
         if one != name:
-            notes.append(f"{label} has the classes {one!r} and {name!r}; spell them the same if they are one class")
+            show = ascii if plain[one] == plain[name] else repr  # ü as one character, or as u with a combining mark
+            notes.append(f"{label} has the classes {show(one)} and {show(name)}; spell them the same if they are one")
     return tuple(notes)
 
 
 def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
     """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
     if asked.regression and y.dtype.kind in "US":
-        raise InputError(f"{where}: {label} holds texts such as {str(y.flat[0])!r}; leave out --regression")
+        raise InputError(f"{where}: {label} holds texts such as {y.item(0)!r}; give numbers, or leave out --regression")
     if asked.regression:
         return y.astype(np.float64), ""
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())

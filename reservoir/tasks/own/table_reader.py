@@ -25,7 +25,7 @@ class TableReader:
         self.fill = asked.missing != "refuse"
         self.roles = columns.choose_roles(table, asked, known)
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
-        self.notes += columns.comma_notes(table.commas)
+        self.notes += columns.number_notes(table.commas, table.percents)
         self.arrays: dict[str, np.ndarray] = {}
         self.texts: list[str] | None = None
         self.skipped: Skipped = {}
@@ -77,6 +77,9 @@ class TableReader:
         if not time and self.labelled and (time := columns.time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
         if len(set(ids)) < len(ids):
+            if time and self.asked.id and self.labelled and not self.roles.group:
+                problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} has no numbers"
+                raise InputError(f"{problem}; number its cells and pass --symbols, or pass --group instead of --id")
             if not (self.roles.group or self.asked.group or (self.asked.id and self.labelled)):
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
@@ -231,11 +234,14 @@ class TableReader:
             self.skipped.setdefault(int(member[line]), (ids[line], reason))
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
+        tokens = tokens[:, 0] if self.asked.symbols and len(names) == 1 else tokens
         self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
         self.arrays["ids"] = series[good]
         by = f"by {time!r}" if time else "as in the file"
         made = f"{len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}"
-        self.notes.append(f"long form: {made}, with the values {columns.listed(names)}")
+        whole = len(names) == 1 and not (self.asked.symbols or self.asked.values) and bool((tokens % 1 == 0).all())
+        values = columns.listed(names) + "; pass --symbols for events" * whole
+        self.notes.append(f"long form: {made}, with the values {values}")
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ OR_FILL = ", or pass --missing interpolate or mask for missing values"  # ends t
 OR_OFFSET = ", or write times with their offset from UTC, such as 2024-10-27T02:00+01:00"  # an hour repeats in autumn
 MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
 DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
+PERCENT = r"[-+]?[\d.,]+\s?%"
 GROUPED = r"[-+]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?"  # a number with dots that may separate thousands
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
@@ -93,14 +95,15 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
     commas: Sequence[str] = ()  # columns whose decimal commas were read as points
+    percents: Sequence[str] = ()  # columns whose percent signs were removed
     grouped: Mapping[str, str] = field(default_factory=dict)  # columns whose dots may separate thousands, with a cell
 
     def check_dots(self, name: str, *, new: bool) -> None:
         """Refuse a column of numbers whose dots may separate thousands."""
         if cell := self.grouped.get(name):
-            or_decimal = "" if new else ", or pass --decimal . if all dots in the file are decimal points"
+            or_decimal = "" if new or self.commas else ", or pass --decimal . if all dots are decimal points"
             problem = f"{self.path}, column {name!r}: the dot in {cell!r} may separate thousands"
-            raise InputError(f"{problem}; remove such dots{or_decimal}")
+            raise InputError(f"{problem}; remove such dots, or write decimal commas{or_decimal}")
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
@@ -122,20 +125,20 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
     bad = BadRows(str(path), places)
     for row, reason in faults.items():
         bad.add(row, reason)
-    return Table(path, frame, bad, frame.attrs.pop("commas", []), frame.attrs.pop("grouped", {}))
+    return Table(path, frame, bad, **{name: frame.attrs.pop(name) for name in list(frame.attrs)})
 
 
 def check_text(path: Path) -> None:
     """Refuse a file that is not UTF-8 text, or has a NUL."""
+    flags = f"-t UTF-8 {quote(str(path))} > NEW{path.suffix}"
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if b"\0" in line:
-                raise InputError(f"{path}, line {number}: a NUL byte; write the file as UTF-8 text")
+                raise InputError(f"{path}, line {number}: a NUL byte; perhaps run iconv -f UTF-16 {flags}")
             try:
                 line.decode()
-            except UnicodeDecodeError as error:
-                problem = f"{path}, line {number}: not UTF-8 ({error.reason})"
-                raise InputError(f"{problem}; write the file as UTF-8") from None
+            except UnicodeDecodeError:
+                raise InputError(f"{path}, line {number}: not UTF-8; perhaps run iconv -f LATIN1 {flags}") from None
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -167,6 +170,9 @@ def _read_csv(
             begin = reader.line_num + 1
     check_names(path, [name for name in names if not name.startswith("Unnamed: ")])
     _check_cells(path, len(records), len(names))
+    if names[:1] and names[0].startswith("#") and any(count > len(names) for _, count, _ in records):
+        problem = f"{path}, line {before}: {names[0][:40]!r} is a comment, but the first line must name the columns"
+        raise InputError(f"{problem}; remove comments, as with grep -v '^#' {quote(str(path))} > NEW{path.suffix}")
     if not any(full for _, _, full in records):
         raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
@@ -194,6 +200,7 @@ def _read_csv(
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
     frame.columns = names
+    frame.attrs["percents"] = _remove_percent_signs(frame, wanted)
     if decimal == "," or (decimal == "auto" and between != ","):
         commas = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
         texts = frame[[name for name in frame if frame[name].dtype.kind == "O"]]
@@ -206,6 +213,16 @@ def _read_csv(
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
     return frame[full].reset_index(drop=True), lines[full], faults
+
+
+def _remove_percent_signs(frame: Any, texts: Collection[str]) -> list[str]:
+    """Remove the percent signs of columns in which each filled cell has one, and return these columns."""
+    words = [name for name in frame if frame[name].dtype.kind == "O" and name.lower() not in texts]
+    filled = {name: frame[name].dropna().astype(str).str.strip() for name in words}
+    found = {name: cells.str.rstrip("% ") for name, cells in filled.items() if cells.str.fullmatch(PERCENT).all()}
+    for name, cells in found.items():
+        frame[name] = cells
+    return list(found)
 
 
 def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> list[str]:
