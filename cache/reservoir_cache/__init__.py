@@ -30,6 +30,7 @@ from reservoir_cache.publish import (
     path_below,
     publish_json,
     read_json,
+    read_regular,
     refuse_links,
     sync,
 )
@@ -47,7 +48,7 @@ __all__ += ["CacheError", "Entry", "Problem", "check_column_name", "fault_point"
 __all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "summarize"]
 __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
 __all__ += ["FeatureStore", "SplitFeatures", "ahead", "new_file", "refuse_links", "repair", "untracked", "verify"]
-__all__ += ["ShardWriter", "write_block", "write_targets"]
+__all__ += ["ShardWriter", "read_regular", "write_block", "write_targets"]
 
 # Modules that are imported when they are first used, because h5py and numpy would slow down the command line's start.
 _LATER = {

@@ -111,10 +111,17 @@ def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = N
     publish(final, text.encode("ascii"), sync_file=durable, sync_folder=durable)
 
 
+def read_regular(path: Path) -> bytes:
+    """Return the content of a file; raises ValueError for a pipe or a device, whose content might never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    return path.read_bytes()
+
+
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
     """Read a document of ``publish_json``, without its ``crc32``; raises CacheError if a single byte has changed."""
     try:
-        text = path.read_bytes().decode("ascii")
+        text = read_regular(path).decode("ascii")
         content = json.loads(text)
         crc = content.pop("crc32")
         sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import fault_point, sync
+from reservoir_cache import fault_point, read_regular, sync
 
 from reservoir.errors import InputError
 
@@ -142,7 +142,7 @@ def write_checked(path: Path, values: Mapping[str, Any]) -> None:
 def read_checked(path: Path) -> dict[str, Any]:
     """Return what `write_checked` wrote; raise `ValueError` for any other file, `DamagedError` if it has changed."""
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(read_regular(path))
     except RecursionError:
         raise ValueError("its values are nested too deep") from None
     if not isinstance(values, dict) or DIGEST not in values:
@@ -159,7 +159,7 @@ def checked_line(values: Mapping[str, Any]) -> str:
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yield each line of a file with the values that `checked_line` wrote, or with None if the line is damaged."""
-    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+    for text in read_regular(path).splitlines(keepends=True) if path.exists() else []:
         try:
             values = json.loads(text)
             sound = values.pop(DIGEST) == json_digest(values)

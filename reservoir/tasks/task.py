@@ -9,6 +9,7 @@ import numpy as np
 from reservoir.errors import InputError
 
 SPLITS = ("train", "valid", "test")
+SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")
 MISSING = -1
 """The class of padding, after the end of a row with a label for every token; for targets it is NaN."""
 
@@ -66,6 +67,11 @@ class Task:
         form, each = values["form"], values["parameters"].get("each", "")
         if each not in ("", "token"):
             raise InputError(f"task {values['name']}: labels of every {each} are not supported; extract the data again")
+        sizes = [*form.values(), *(values.get(name, 0) for name in SIZES)]
+        lists = [values["labels"], values["parameters"].get("columns", [])]
+        sound = all(type(size) is int and size >= 0 for size in sizes) and all(isinstance(one, list) for one in lists)
+        if not sound or len(values["labels"]) not in (0, values["classes"]):
+            raise InputError(f"task {str(values['name'])[:40]!r}: its description is damaged; extract the data again")
         form = Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"])
         return cls(**{**values, "form": form, "labels": tuple(values["labels"])})
 

@@ -2,6 +2,7 @@
 
 import json
 import operator
+import os
 import shutil
 import socket
 import sys
@@ -422,11 +423,23 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
         ("readout", {"classes": 3}, "do not match the labels"),
         ("readout", {"classes": "os"}, "not readable"),
         ("parts", {"compute": "load"}, "unknown precision 'load'"),
+        ("task", {"outputs": [1]}, "its description is damaged"),
+        ("task", {"classes": 7, "labels": ["a"]}, "its description is damaged"),
+        ("task", {"parameters": {"columns": 3}}, "its description is damaged"),
     ],
 )
 def test_settings_of_a_linear_readout_name_nothing_to_call(extracted, rows, tmp_path, part, change, message, refusal):
     fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
     card = read_checked(tmp_path / "readout.json")
-    (card["readout"] if part == "readout" else card["parts"][0]).update(change)
+    (card["parts"][0] if part == "parts" else card[part]).update(change)
     write_checked(tmp_path / "readout.json", card)
     assert message in refusal("predict", tmp_path, rows)
+
+
+@pytest.mark.parametrize("pattern", ["readout.json", "readout-*.safetensors"])
+def test_a_pipe_in_place_of_a_file_of_a_readout_is_refused(extracted, rows, tmp_path, pattern, refusal):
+    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
+    (file,) = tmp_path.glob(pattern)
+    file.unlink()
+    os.mkfifo(file)
+    assert "not a regular file" in refusal("predict", tmp_path, rows)

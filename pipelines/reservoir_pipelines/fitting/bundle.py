@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reservoir_cache import read_regular
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
@@ -214,7 +215,7 @@ def _part(values: dict[str, Any]) -> Part:
         reservoir=values["reservoir"] and Reservoir(**values["reservoir"]),
         digest=values["digest"],
         compute=values["compute"],
-        columns=tuple(values["columns"]),
+        columns=tuple(map(str, values["columns"])),
         input_digests=values.get("input_digests") or values.get("door") or {},
     )
 
@@ -227,7 +228,7 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             problem = f"readout {folder} has format {card['format']}, but this version reads 2 and 3"
             raise InputError(f"{problem}; fit it again, or install the version that made it")
         try:
-            files = {name: (folder / Path(name).name).read_bytes() for name in card["files"]}
+            files = {name: read_regular(folder / Path(name).name) for name in card["files"]}
         except FileNotFoundError:
             if read_checked(folder / CARD) == card:
                 raise
