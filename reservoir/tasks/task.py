@@ -68,7 +68,7 @@ class Task:
         if each not in ("", "token"):
             raise InputError(f"task {values['name']}: labels of every {each} are not supported; extract the data again")
         sizes = [*form.values(), *(values.get(name, 0) for name in SIZES)]
-        lists = [values["labels"], values["parameters"].get("columns", [])]
+        lists = [values["labels"], *(values["parameters"].get(name, []) for name in ("columns", "events"))]
         sound = all(type(size) is int and size >= 0 for size in sizes) and all(isinstance(one, list) for one in lists)
         if not sound or len(values["labels"]) not in (0, values["classes"]):
             raise InputError(f"task {str(values['name'])[:40]!r}: its description is damaged; extract the data again")

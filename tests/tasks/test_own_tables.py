@@ -260,15 +260,28 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first)
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
 
-def test_events_in_long_form_are_symbols_on_request_and_their_names_are_refused(tmp_path):
+def test_events_in_long_form_are_symbols_on_request_and_their_names_always(tmp_path):
     columns = {"user": SERIES, "t": list(range(4)) * ROWS, "event": SERIES * 3 % 5, "label": LONG["label"]}
     asked = {"id": "user", "time": "t", "label": "label"}
     task = task_named(str(write(tmp_path / "t.csv", columns)), symbols=True, **asked).task
     assert task.form == Tokens(5) and task.max_tokens == 4
     assert "with the values event; pass --symbols for events" in stored(tmp_path / "t.csv", **asked)[2]
     assert read_new(tmp_path / "t.csv", task)[0].tolist() == np.reshape(columns["event"], (ROWS, 4)).tolist()
-    columns["event"] = np.array(["buy", "view", "quit", "login", "cart"])[columns["event"]]
-    with pytest.raises(InputError, match="same 'user' are not joined: 'event' has no numbers; number its cells"):
+    names = np.array(["buy", "cart", "login", "quit", "view"])  # in the order of the numbers
+    columns |= {
+        "event": names[columns["event"]],
+        "t": [0, 1, 1, 2] * ROWS,
+    }  # of two events at once the first counts first
+    source = task_named(str(write(tmp_path / "t.csv", columns)), **asked)
+    assert source.task.alphabet.endswith("ABCDE") and source.task.parameters["events"] == names.tolist()
+    assert any("read as letters: A buy, B cart, C login, D quit, E view" in note for note in source.notes())
+    letters = ["".join("ABCDE"[n] for n in row) for row in np.reshape(SERIES * 3 % 5, (ROWS, 4))]
+    assert read_new(tmp_path / "t.csv", source.task).x.tolist() == letters
+    columns["event"][[1, 6]] = ["sell", ""]
+    new = read_new(write(tmp_path / "new.csv", columns), source.task)
+    assert new.x[0] == f"{letters[0][0]}\ufffd{letters[0][2:]}" and [*new.skipped] == [1]
+    columns["event"] = [f"event {n}" for n in range(4 * ROWS)]
+    with pytest.raises(InputError, match="same 'user' are not joined: 'event' has too many names; number its cells"):
         stored(write(tmp_path / "t.csv", columns), **asked)
 
 

@@ -20,7 +20,7 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.arrays import Skipped
 from reservoir.tasks.own.columns import listed
-from reservoir.tasks.own.texts import shown
+from reservoir.tasks.own.texts import UNKNOWN, shown
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
@@ -248,9 +248,9 @@ def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, lab
     if long and by_position and not bundle.task.each:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
         notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
-    if bundle.task.alphabet:
+    if alphabet := bundle.task.alphabet.removeprefix(UNKNOWN):
         codes, numbers = np.unique(x, return_counts=True)
-        new = np.isin(codes, [0, *map(ord, bundle.task.alphabet)], invert=True)  # 0 is padding
+        new = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
         if number := int(numbers[new].sum()):
             share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
             notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")

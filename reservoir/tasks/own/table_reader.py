@@ -1,5 +1,6 @@
 """A table as arrays, in three forms: rows of values, whole sequences in cells, or several lines per sequence (long)."""
 
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -12,8 +13,9 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import columns
 from reservoir.tasks.own.arrays import Arrays, Skipped, padded
 from reservoir.tasks.own.tables import OR_FILL, OR_OFFSET, BadRows, Table
-from reservoir.tasks.own.texts import Texts
+from reservoir.tasks.own.texts import UNKNOWN, Texts
 
+EVENTS = string.ascii_uppercase + string.ascii_lowercase + string.digits  # the letters that stand for names of events
 MAX_DIGITS = 24  # most digits of a number that is one label; each digit of a longer number is a label
 
 
@@ -41,10 +43,11 @@ class TableReader:
                 columns.require_column(table, getattr(self.asked, role), known=self.known.get("columns", ()))
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
-        if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
+        event = self._column_of_events() if repeats or not self.labelled else ""
+        if (event or not self.roles.sequence) and (repeats if self.labelled else self.known.get("long", False)):
             for row in np.flatnonzero(cells.isna()) if name else ():
                 table.bad.add(row, f"an empty cell in column {name!r}", "fill it")
-            self._long(ids or ["0"] * len(table.frame))
+            self._long(ids or ["0"] * len(table.frame), event)
         else:
             self._wide(ids)
             kept = table.bad.kept()
@@ -56,6 +59,30 @@ class TableReader:
         arrays.notes, arrays.chosen, arrays.label = [*self.notes, *table.bad.notes()], self.chosen, labels
         arrays.skipped = self.skipped
         return arrays
+
+    def _column_of_events(self) -> str:
+        """Return the column with the name of an event in each row of a sequence, or ""."""
+        frame, column = self.table.frame, self.roles.sequence
+        if not self.labelled:
+            return column if "events" in self.known else ""
+        timed = self.roles.time or any(name.lower() in columns.TIMES for name in frame)
+        if not (column and timed and self.asked.id) or self.roles.group or columns.is_sequences(frame[column]):
+            return ""
+        return column if frame[column].nunique() <= min(len(EVENTS), len(frame) / 2) else ""
+
+    def _letters_of(self, event: str) -> np.ndarray:
+        """Return a letter for the event of each row; new events get that of unknown letters."""
+        cells = self.table.frame[event]
+        for row in np.flatnonzero(cells.isna()):
+            self.table.bad.add(row, f"an empty cell in column {event!r}", "fill it")
+        texts = cells.astype(str).str.strip()
+        names = self.known.get("events") or sorted(set(texts[cells.notna()]))
+        letters = dict(zip(names, EVENTS, strict=False))
+        self.chosen["events"] = names
+        self.chosen.pop("text", None)
+        listed = columns.listed([f"{letter} {name}" for name, letter in letters.items()])
+        self.notes.append(f"the events of {event!r} are read as letters: {listed}")
+        return texts.map(letters).fillna(UNKNOWN).to_numpy(str)
 
     def _labels_and_groups(self) -> None:
         if names := [name for name in self.roles.labels if name in self.table.frame]:
@@ -78,7 +105,9 @@ class TableReader:
             self.chosen["time"] = time
         if len(set(ids)) < len(ids):
             if time and self.asked.id and self.labelled and not self.roles.group:
-                problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} has no numbers"
+                problem = (
+                    f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} has too many names"
+                )
                 raise InputError(f"{problem}; number its cells and pass --symbols, or pass --group instead of --id")
             if not (self.roles.group or self.asked.group or (self.asked.id and self.labelled)):
                 self.arrays["groups"] = np.array(ids)
@@ -202,7 +231,7 @@ class TableReader:
         self.chosen["columns"] = names
         return names
 
-    def _long(self, ids: Sequence[str]) -> None:
+    def _long(self, ids: Sequence[str], event: str) -> None:
         import pandas as pd
 
         table, name = self.table, self.roles.id or "id"
@@ -210,21 +239,19 @@ class TableReader:
         time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         self.chosen |= {"long": True} | ({"time": time} if time else {})
         times = self._ordered(time) if time else np.arange(len(ids))
+        if event:
+            table.frame = table.frame[[event]]
         names = self._choose_values()
-        tokens = columns.values_of(table, names, fill=self.fill, new=not self.labelled)
+        tokens = (
+            self._letters_of(event) if event else columns.values_of(table, names, fill=self.fill, new=not self.labelled)
+        )
         member, series = pd.factorize(np.array(ids))
         one_of_them = "keep one of them" + OR_OFFSET * (times.dtype.kind == "M")
-        for row in np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated()).tolist():
+        twice = np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated())
+        for row in [] if event else twice.tolist():
             table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", one_of_them)
         first = np.unique(member, return_index=True)[1]
-        for array, values in self.arrays.items():
-            unlike = (values != values[first[member]]).reshape(len(values), -1).any(axis=1)
-            if unlike.any():
-                row, what = int(np.argmax(unlike)), "label" if array == "y" else array
-                start = f"{table.path}, {table.bad.places[row]}: the {what} differs from earlier rows with this"
-                flags = f"--group {quote(name)} or --drop {quote(name)} if each row is a whole sequence"
-                remedy = f"pass {flags}, or use an .npz file to label steps"
-                raise InputError(f"{start} {name!r}; {remedy if self.labelled else 'make them equal'}")
+        self._check_one_label(name, first[member])
         # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
@@ -234,14 +261,30 @@ class TableReader:
             self.skipped.setdefault(int(member[line]), (ids[line], reason))
         rows = np.split(np.lexsort((times, member)), np.cumsum(np.bincount(member))[:-1])
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
-        tokens = tokens[:, 0] if self.asked.symbols and len(names) == 1 else tokens
-        self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
         self.arrays["ids"] = series[good]
+        if event:
+            self.texts = ["".join(tokens[rows[one]]) for one in good]
+        else:
+            tokens = tokens[:, 0] if self.asked.symbols and len(names) == 1 else tokens
+            self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
         by = f"by {time!r}" if time else "as in the file"
         made = f"{len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}"
-        whole = len(names) == 1 and not (self.asked.symbols or self.asked.values) and bool((tokens % 1 == 0).all())
+        plain = len(names) == 1 and not (event or self.asked.symbols or self.asked.values)
+        whole = plain and bool((tokens % 1 == 0).all())
         values = columns.listed(names) + "; pass --symbols for events" * whole
         self.notes.append(f"long form: {made}, with the values {values}")
+
+    def _check_one_label(self, name: str, first: np.ndarray) -> None:
+        """Refuse rows whose label, group or split differs from that of the ``first`` row of their sequence."""
+        for array, values in self.arrays.items():
+            unlike = (values != values[first]).reshape(len(values), -1).any(axis=1)
+            if unlike.any():
+                row, what = int(np.argmax(unlike)), "label" if array == "y" else array
+                place = self.table.bad.places[row]
+                start = f"{self.table.path}, {place}: the {what} differs from earlier rows with this {name!r}"
+                flags = f"--group {quote(name)} or --drop {quote(name)} if each row is a whole sequence"
+                remedy = f"pass {flags}, or use an .npz file to label steps"
+                raise InputError(f"{start}; {remedy if self.labelled else 'make them equal'}")
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or ISO 8601 dates, as an array that can be sorted."""
