@@ -113,9 +113,11 @@ def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = N
 
 def read_regular(path: Path) -> bytes:
     """Return the content of a file; raises ValueError for a pipe or a device, whose content might never end."""
-    if path.exists() and not path.is_file():
-        raise ValueError("not a regular file")
-    return path.read_bytes()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("not a regular file")
+        return file.read()
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
