@@ -278,7 +278,7 @@ def test_events_in_long_form_are_symbols_on_request_and_their_names_always(tmp_p
     letters = ["".join("ABCDE"[n] for n in row) for row in np.reshape(SERIES * 3 % 5, (ROWS, 4))]
     assert read_new(tmp_path / "t.csv", source.task).x.tolist() == letters
     columns["event"][[1, 6]] = ["sell", ""]
-    new = read_new(write(tmp_path / "new.csv", columns), source.task)
+    new = read_new(write(tmp_path / "new.csv", columns | {"page": ["a long text"] * 4 * ROWS}), source.task)
     assert new.x[0] == f"{letters[0][0]}\ufffd{letters[0][2:]}" and [*new.skipped] == [1]
     columns["event"] = [f"event {n}" for n in range(4 * ROWS)]
     with pytest.raises(InputError, match="same 'user' are not joined: 'event' has too many names; number its cells"):

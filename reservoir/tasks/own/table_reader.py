@@ -64,7 +64,7 @@ class TableReader:
         """Return the column with the name of an event in each row of a sequence, or ""."""
         frame, column = self.table.frame, self.roles.sequence
         if not self.labelled:
-            return column if "events" in self.known else ""
+            return (self.known.get("columns") or [""])[0] if "events" in self.known else ""
         timed = self.roles.time or any(name.lower() in columns.TIMES for name in frame)
         if not (column and timed and self.asked.id) or self.roles.group or columns.is_sequences(frame[column]):
             return ""
@@ -239,7 +239,7 @@ class TableReader:
         time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         self.chosen |= {"long": True} | ({"time": time} if time else {})
         times = self._ordered(time) if time else np.arange(len(ids))
-        if event:
+        if event and self.labelled:
             table.frame = table.frame[[event]]
         names = self._choose_values()
         tokens = (

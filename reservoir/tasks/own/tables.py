@@ -125,7 +125,8 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
     bad = BadRows(str(path), places)
     for row, reason in faults.items():
         bad.add(row, reason)
-    return Table(path, frame, bad, **{name: frame.attrs.pop(name) for name in list(frame.attrs)})
+    noted = {name: frame.attrs.pop(name) for name in ("commas", "percents", "grouped") if name in frame.attrs}
+    return Table(path, frame, bad, **noted)
 
 
 def check_text(path: Path) -> None:
@@ -218,7 +219,7 @@ def _read_csv(
 def _remove_percent_signs(frame: Any, texts: Collection[str]) -> list[str]:
     """Remove the percent signs of columns in which each filled cell has one, and return these columns."""
     words = [name for name in frame if frame[name].dtype.kind == "O" and name.lower() not in texts]
-    filled = {name: frame[name].dropna().astype(str).str.strip() for name in words}
+    filled = {name: frame[name].dropna().astype(str).str.strip() for name in words if frame[name].notna().any()}
     found = {name: cells.str.rstrip("% ") for name, cells in filled.items() if cells.str.fullmatch(PERCENT).all()}
     for name, cells in found.items():
         frame[name] = cells
