@@ -90,9 +90,14 @@ def test_a_damaged_shard_is_computed_again(small):
 
 def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypatch):
     first, opened = small(), []
-    real, real_open = h5py.File, io.open
-    monkeypatch.setattr(h5py, "File", lambda name, *a, **k: opened.append(str(name)) or real(name, *a, **k))
-    monkeypatch.setattr(io, "open", lambda name, *a, **k: opened.append(str(name)) or real_open(name, *a, **k))
+
+    def watch(module, name):
+        plain = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda file, *a, **k: opened.append(str(file)) or plain(file, *a, **k))
+
+    watch(h5py, "File")
+    watch(io, "open")
+    watch(os, "open")
     for again in (small, partial(small, batch_rows=7)):  # an equal call, and one without a receipt
         assert again().reused and str(first.entry / "train" / "manifest.json") in opened
         assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
