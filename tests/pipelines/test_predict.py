@@ -127,6 +127,7 @@ def test_rows_that_cannot_be_read_get_an_empty_label_and_the_reason(fitted, tmp_
     readable = [0, 1, 2, 4]
     assert ours.loc[readable].drop(columns="problem").equals(theirs.loc[readable])
     assert ours["problem"][3] == "line 5: 'ERR' is not a number in column 'v1'" and ours["problem"][:3].isna().all()
+    assert [one.row for one in explain(fitted, bad, first=9, out=tmp_path / "e.png").rows] == readable
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

@@ -323,8 +323,8 @@ def explain(
     """Plot what each position adds to the score of a label."""
     done = api.explain(readout, file, **given)
     lines = []
-    for number, row in enumerate(done.rows):
-        cells = [number, f"{row.label:.4g}" if isinstance(row.label, float) else row.label, f"{row.score:+.2f}"]
+    for row in done.rows:
+        cells = [row.row, f"{row.label:.4g}" if isinstance(row.label, float) else row.label, f"{row.score:+.2f}"]
         for values in (row.added, row.occluded):
             at = max(range(len(values)), key=values.__getitem__, default=0)
             cells.append(f"{values[at]:+.2g} at position {at}" if any(values) else "-")

@@ -1,7 +1,7 @@
 """The stage ``explain``: what each position of a sequence adds to the score of its label."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ MAX_LETTERS = 120  # letters that are legible in one row
 class Explained(Record):
     """What each position of a sequence adds to the score of its label."""
 
+    row: int  # its number in the file, from 0
     label: Any
     score: float  # the logit of the class minus the mean of all logits, or the predicted value
     added: list[float]  # what each position adds, compared with the mean token of the explained sequences
@@ -65,7 +66,8 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
         problem = f"its input goes through the model's own {model.reader.kind}, which explain does not support"
         remedy = "fit a readout of features made with --input gaussian or kernels"
         raise InputError(f"readout {readout}: {problem}; {remedy}")
-    rows = explain_rows(model, bundle.task, x, lengths)
+    numbers = [row for row in range(len(new.x) + len(new.skipped)) if row not in new.skipped]
+    rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, bundle.task, x, lengths)]
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     unit = "logits" if bundle.task.classes else "the unit of the label"
     _draw(plot, bundle.task, x, lengths, rows, unit)
@@ -88,7 +90,8 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
         added, occluded = (part[row, :length, of].tolist() for part in parts)
         score = float(logits[row, of])
         label = task.label(of) if task.classes else score
-        found.append(Explained(label=label, score=score, added=added, elsewhere=score - sum(added), occluded=occluded))
+        parts_of_row = {"added": added, "elsewhere": score - sum(added), "occluded": occluded}
+        found.append(Explained(row=row, label=label, score=score, **parts_of_row))
     return found
 
 
@@ -112,7 +115,7 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
             above.plot(values, linewidth=1, drawstyle="steps-mid" if symbols else "default")
             above.set_ylabel("symbol" if symbols else "input")
         what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
-        above.set_title(f"row {number}: {what}, score {row.score:+.2f}", fontsize=10, color=INK)
+        above.set_title(f"row {row.row}: {what}, score {row.score:+.2f}", fontsize=10, color=INK)
         signs = np.where(np.array(row.added) >= 0, COLOURS[0], COLOURS[1])
         first = number == 0
         below.bar(positions, row.added, width=1.0, color=signs)
