@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +20,7 @@ from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.images import SIDE, Images
 from reservoir.tasks.own.labels import MAX_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
-from reservoir.tasks.own.sounds import Sounds
-from reservoir.tasks.own.tables import OR_FILL, SUFFIXES
+from reservoir.tasks.own.tables import OR_FILL
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
 from reservoir.tasks.source import Piece, Source, clean_symbols
@@ -143,14 +143,10 @@ class OwnData(Source):
         """Return one line for each choice that a rule made."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
-        lines += [] if self._symbols or isinstance(self._columns, Images | Sounds) else self._value_notes()
         if self._units is not None and "each" not in self._columns.chosen:
             lines.append("y is as long as x, so it labels every token")
         if (groups := self._column("groups")) is not None:
-            named = [str(group) for group in np.unique(groups)]
-            alike = len(named) - len({name.lower() for name in named})
-            same = f"; names that differ only in capitals ({alike:,}) are different groups" if alike else ""
-            lines.append(f"{len(named):,} groups, each in one split{same}")
+            lines.append(f"{len(np.unique(groups)):,} groups, each in one split")
         if alphabet:
             unknown = f"; letters that no training row has, read as unknown: {shown(others)}" if others else ""
             letters = alphabet.removeprefix(UNKNOWN)
@@ -161,17 +157,6 @@ class OwnData(Source):
         elif self._reading:
             lines.append(f"x read as values ({self._reading.why}); pass --symbols for symbols")
         return [f"{own_name(self.origin)}: {line}" for line in lines]
-
-    def _value_notes(self) -> list[str]:
-        """Return notes on arrays that may have the channels first, and on numbers that may stand for missing values."""
-        x, tokens, notes = self._columns.read("x", 0, self.pieces()[0].hi), self._shape[1], []
-        if Path(self.origin).suffix in {".npz", ".h5", ".hdf5"} and x.ndim == 3 and x.shape[2] > tokens > 1:
-            notes = [f"x read as {tokens} tokens of {x.shape[2]} channels; transpose it if the channels are first"]
-        for marker in (-99, -999, -9999, -99999):
-            count = np.count_nonzero(x == marker)
-            if count and count == np.count_nonzero(x < marker / 2):  # all other values are far away
-                notes.append(f"{count:,} values are {marker}; if they stand for missing ones, give NaN and --missing")
-        return notes
 
     @cached_property
     def _columns(self) -> Arrays:
@@ -285,6 +270,15 @@ class OwnData(Source):
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
 
 
+@contextmanager
+def _without_flags() -> Iterator[None]:
+    """Leave out of a message the flags of `extract`, which do not apply to new data."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).partition(", or pass --")[0]) from None
+
+
 def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     """Return the sequences of a file; those that cannot be read are skipped, unless none can be read."""
     if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file() and not labels:
@@ -292,10 +286,8 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
     if labels and "labels" not in task.parameters:  # they name columns of another table, or are patterns of headers
         parameters |= {"label": None, "id": None, "group": None}
-    no_images = f"{path}: no images, but the readout was fitted on images; give images, or a table with their paths"
-    if task.pictures and path.is_file() and path.suffix.lower() in SUFFIXES and not named_kind(path):
-        raise InputError(no_images)
-    columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
+    with _without_flags():
+        columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: no array 'x'; store the sequences under this name")
     if not columns.shapes["x"]:
@@ -306,7 +298,8 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
             raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
     images = isinstance(columns, Images)
     if bool(task.pictures) != images:
-        raise InputError(f"{path}: images, but the readout reads other data; give such data" if images else no_images)
+        found, read = ("images", "other data") if images else ("no images", "images")
+        raise InputError(f"{path}: {found}, but the readout was fitted on {read}; give data of this kind")
     x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
     given = ("lengths", "ids", "y", "groups")
     lengths, ids, y, groups = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given)

@@ -28,7 +28,6 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
 
     For new sequences of a ``task``, these come from the headers if the patterns of the task match them.
     """
-    labelled = task is None
     # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
     upper = task is None or not any(map(str.islower, task.alphabet))
     headers, sequences, places = list[str](), list[list[str]](), list[str]()
@@ -46,55 +45,53 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
     bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows)
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
-    notes, where = [], list(zip([f"{path}, {place}" for place in places], headers, strict=True))
+    notes = []
     if asked.labels:
-        arrays, notes = labels_from_table(asked, ids, bad, new=not labelled)
+        arrays, notes = labels_from_table(asked, ids, bad, new=task is not None)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
-    elif labelled and not asked.label:
-        if all(len(header.split()) > 1 for header in headers):
-            columns["label"] = [header.split()[-1] for header in headers]
-            notes = ["the label is the last word of the header"]
-        elif all("|" in header for header in headers):
-            columns["label"] = [header.rsplit("|", 1)[1].strip() for header in headers]
-            notes = ["the label is the text after the last | of the header"]
-        else:
-            problem = f"{path}: no label in headers like {headers[0][:60]!r}"
-            raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
-    if not asked.labels and (task is None or not {"text", "labels", "columns"} & task.parameters.keys()):
-        found = _by_patterns(where, asked, new=not labelled)
-        columns |= found
-        notes += [f"the label is the match of {asked.label} in the header"] if "label" in found else []
+    elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
+        pattern = asked.label or (_usual_pattern(path, headers) if task is None else "")
+        for name, flag, wanted in (("label", "label", pattern), ("groups", "group", asked.group)):
+            found = _found_in_headers(bad, headers, wanted or "", flag, new=task is not None)
+            if any(found) and (name == "label" or None not in found):
+                columns[name] = found
+        notes = [f"the label is the match of {pattern} in the header"] if "label" in columns else []
     known = None if task is None else {"each": "token"} if task.each else {}
     found = columns_as_arrays(columns, bad, asked, known, id="id", text="sequence")
     found.notes += notes
     return found
 
 
-def _by_patterns(headers: Sequence[tuple[str, str]], asked: OwnDataOptions, *, new: bool) -> dict[str, list[Any]]:
-    """Return the labels and groups that the patterns find in headers; new records may lack labels, or all groups."""
-    columns = {}
-    if asked.label and any(found := _found_in_headers(headers, asked.label, "label", new=new)):
-        columns["label"] = found
-    if asked.group and None not in (found := _found_in_headers(headers, asked.group, "group", new=new)):
-        columns["groups"] = found
-    return columns
+def _usual_pattern(path: Path, headers: Sequence[str]) -> str:
+    """Return the pattern of the last word of each header, or of the text after the last | of each."""
+    pattern = next((one for one in USUAL_PATTERNS if all(re.search(one, header) for header in headers)), "")
+    if not pattern:
+        problem = f"{path}: no label in headers like {headers[0][:60]!r}"
+        raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
+    return pattern
 
 
-def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str, *, new: bool) -> list[Any]:
-    """Return the match of a pattern's group in each header, a pair of place and text; for ``new`` ones maybe None."""
+def _found_in_headers(
+    bad: tables.BadRows, headers: Sequence[str], pattern: str, flag: str, *, new: bool
+) -> list[str | None]:
+    """Return the match of a pattern's group in each header; None if there is no pattern, or a ``new`` one has none."""
+    if not pattern:
+        return []
     with as_input_error(f"--{flag} {pattern}: not a regular expression", "give one with a group"):
         compiled = re.compile(pattern)
     if compiled.groups != 1:
         raise InputError(f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
-    found = [match and match.group(1) for match in (compiled.search(header) for _, header in headers)]
+    found = [match and match.group(1) for match in map(compiled.search, headers)]
     if None in found and not new:
-        where, header = headers[found.index(None)]
-        raise InputError(f"{where}: the header {header[:60]!r} does not match --{flag} {pattern}; change either")
+        row = found.index(None)
+        problem = f"{bad.where}, {bad.places[row]}: the header {headers[row][:60]!r} does not match --{flag} {pattern}"
+        raise InputError(f"{problem}; change either")
     return found
 
 
 ARRAYS = {".npz": read_npz, ".h5": Hdf5, ".hdf5": Hdf5}
+USUAL_PATTERNS = (r"\s(\S+)$", r"\|\s*([^|]*)$")
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
 PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".tgz", ".7z")
@@ -159,28 +156,26 @@ def check_file(path: Path) -> None:
 
 
 def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Path], *, new: bool) -> None:
+    """Refuse packed files, and flags that name columns if the data has none."""
     path = Path(origin)
     suffix, bare = path.suffix.lower(), is_bare(path)
     if suffix in PACKED and path.is_file():
         raise InputError(f"{path}: files of type {suffix!r} are not read; unpack it first")
-    joined = ("label", "id", "group") if asked.labels else ()
-    if is_hub(origin) or (suffix in tables.SUFFIXES and not bare and not published):
-        if asked.labels:
-            why = "is for folders of files and FASTA; a table has a column of labels, so leave it out"
-            raise InputError(f"{origin}: --labels {why}")
-        return
+    flags = ("label", "id", "time", "group", "text", "drop", "labels")
+    joined = ("labels", "label", "id", "group") if asked.labels else ("labels",)
     if published or suffix == ".ts" or bare:
-        why, allowed = "UCR and UEA files have no column names", () if published else ("label",)
+        what, allowed = "UCR and UEA files, which have no column names", () if published else ("label",)
+    elif is_hub(origin) or suffix in tables.SUFFIXES:
+        what, allowed = "a table, which has a column of labels", flags[:-1]
     elif suffix in ARRAYS:
-        why, allowed = "the file holds arrays named x, y, lengths, split, groups and ids", ()
+        what, allowed = "a file of arrays named x, y, lengths, split, groups and ids", ()
     elif suffix in FASTA:
-        why, allowed = "FASTA has no columns", ("label", "group", "labels", *joined)
+        what, allowed = "FASTA, which has no columns", ("label", "group", *joined)
     else:
-        why = "files are labelled by their folder, or by a table that --labels names"
-        allowed = ("labels", "drop", "time", *joined)
-    for flag in ("labels",) if new else ("label", "id", "time", "group", "text", "drop", "labels"):
+        what, allowed = "files, which are labelled by their folder or by --labels", ("drop", "time", *joined)
+    for flag in flags[-1:] if new else flags:
         if (name := getattr(asked, flag)) and flag not in allowed:
-            raise InputError(f"{origin}: --{flag} {name} names a column of a table, and {why}; leave it out")
+            raise InputError(f"{origin}: --{flag} {name} does not apply to {what}; leave it out")
 
 
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +15,6 @@ from reservoir.tasks.own.images import Images
 from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.sounds import Sounds
 from reservoir.tasks.own.tables import BadRows, Table, read_table
-
-SAME_STEP = 1.1  # time steps up to this ratio are the same, because clocks jitter
 
 
 def media_files(path: Path, *labels: Path) -> list[Path]:
@@ -75,63 +75,58 @@ def labels_from_table(
     """Return labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
 
     If bad rows are skipped, files whose rows in the table cannot be used become ``bad``. A saved readout reads ``new``
-    files, whose labels may be empty; messages then name no flags of `extract`.
+    files, whose labels may be empty.
     """
     assert asked.labels
     table = read_table(Path(asked.labels), None, asked.decimal)  # all as text, because run 007 is not run 7
     table.bad.skip = bad.skip
     table.bad.kept()
-    key, file_of = _joined(table, asked.id, names, new=new)
-    left = [str(cell).strip() for cell, file in zip(table.frame[key], file_of, strict=True) if not file]
-    table, file_of = table.take([row for row, file in enumerate(file_of) if file]), list(filter(None, file_of))
-    _, first, same = np.unique(file_of, return_index=True, return_inverse=True)
-    first, rows = first[same], first[np.unique(names, return_inverse=True)[1]]
-    label, *others = columns.choose_labels(table, asked, key, new=new)
+    columns.require_column(table, asked.id, "" if new else "id")
     columns.require_column(table, None if new else asked.group, "group")
-    roles = {"y": [label, *others], "groups": [asked.group or "groups"], "split": [] if new else ["split"]}
-    arrays: dict[str, np.ndarray] = {}
-    for array, wanted in roles.items():
-        flags = asked if array == "y" else OwnDataOptions(classes=True)  # groups are names
-        if given := [name for name in wanted if name in table.frame]:
-            values = columns.joined_labels(table, given, flags, required=array != "y" or not new)
-            for row in np.flatnonzero((values != values[first]).reshape(len(values), -1).any(axis=1)):
-                what, other = "label" if array == "y" else array, table.bad.places[first[row]]
-                table.bad.add(row, f"{file_of[row]!r} has another {what} in {other}", "keep one of these lines")
-            arrays[array] = values[rows]
-    for row in np.flatnonzero(~table.bad.kept()).tolist():
-        for file in np.flatnonzero(rows == first[row]):
-            bad.add(file, f"{table.path.name}, {table.bad.places[row]}: {table.bad.reasons[row][0]}")
+    key, rows = _joined(table, asked.id, names)
+    left = [str(cell) for cell in table.frame[key].drop(index=rows)]
+    table = table.take(rows)
+    labels = columns.choose_labels(table, asked, key, new=new)
+    arrays = {"y": columns.joined_labels(table, labels, asked, required=not new)}
+    for array, name in {"groups": asked.group or "groups", "split": "" if new else "split"}.items():
+        if name in table.frame:
+            arrays[array] = columns.labels_of(table, name, OwnDataOptions(classes=True), required=True)
+    for row, (reason, remedy) in table.bad.reasons.items():
+        bad.add(row, f"{table.path.name}, {table.bad.places[row]}: {reason}", remedy)
     unused = f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}" if left else ""
-    notes = [f"labels from {table.path.name}, column {label!r}, joined by {key!r}{unused}"]
-    return arrays, notes + columns.number_notes(table.commas)
+    notes = [f"labels from {table.path.name}, column {labels[0]!r}, joined by {key!r}{unused}"]
+    return arrays, notes + columns.comma_notes(table.commas)
 
 
-def _joined(table: Table, named: str | None, names: Sequence[str], *, new: bool) -> tuple[str, list[str]]:
-    """Return the column that names most files (whole, or without folder or suffix), and the file of each row or ""."""
-    columns.require_column(table, named, "" if new else "id")
-    levels: list[dict[str, dict[str, None]]] = [{}, {}, {}, {}, {}]  # files of each form of a name, the longest first
+def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, list[int]]:
+    """Return the column that names most files (whole, or without folder or suffix), and the row of each file."""
+    found = {key: _rows_of(table.frame[key], names) for key in ([named] if named else table.frame)}
+    key = max(found, key=lambda column: len(found[column]))
+    rows, column = found[key], f"in column {key!r}"
+    if missing := [name for name in names if name not in rows]:
+        problem = f"{table.path}: no row for {missing[0]!r} {column} ({len(missing):,} of {len(names):,} have none)"
+        raise InputError(f"{problem}; add it (predict needs no label in it), or pass --id NAME of another column")
+    files = {row: name for name, row in rows.items()}
+    for name, row in rows.items():
+        if files[row] != name:
+            problem = f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} {column} may mean {name!r} or"
+            raise InputError(f"{problem} {files[row]!r}; write a row with the whole name for each of them")
+    for row in np.flatnonzero(table.frame[key].isin(table.frame[key][list(files)]) & table.frame[key].duplicated()):
+        problem = f"{table.path}, {table.bad.places[row]}: another row has {table.frame[key][row]!r} {column}, too"
+        raise InputError(f"{problem}; keep one of them")
+    return key, [rows[name] for name in names]
+
+
+def _rows_of(column: Any, names: Sequence[str]) -> dict[str, int]:
+    """Return the row that names each file, if any; the longest form of a name that has a row counts."""
+    row_of = {str(columns.with_slashes(str(cell))): row for row, cell in enumerate(column)}
+    rows = {}
     for name in names:
-        path = columns.with_slashes(name)
-        short = str(path.with_suffix("")) if path.suffix else str(path)
-        parts = name.split("|")  # of the id of a protein, such as sp|P12345|NAME_HUMAN
-        for level, forms in zip(levels, ([str(path)], [short], [path.name], [path.stem], parts), strict=True):
-            for form in forms:
-                level.setdefault(form, {})[name] = None
-    found, clear = {}, {}
-    for column in [named] if named else table.frame:
-        cells = [str(columns.with_slashes(str(cell))) for cell in table.frame[column]]
-        found[column] = [[*next((level[cell] for level in levels if cell in level), ())] for cell in cells]
-        clear[column] = {files[0] for files in found[column] if len(files) == 1}
-    key = max(found, key=lambda column: (len(clear[column]), sum(map(len, found[column]))))
-    for row, files in enumerate(found[key]):
-        if not clear[key].issuperset(files):
-            start = f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} in column {key!r} may mean"
-            raise InputError(f"{start} {files[0]!r} or {files[1]!r}; write a row with the whole name for each of them")
-    if missing := [name for name in names if name not in clear[key]]:
-        most = f" ({len(missing):,} of {len(names):,} have none)" if len(missing) > 1 else ""
-        remedy = "add it; its label may be empty" if new else "add it, or change --id"
-        raise InputError(f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; {remedy}")
-    return key, [files[0] if len(files) == 1 else "" for files in found[key]]
+        path, parts = columns.with_slashes(name), name.split("|")  # of the id of a protein: sp|P12345|NAME_HUMAN
+        for form in (str(path), str(path.with_suffix("")), path.name, path.stem, *parts):
+            if form in row_of:
+                rows.setdefault(name, row_of[form])
+    return rows
 
 
 def media_arrays(
@@ -155,32 +150,29 @@ def _recordings(
     files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, asked: OwnDataOptions, names: list[str]
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
-    new = bool(names)  # a readout was fitted to columns of these names
-    commas, percents, steps = dict[str, None](), dict[str, None](), dict[Path, float]()
+    fitted, commas = bool(names), dict[str, None]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
         table, drop = read_table(file, decimal=asked.decimal), columns.separated(asked.drop)
-        times = [asked.time] if asked.time else []
-        for role, wanted in {"time": times, "drop": [] if names else drop}.items():
+        for role, wanted in {"time": [asked.time], "drop": [] if names else drop}.items():
             for name in wanted:
-                columns.require_column(table, name, "" if new else role)
-        times += [name for name in table.frame if name.lower() in columns.TIMES and name not in drop]
+                columns.require_column(table, name, "" if fitted else role)
+        table.frame = table.frame.drop(columns=drop, errors="ignore")
+        times = asked.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         if times:
-            table, steps[file] = columns.in_order(table, times[0], new=new)
+            table = _in_order(table, times)
         frame, channels = table.frame, names
         commas.update(dict.fromkeys(table.commas))
-        percents.update(dict.fromkeys(table.percents))
         if not channels:
-            dropped = {*drop, *times}
-            dropped |= {name for name in frame if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])}
-            channels = [name for name in frame if name not in dropped]
+            counters = {name for name in frame if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])}
+            channels = [name for name in frame if name.lower() not in columns.TIMES and name not in {times, *counters}]
         if missing := [name for name in channels if name not in frame]:
-            problem = f"{file}: no column {missing[0]!r} among {list(frame)}"
+            problem = f"{file}: no column {missing[0]!r} among {columns.listed(list(frame))}"
             raise InputError(f"{problem}; give the same columns as in the other recordings")
         if not channels or not len(frame):
             raise InputError(f"{file}: no values; give a column per channel and a row per step")
-        values = columns.values_of(table, channels, fill=asked.missing != "refuse", new=new)
+        values = columns.values_of(table, channels, fill=asked.missing != "refuse")
         table.bad.kept()
         names = channels
         return values
@@ -192,11 +184,16 @@ def _recordings(
     found.files = list(files)
     found.chosen = {"columns": names, "recordings": True}
     note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
-    found.notes = [note, *columns.number_notes([*commas], [*percents])]
-    if unsorted := [file.name for file, step in steps.items() if np.isnan(step)]:
-        start = f"recordings whose times cannot be sorted keep the order of their rows ({len(unsorted):,})"
-        found.notes.append(f"{start}; write dates as 2024-12-31, or numbers: {columns.listed(unsorted)}")
-    if (rates := sorted(step for step in steps.values() if step > 0)) and rates[-1] > SAME_STEP * rates[0]:
-        start = f"sampling rates differ: the median time step ranges from {rates[0]:g} to {rates[-1]:g}"
-        found.notes.append(f"{start}; resample the recordings to one rate")
+    found.notes = [note, *columns.comma_notes([*commas])]
     return found
+
+
+def _in_order(table: Table, name: str) -> Table:
+    """Return the rows of a recording sorted by a column of times, which may repeat only if they are in order."""
+    times = columns.sortable_times(table, name)
+    if (times[1:] >= times[:-1]).all():
+        return table
+    if len(np.unique(times)) < len(times):
+        problem = f"{table.path}: the times in {name!r} repeat and are not in order"
+        raise InputError(f"{problem}; sort the rows, or pass --drop {quote(name)} if they are sorted")
+    return table.take(np.argsort(times).tolist())

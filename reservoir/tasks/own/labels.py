@@ -1,9 +1,7 @@
 """Rules that read numbers of your own data as symbols or values, and as classes or targets; and the splits of rows."""
 
-import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -125,7 +123,7 @@ def encode_labels(
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
         return Labels(_single(where, shaped, label), 0, (), notes)
-    found, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
+    found, numbers = np.unique(shaped, return_inverse=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
     if len(names) == 1:
@@ -133,27 +131,10 @@ def encode_labels(
     if y.dtype.kind in "US" and len(names) == y.size > 2:
         problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
         raise InputError(f"{problem}; name the column of the labels with --label")
-    if any(len(np.unique(output)) < len(names) for output in np.moveaxis(numbers, 2, 0)):
-        unlike = f"the labels of a row ({label}) do not have the same classes"
-        notes += (f"{unlike}; recall, confusion matrix and probabilities use one list of all {len(names)}",)
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
-    return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts, label))
-
-
-def _odd_classes(names: Sequence[Any], counts: np.ndarray, label: str) -> tuple[str, ...]:
-    """Return notes on classes that look like missing labels, have one row, or differ only in capitals."""
     odd = [name for name in names if str(name).strip().lower() in EMPTY]
-    notes = [f"{label} has a class {name!r}; remove these rows if it stands for a missing label" for name in odd]
-    if lone := [str(name) for name, count in zip(names, counts, strict=True) if count == 1]:
-        problem = "classes of a single row, which cannot be both learnt and tested"
-        notes.append(f"{problem} ({len(lone)}): {', '.join(lone[:5])}")
-    plain = {name: unicodedata.normalize("NFC", str(name)) for name in names}
-    first = {plain[name].lower(): name for name in reversed(names)}
-    for one, name in ((first[plain[name].lower()], name) for name in names):
-        if one != name:
-            show = ascii if plain[one] == plain[name] else repr  # ü as one character, or as u with a combining mark
-            notes.append(f"{label} has the classes {show(one)} and {show(name)}; spell them the same if they are one")
-    return tuple(notes)
+    notes += tuple(f"{label} has a class {name!r}; remove these rows if it stands for a missing label" for name in odd)
+    return Labels(numbers, len(names), () if plain else tuple(names), notes)
 
 
 def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:

@@ -20,11 +20,9 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
 MAX_NAMED = 5
 OR_FILL = ", or pass --missing interpolate or mask for missing values"  # ends the remedy of an empty cell
-OR_OFFSET = ", or write times with their offset from UTC, such as 2024-10-27T02:00+01:00"  # an hour repeats in autumn
 MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
 DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
-PERCENT = r"[-+]?[\d.,]+\s?%"
-GROUPED = r"[-+]?[1-9]\d{0,2}(\.\d{3})+(,\d+)?"  # a number with dots that may separate thousands
+THOUSANDS = r"[-+]?[1-9]\d{0,2}([.,]\d{3})+(,\d+)?"  # a number whose dots or commas may separate thousands
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
 
@@ -58,15 +56,14 @@ class BadRows:
         """Return which rows can be read, (rows,) of bool; refuse bad rows if they are not skipped or all are bad."""
         bad, rows = len(self.reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
-            or_skip = "" if self.skip is not False or bad == rows > 1 else ", or pass --skip-bad-rows"
-            if bad > 1:
-                count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-                remedies = {remedy for _, remedy in self.reasons.values()}
-                ways = [way for way in (OR_FILL, OR_OFFSET) if any(way in remedy for remedy in remedies)]
-                fix = remedies.pop() if bad == rows and len(remedies) == 1 else "fix these rows" + "".join(ways)
-                raise InputError(f"{self.where}: {count} be read: {self._named()}; {fix}{or_skip}")
-            ((row, (reason, remedy)),) = self.reasons.items()
-            raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}{or_skip}")
+            first, remedies = min(self.reasons), {remedy for _, remedy in self.reasons.values()}
+            or_fill = OR_FILL if any(OR_FILL in remedy for remedy in remedies) else ""
+            fix = remedies.pop() if len(remedies) == 1 else f"fix these rows{or_fill}"
+            or_skip = ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
+            if bad == 1:
+                raise InputError(f"{self.where}, {self.places[first]}: {self.reasons[first][0]}; {fix}{or_skip}")
+            count = "no row can" if bad == rows else f"{bad:,} rows cannot"
+            raise InputError(f"{self.where}: {count} be read: {self._named()}; {fix}{or_skip}")
         return ~np.isin(np.arange(rows), list(self.reasons))
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
@@ -95,15 +92,13 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
     commas: Sequence[str] = ()  # columns whose decimal commas were read as points
-    percents: Sequence[str] = ()  # columns whose percent signs were removed
-    grouped: Mapping[str, str] = field(default_factory=dict)  # columns whose dots may separate thousands, with a cell
+    unclear: Mapping[str, str] = field(default_factory=dict)  # a cell of each column whose marks may be thousands
 
-    def check_dots(self, name: str, *, new: bool) -> None:
-        """Refuse a column of numbers whose dots may separate thousands."""
-        if cell := self.grouped.get(name):
-            or_decimal = "" if new or self.commas else ", or pass --decimal . if all dots are decimal points"
-            problem = f"{self.path}, column {name!r}: the dot in {cell!r} may separate thousands"
-            raise InputError(f"{problem}; remove such dots, or write decimal commas{or_decimal}")
+    def check_thousands(self, name: str) -> None:
+        """Refuse a column of numbers whose dots or commas may separate thousands."""
+        if cell := self.unclear.get(name):
+            problem = f"{self.path}, column {name!r}: the mark in {cell!r} may separate thousands"
+            raise InputError(f"{problem}; write one decimal mark in the file, or pass --decimal . or --decimal ,")
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
@@ -125,8 +120,8 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
     bad = BadRows(str(path), places)
     for row, reason in faults.items():
         bad.add(row, reason)
-    noted = {name: frame.attrs.pop(name) for name in ("commas", "percents", "grouped") if name in frame.attrs}
-    return Table(path, frame, bad, **noted)
+    commas, unclear = frame.attrs.pop("commas", []), frame.attrs.pop("unclear", {})
+    return Table(path, frame, bad, commas, unclear)
 
 
 def check_text(path: Path) -> None:
@@ -162,8 +157,8 @@ def _read_csv(
         file.seek(0)
         reader = csv.reader(file, delimiter=between)
         filled = ((number, cells) for number, cells in enumerate(reader, 1) if len(cells) > 1 or "".join(cells).strip())
-        before, cells = next(filled, (0, []))
-        names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(cells)]
+        before, header = next(filled, (0, []))
+        names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(header)]
         begin, records = reader.line_num + 1, []
         for cells in islice(reader, rows):
             empty = not cells or (len(cells) == 1 < len(names) and not cells[0].strip())
@@ -171,9 +166,6 @@ def _read_csv(
             begin = reader.line_num + 1
     check_names(path, [name for name in names if not name.startswith("Unnamed: ")])
     _check_cells(path, len(records), len(names))
-    if names[:1] and names[0].startswith("#") and any(count > len(names) for _, count, _ in records):
-        problem = f"{path}, line {before}: {names[0][:40]!r} is a comment, but the first line must name the columns"
-        raise InputError(f"{problem}; remove comments, as with grep -v '^#' {quote(str(path))} > NEW{path.suffix}")
     if not any(full for _, _, full in records):
         raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
@@ -201,70 +193,59 @@ def _read_csv(
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
     frame.columns = names
-    frame.attrs["percents"] = _remove_percent_signs(frame, wanted)
     if decimal == "," or (decimal == "auto" and between != ","):
-        commas = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
-        texts = frame[[name for name in frame if frame[name].dtype.kind == "O"]]
-        if places := _thousandths(frame):
-            decimals = read(path, usecols=places, dtype=str, encoding="utf-8-sig", **form)
-            texts = texts.join(decimals.rename(columns=dict(enumerate(names))))
-        grouped = _grouped(texts, sure=decimal == "," or len(commas) > 0)
-        frame.attrs |= {"commas": commas, "grouped": grouped}
+        commas, unclear = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
+        places = _possible_thousands(frame)
+        cells = read(path, usecols=places, dtype=str, encoding="utf-8-sig", **form)
+        cells.columns = [names[place] for place in places]
+        texts = frame[[name for name in frame if frame[name].dtype.kind == "O"]].join(cells)
+        frame.attrs |= {"commas": commas, "unclear": unclear | _dotted_thousands(texts, sure=len(commas) > 0)}
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
     return frame[full].reset_index(drop=True), lines[full], faults
 
 
-def _remove_percent_signs(frame: Any, texts: Collection[str]) -> list[str]:
-    """Remove the percent signs of columns in which each filled cell has one, and return these columns."""
-    words = [name for name in frame if frame[name].dtype.kind == "O" and name.lower() not in texts]
-    filled = {name: frame[name].dropna().astype(str).str.strip() for name in words if frame[name].notna().any()}
-    found = {name: cells.str.rstrip("% ") for name, cells in filled.items() if cells.str.fullmatch(PERCENT).all()}
-    for name, cells in found.items():
-        frame[name] = cells
-    return list(found)
-
-
-def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> list[str]:
+def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> tuple[list[str], dict[str, str]]:
     """Replace decimal commas by points where most cells of a column are numbers, and return these columns.
 
     Columns in ``texts``, in small letters, stay text. Unless ``sure``, a cell must show that commas are decimal: 0,5.
+    Else nothing is replaced, and the second result has a cell of each of these columns.
     """
-    found = {}
+    found, examples = {}, {}
     for name in (name for name in frame if frame[name].dtype.kind == "O"):
         cells = frame[name].dropna().astype(str).str.strip()
         numbers, commas = cells.str.fullmatch(DECIMAL_COMMA), cells.str.contains(",")
         other = cells.str.contains(r"^[-+]?\d*\.\d|,.*,").any()  # 1.234 may be a thousand, and 1,2,3 is a list
         if commas.any() and not other and numbers.mean() >= 1 - MAX_TEXT:
-            found[name] = cells[numbers].str.replace(",", ".")
-            sure = sure or not cells[numbers & commas].str.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}").all()
-    for name, cells in found.items() if sure else ():
+            found[name], examples[name] = cells[numbers].str.replace(",", "."), cells[commas].iloc[0]
+            sure = sure or not cells[numbers & commas].str.fullmatch(THOUSANDS).all()
+    if not sure:
+        return [], examples
+    for name, cells in found.items():
         whole = name.lower() not in texts and len(cells) == frame[name].notna().sum()
         frame[name] = cells.astype(float).reindex(frame.index) if whole else cells.combine_first(frame[name])
-    return list(found) if sure else []
+    return list(found), {}
 
 
-def _thousandths(frame: Any) -> list[int]:
+def _possible_thousands(frame: Any) -> list[int]:
     """Return the places of columns whose numbers may be thousands that were read as decimals."""
     numbers = [(place, frame[name]) for place, name in enumerate(frame) if frame[name].dtype.kind == "f"]
-    decimals = [(place, column[column % 1 != 0].abs()) for place, column in numbers]
-    return [place for place, column in decimals if len(column) and column.between(1, 1000).all()]
+    return [place for place, column in numbers if column[column % 1 != 0].abs().between(1, 1000).all()]
 
 
-def _grouped(texts: Any, *, sure: bool) -> dict[str, str]:
+def _dotted_thousands(texts: Any, *, sure: bool) -> dict[str, str]:
     """Return the columns in which all dots may separate thousands, with a cell that has one.
 
-    Unless ``sure``, because commas are decimal, several numbers below 1,000 must have no dot, as in 1.037, 960, 839.
-    A single one, such as -999, may stand for a missing value.
+    Unless ``sure``, because commas are decimal, a number below 1,000 must have no dot, as in 1.037, 960.
     """
     found = {}
     for name in texts:
         cells = texts[name].dropna().astype(str).str.strip()
-        dotted = cells.str.contains(".", regex=False)
-        below = set(cells[~dotted & cells.str.fullmatch(r"[-+]?\d{3}(,\d+)?")])
-        if dotted.any() and cells[dotted].str.fullmatch(GROUPED).all() and (sure or len(below) > 1):
-            found[name] = cells[dotted].iloc[0]
+        dots = cells.str.contains(".", regex=False)
+        below = cells.str.fullmatch(r"[-+]?\d{1,3}(,\d+)?").any()
+        if dots.any() and cells[dots].str.fullmatch(THOUSANDS).all() and (sure or below):
+            found[name] = cells[dots].iloc[0]
     return found
 
 
