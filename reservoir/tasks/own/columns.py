@@ -14,7 +14,7 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.labels import read_labels
-from reservoir.tasks.own.tables import EMPTY, MAX_TEXT, OR_FILL, SUFFIXES, THOUSANDS, Table, read_table
+from reservoir.tasks.own.tables import EMPTY, EMPTY_CELL, MAX_TEXT, SUFFIXES, THOUSANDS, Table, read_table
 
 USUAL_LABELS = (
     "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
@@ -76,7 +76,8 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
             require_column(table, name, "drop")
         if name in frame:
             frame.pop(name)
-    roles.labels = [named("label")] if named("label") else usual_labels(table, values, alone=known is None)
+    others = {*values, asked.text or ""}
+    roles.labels = [named("label")] if named("label") else usual_labels(table, others, alone=known is None)
     if known is None and not asked.label and len(roles.labels) == 1 and roles.labels[0] not in {"label", "y"}:
         roles.chosen["label"] = roles.labels[0]
     _leave_out(frame, roles, {asked.label, asked.id, asked.time, asked.group, *values, *roles.labels, *IDS})
@@ -212,12 +213,6 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + more
 
 
-def comma_notes(commas: Sequence[str]) -> list[str]:
-    """Return a line that names the columns whose decimal commas were read as points, if there are any."""
-    remedy = "pass --decimal . if they are something else"
-    return [f"commas are read as decimal points in {listed(commas)}; {remedy}"] if commas else []
-
-
 def files_kind(names: Iterable[str]) -> str:
     """Return the kind in `FILES` that has the suffixes of all names; else ""."""
     lower = [name.lower() for name in names]
@@ -319,7 +314,7 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
     """Return a column of times as `times_of` does; an empty cell is a bad row, and other cells are refused."""
     column = table.frame[name]
     for row in np.flatnonzero(column.isna()):
-        table.bad.add(row, f"an empty cell in column {name!r}", "fill it")
+        table.bad.add(row, f"no time in column {name!r}")
     found = times_of(column.ffill().bfill())
     if found is None:
         problem = f"{table.path}, column {name!r}: times like {str(column.iloc[0])[:40]!r} cannot be sorted"
@@ -359,10 +354,8 @@ def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.nda
     wrong = np.isinf(x) | (np.isnan(x) & (not fill))
     for row in np.flatnonzero(wrong.any(axis=1)):
         place = int(np.argmax(wrong[row]))
-        if np.isnan(x[row, place]):
-            table.bad.add(row, f"an empty cell in column {names[place]!r}", "fill it" + OR_FILL)
-        else:
-            table.bad.add(row, f"column {names[place]!r} is {x[row, place]}", "fix the cell")
+        problem = EMPTY_CELL if np.isnan(x[row, place]) else f"{x[row, place]} in column"
+        table.bad.add(row, f"{problem} {names[place]!r}")
     return x
 
 
@@ -374,13 +367,13 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
     column = table.frame[name]
     if column.dtype.kind in "biuf":
         return column.to_numpy(np.float64)
-    texts = column.astype(object).where(column.notna(), "").map(lambda cell: str(cell).strip())
-    cells = texts.str.lower().map(lambda cell: SWITCHES.get(cell, cell))
+    texts = column.astype(object).where(column.notna(), "").astype(str).str.strip()
+    cells = table.with_points(texts.str.lower()).map(lambda cell: SWITCHES.get(cell, cell))
     numbers: Any = pd.to_numeric(cells, errors="coerce")
     empty = (cells == "nan").to_numpy()
     wrong = np.flatnonzero(numbers.isna() & ~empty)
     for row in wrong:
-        table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}", "fix the cell")
+        table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}")
     if len(wrong) > MAX_TEXT * (~empty).sum():
         problem = f"{table.path}, {table.bad.places[wrong[0]]}: {texts[wrong[0]][:40]!r} is not a number"
         remedy = f"write numbers there, or pass --drop {quote(name)}, or the flag of its role, as --time or --text"
@@ -401,16 +394,26 @@ def joined_labels(table: Table, names: Sequence[str], asked: OwnDataOptions, *, 
 def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool) -> np.ndarray:
     """Return a column of labels as `typed` does; an empty or odd cell is a bad row if labels are ``required``."""
     table.check_thousands(name)
-    column = table.frame[name].astype(object)
-    texts = column.where(column.notna(), "").astype(str).str.strip()
+    where, column = f"{table.path}, column {name!r}", table.frame[name].astype(object)
+    points = table.with_points(column)
+    texts = points.where(column.notna(), "").astype(str).str.strip()
     given = (texts != "").to_numpy(copy=True)
     for row in np.flatnonzero(~given) if required else ():
         table.bad.add(row, f"no label in column {name!r}")
     for row in np.flatnonzero(given)[_odd_labels(texts[given], asked)] if required else ():
-        reason = f"the label {texts[row][:40]!r} in column {name!r} is not a finite number"
-        table.bad.add(row, reason, "fix the cell, or pass --classes")
+        reason = (
+            f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are without --classes"
+        )
+        table.bad.add(row, reason)
         given[row] = False
-    labels = typed(f"{table.path}, column {name!r}", column[given].tolist())
+    labels = typed(where, points[given].tolist())
+    if labels.dtype.kind == "U":
+        labels = np.array([str(cell).strip() for cell in column[given]])
+        if not asked.classes and all(re.fullmatch(r"[-+]?\d[\d.,]*", label) for label in labels):
+            problem = (
+                f"{where}: labels such as {str(labels[0])!r} are not numbers with the decimal mark {table.decimal!r}"
+            )
+            raise InputError(f"{problem}; write numbers, or pass --decimal or --classes")
     shape = (len(given), *labels.shape[1:])
     full = np.zeros_like(labels, shape=shape) if required or given.all() else np.full(shape, None, object)
     full[given] = labels

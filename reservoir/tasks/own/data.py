@@ -165,17 +165,8 @@ class OwnData(Source):
         samples = self.asked.waveform and "waveform" not in columns.unused_options
         if not samples and (flags := [name for name in columns.unused_options if name in self.asked.explicit]):
             raise InputError(f"{self.origin}: --{flags[0]} does not apply to data of this kind; leave it out")
-        missing = [name for name in ("x", "y") if name not in columns.shapes]
-        if missing:
-            raise InputError(
-                f"{self.origin}: no array {missing[0]!r}; call the sequences x and the labels y, not X or Y"
-            )
-        rows = columns.shapes["x"][:1]
-        for name, shape in columns.shapes.items():
-            if shape[:1] != rows or (name in {"groups", "split"} and len(shape) != 1):
-                problem = f"{self.origin}: x has the shape {columns.shapes['x']} and {name} {shape}"
-                raise InputError(f"{problem}; give one entry of {name} per row of x")
-        groups = columns.read("groups", 0, rows[0]).tolist() if "groups" in columns.shapes else []
+        _check_rows(self.origin, columns, "x", "y")
+        groups = columns.read("groups", 0, columns.shapes["x"][0]).tolist() if "groups" in columns.shapes else []
         if missing := [row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}]:
             raise InputError(f"{self.origin}: no group in row {missing[0]}; give every row one, or leave groups out")
         return columns
@@ -183,12 +174,9 @@ class OwnData(Source):
     @cached_property
     def _shape(self) -> tuple[int, ...]:
         shape, dtype = self._columns.shapes["x"], self._columns.dtypes["x"]
-        if len(shape) not in {2, 3} or 0 in shape:
-            raise InputError(f"{self.origin}: x has the shape {shape}; give (rows, tokens, dim) or (rows, tokens)")
-        if dtype.kind not in "uif":
-            raise InputError(f"{self.origin}: x holds {dtype} values; give floats, or integers for symbols")
-        if self.asked.symbols and len(shape) == 3:
-            raise InputError(f"{self.origin}: x has the shape {shape}; give (rows, tokens), or leave out --symbols")
+        if len(shape) not in ({2} if self.asked.symbols else {2, 3}) or 0 in shape or dtype.kind not in "uif":
+            problem = f"{self.origin}: x has the shape {shape} and holds {dtype} values"
+            raise InputError(f"{problem}; give floats (rows, tokens) or (rows, tokens, dim), or symbols (rows, tokens)")
         if self.asked.values and self._columns.letters:
             raise InputError(f"{self.origin}: x holds texts; leave out --values")
         return shape
@@ -270,6 +258,17 @@ class OwnData(Source):
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
 
 
+def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
+    """Refuse data without a needed array, or with arrays that do not have one entry per row."""
+    for name in needed:
+        if name not in columns.shapes:
+            raise InputError(f"{where}: no array {name!r}; call the sequences x and the labels y, not X or Y")
+    x = columns.shapes["x"]
+    for name, shape in columns.shapes.items():
+        if not shape or shape[:1] != x[:1] or (name not in {"x", "y"} and len(shape) != 1):
+            raise InputError(f"{where}: x has the shape {x} and {name} {shape}; give one entry of {name} per row of x")
+
+
 @contextmanager
 def _without_flags() -> Iterator[None]:
     """Leave out of a message the flags of `extract`, which do not apply to new data."""
@@ -288,14 +287,8 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
         parameters |= {"label": None, "id": None, "group": None}
     with _without_flags():
         columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
-    if "x" not in columns.shapes:
-        raise InputError(f"{path}: no array 'x'; store the sequences under this name")
-    if not columns.shapes["x"]:
-        raise InputError(f"{path}: x is a single number; give one sequence per row")
+    _check_rows(str(path), columns, "x")
     rows = columns.shapes["x"][0]
-    for name in ("lengths", "ids", "groups"):
-        if columns.shapes.get(name, (rows,)) != (rows,):
-            raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
     images = isinstance(columns, Images)
     if bool(task.pictures) != images:
         found, read = ("images", "other data") if images else ("no images", "images")
@@ -303,10 +296,9 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
     given = ("lengths", "ids", "y", "groups")
     lengths, ids, y, groups = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given)
-    ids = None if ids is None else [str(name) for name in ids]
     if columns.letters:
         assert lengths is not None
-        return NewRows(np.array(texts_of(x, lengths)), None, ids, y, groups, columns.skipped)
-    if isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
+        x, lengths = np.array(texts_of(x, lengths)), None
+    elif isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
         x = x.astype(np.int64)
-    return NewRows(x, lengths, ids, y, groups, columns.skipped)
+    return NewRows(x, lengths, None if ids is None else [str(name) for name in ids], y, groups, columns.skipped)

@@ -192,7 +192,7 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
         if file.is_file():
             check_inside(file, path.parent)
         else:
-            bad.add(row, f"no file {arrays.texts[row]!r} in the table's folder", "correct the name")
+            bad.add(row, f"no file {arrays.texts[row]!r} in the table's folder")
     bad.kept()
     others = {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
     others.setdefault("ids", np.array([str(file.relative_to(path.parent)) for file in files]))

@@ -65,8 +65,7 @@ def folder_arrays(
     arrays["y"] = np.array([part[divided] for part in parts])
     if divided:
         arrays["split"] = np.array([splits[part[0]] for part in parts])
-    left = len(_visible(root)) - len(names)
-    return arrays, [f"files left out because they are not {columns.files_kind(names[:1])}: {left:,}"] if left else []
+    return arrays, []
 
 
 def labels_from_table(
@@ -91,11 +90,11 @@ def labels_from_table(
     for array, name in {"groups": asked.group or "groups", "split": "" if new else "split"}.items():
         if name in table.frame:
             arrays[array] = columns.labels_of(table, name, OwnDataOptions(classes=True), required=True)
-    for row, (reason, remedy) in table.bad.reasons.items():
-        bad.add(row, f"{table.path.name}, {table.bad.places[row]}: {reason}", remedy)
+    for row, reason in table.bad.reasons.items():
+        bad.add(row, f"{table.path.name}, {table.bad.places[row]}: {reason}")
     unused = f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}" if left else ""
     notes = [f"labels from {table.path.name}, column {labels[0]!r}, joined by {key!r}{unused}"]
-    return arrays, notes + columns.comma_notes(table.commas)
+    return arrays, notes + table.notes()
 
 
 def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, list[int]]:
@@ -150,7 +149,7 @@ def _recordings(
     files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, asked: OwnDataOptions, names: list[str]
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
-    fitted, commas = bool(names), dict[str, None]()
+    fitted, notes = bool(names), dict[str, None]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
@@ -163,7 +162,7 @@ def _recordings(
         if times:
             table = _in_order(table, times)
         frame, channels = table.frame, names
-        commas.update(dict.fromkeys(table.commas))
+        notes.update(dict.fromkeys(table.notes()))
         if not channels:
             counters = {name for name in frame if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])}
             channels = [name for name in frame if name.lower() not in columns.TIMES and name not in {times, *counters}]
@@ -184,7 +183,7 @@ def _recordings(
     found.files = list(files)
     found.chosen = {"columns": names, "recordings": True}
     note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
-    found.notes = [note, *columns.comma_notes([*commas])]
+    found.notes = [note, *notes]
     return found
 
 

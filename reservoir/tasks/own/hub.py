@@ -26,64 +26,50 @@ def is_hub(origin: str) -> bool:
 
 def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     """Return the texts of a dataset, and its labels, ids, groups and splits."""
-    parts = _open(origin)
+    parts, notes = _open(origin), []
     columns = next(iter(parts.values())).features
-    text = _chosen(origin, "text", asked.text, TEXTS, columns, needed=True)
-    label = _chosen(origin, "label", asked.label, LABELS, columns, needed=labelled)
-    parts, notes = _labelled_splits(origin, parts, label) if labelled else (parts, [])
+    text = asked.text or next((name for name in TEXTS if name in columns), "text")
+    label = asked.label or next((name for name in LABELS if name in columns and name != text), "label")
+    if labelled:
+        parts, notes = _labelled_splits(parts, label)
+    roles = {"text": text, "label": label, "id": asked.id, "group": asked.group}
     cells: dict[str, list[Any]] = {}
-    for role, name in {"text": text, "label": label, "id": asked.id or "", "group": asked.group or ""}.items():
-        everywhere = all(name in part.features for part in parts.values())
-        if name and not everywhere and (labelled or role == "text"):
-            remedy = f"pass --{role} NAME{nearest(name, columns)}" if labelled else "add it"
-            raise InputError(f"{origin}: not every split has the column {name!r}; {remedy}")
-        if name and everywhere:
+    for role, name in roles.items():
+        if name and all(name in part.features for part in parts.values()):
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
+        elif name and (labelled or role == "text"):
+            problem = f"{origin}: not every split has the column {name!r}; they have {', '.join(columns)}"
+            raise InputError(f"{problem}{nearest(name, columns)}, or pass --{role} NAME")
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=asked.skip_bad_rows)
-    roles = {"text": text, "label": label or None, "id": asked.id, "group": asked.group}
     found = columns_as_arrays(cells, bad, asked, None if labelled else {}, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
     found.notes = [*notes, *found.notes]
     return found
 
 
-def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[dict[str, Any], list[str]]:
+def _labelled_splits(parts: dict[str, Any], label: str) -> tuple[dict[str, Any], list[str]]:
     """Return the splits with labels, under the names of `SPLIT_NAMES`, and notes; test defaults to validation."""
     found, left, notes = {}, [], []
     for name, part in parts.items():
-        odd = len(parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in found)
-        if odd or label not in part.features or all(cell is None for cell in _cells(part, label)):
+        split = SPLIT_NAMES.get(name, "train" if len(parts) == 1 else "")
+        if not split or split in found or all(cell is None for cell in _cells(part, label)):
             left.append(name)
         else:
-            found[SPLIT_NAMES.get(name, name)] = part
+            found[split] = part
     if left:
         notes.append(f"splits left out: {', '.join(left)} (without labels, or not called train, validation or test)")
     if set(found) == {"train", "valid"}:
         notes.append("the split 'validation' is used as test, because no test split has labels")
         found = {"train": found["train"], "test": found["valid"]}
-    if not found:
-        raise InputError(f"{origin}: no split has labels in {label!r}; name another column with --label")
-    return found, notes
-
-
-def _chosen(
-    origin: str, role: str, asked: str | None, usual: tuple[str, ...], columns: Mapping[str, Any], *, needed: bool
-) -> str:
-    """Return the column of a role: the named one, one with a usual name, or the only column of texts."""
-    found = asked or next((name for name in usual if name in columns), "")
-    texts = [name for name, kind in columns.items() if getattr(kind, "dtype", "") in {"string", "large_string"}]
-    if role == "text" and not found and len(texts) == 1:
-        found = texts[0]
-    if (needed and found not in columns) or (role == "text" and found not in texts):
-        near, named = (nearest(found, columns), f" {found!r}") if found else ("", "")
-        raise InputError(f"{origin}: no column of {role}s{named} among {list(columns)}; pass --{role} NAME{near}")
-    return found if found in columns else ""
+    return found or parts, notes
 
 
 def _cells(part: Any, column: str) -> list[Any]:
     """Return the cells of a column, with classes by name, and None for hidden classes (-1)."""
+    if column not in part.features:
+        return []
     kind = part.features[column]
     if _decodes(kind):
         raise InputError(f"dataset, column {column!r}: images, sounds or other files; name a column of text or numbers")
@@ -108,9 +94,7 @@ def _open(origin: str) -> dict[str, Any]:
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
     hub = origin.startswith(PREFIX)
     if hub and Path(name).exists():  # it may hold a script, and its README may name any file or address
-        raise InputError(
-            f"{origin}: {name} exists on this machine, so it is not a name on the hub; name its data files"
-        )
+        raise InputError(f"{origin}: {name} exists here, so it is not a name on the hub; name its data files")
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
     parts = dict(found) if isinstance(found, Mapping) else {"train": found}

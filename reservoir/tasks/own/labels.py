@@ -8,10 +8,9 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.tables import EMPTY
+from reservoir.tasks.own.values import check_rounding, rounding
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
-
-MAX_ROUNDING = 1e-3  # largest error of float32 in a target, as a share of its standard deviation
 
 SPLIT_NAMES = {
     **dict.fromkeys(["train", "training"], "train"),
@@ -161,21 +160,13 @@ def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tu
 
 def _single(where: str, y: np.ndarray, label: str) -> np.ndarray:
     """Return targets, (rows, readout_tokens, outputs), as float32; refuse infinite ones and large rounding errors."""
-    if not np.isfinite(y).all():
-        row = int(np.argwhere(~np.isfinite(y))[0, 0])
-        raise InputError(f"{where}: {label} is not finite in row {row}; remove the row or give its target")
     with np.errstate(over="ignore"):
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
         row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
-        raise InputError(f"{where}: {label} is {y[row, token, output]} in row {row}, too large for float32; rescale it")
-    for output in range(y.shape[2]):
-        values = y[:, :, output].astype(np.float64)
-        rounding = np.abs(values - stored[:, :, output]).max()
-        if np.ptp(values) and rounding > MAX_ROUNDING * values.std():
-            spread = f"(standard deviation {values.std():.3g}, rounding {rounding:.3g})"
-            problem = f"{where}: {label} varies too little for float32 around its mean in output {output} {spread}"
-            raise InputError(f"{problem}; subtract an offset from it, such as {values.mean():.6g}")
+        problem = f"{where}: {label} is {y[row, token, output]} in row {row}, which is not a finite float32 number"
+        raise InputError(f"{problem}; remove the row, or rescale the labels")
+    check_rounding(where, [rounding(y.reshape(-1, y.shape[2]), stored.reshape(-1, y.shape[2]))], label)
     return stored
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,23 +14,22 @@ from reservoir.tasks.own.tables import lines_of
 PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")
 
-Series = tuple[list[np.ndarray], list[str] | list[float] | None]
+Series = tuple[list[np.ndarray], list[Any] | None]
 """Sequences (tokens, channels) of one file, and their labels: texts for classes, floats, or None."""
 
 
 def split_files(path: Path) -> dict[str, Path]:
     """Return the train and test files for a folder, or for the path of one of them; empty for other data."""
     if path.is_dir():
-        pairs: dict[str, dict[str, Path]] = {}  # for each data set the first of these suffixes is read
-        for file in (file for suffix in SUFFIXES for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))):
-            if pair := split_files(file):
-                for part in pair.values():
-                    check_inside(part, path)
-                pairs.setdefault(file.stem.removesuffix(PARTS["train"]), pair)
+        files = [file for suffix in reversed(SUFFIXES) for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))]
+        pairs = {file.stem.removesuffix(PARTS["train"]): pair for file in files if (pair := split_files(file))}
         name = path.resolve().name
         if len(pairs) > 1 and name not in pairs:
-            raise InputError(f"{path}: contains the data sets {', '.join(list(pairs)[:8])}; give the file of one")
-        return pairs[name] if len(pairs) > 1 else next(iter(pairs.values()), {})
+            raise InputError(f"{path}: contains the data sets {', '.join([*pairs][:8])}; give the file of one")
+        found = pairs.get(name) or next(iter(pairs.values()), {})
+        for part in found.values():
+            check_inside(part, path)
+        return found
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
     if path.suffix.lower() not in SUFFIXES or ending is None or (path.suffix.lower() == ".tsv" and not is_bare(path)):
         return {}
@@ -49,12 +49,10 @@ def is_bare(path: Path) -> bool:
 def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
     """Return the arrays of files, given by split; the split of a single file is ""."""
     read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
-    first = next(iter(files.values()))
-    for file, (x, _) in zip(files.values(), read, strict=True):
-        if (channels := x[0].shape[1]) != read[0][0][0].shape[1]:
-            wanted = read[0][0][0].shape[1]
-            raise InputError(f"{file}: {channels} channels, but {first} has {wanted}; give both files the same number")
-    x, lengths = padded(str(first if len(files) == 1 else first.parent), [row for x, _ in read for row in x])
+    where, sequences = str(next(iter(files.values()))), [row for x, _ in read for row in x]
+    if len(channels := {row.shape[1] for row in sequences}) > 1:
+        raise InputError(f"{where}: sequences of {sorted(channels)} channels; give all the same number")
+    x, lengths = padded(where, sequences)
     arrays = {"x": x, "lengths": lengths}
     labels = [label for _, y in read for label in y or ()]
     if len(labels) == len(x):
@@ -69,40 +67,33 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
 
 def _read_ts(path: Path) -> Series:
     """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :."""
-    header: dict[str, str] = {}
-    x: list[np.ndarray] = []
-    labels: list[str] = []
     lines = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(lines_of(path), 1))
     lines = ((where, line) for where, line in lines if line and not line.startswith(("#", "%")))
-    for where, line in lines:
-        if line.lower() == "@data":
+    given = set[str]()  # the header's words of lines that say yes
+    for _, line in lines:
+        key, value, *_ = [*line.lower().split(), "", ""]
+        if key == "@data":
             break
-        if not line.startswith("@"):
-            raise InputError(f"{where}: no @data line before the first series; check that it is a .ts file")
-        key, value, *_ = [*line[1:].lower().split(), "", ""]
-        header[key] = value
+        given |= {key} if value in {"yes", "true"} else set()
     else:
         raise InputError(f"{path}: no @data line; check that it is a .ts file")
-    given = {key for key, value in header.items() if value in {"yes", "true"}}
-    target, classes = "targetlabel" in given, "classlabel" in given
-    if "timestamps" in given:
+    if "@timestamps" in given:
         raise InputError(f"{path}: its values have time stamps, which are not read; write it with @timeStamps false")
+    x: list[np.ndarray] = []
+    labels: list[Any] = []
     for where, line in lines:
         parts = line.split(":")
-        labels += [parts.pop().strip()] if target or classes else []
+        if "@targetlabel" in given:
+            labels.append(_floats(where, [parts.pop()])[0])
+        elif "@classlabel" in given:
+            labels.append(parts.pop().strip())
         rows = [_floats(where, part.split(",")) for part in parts]
-        lengths = {len(row) for row in rows}
-        if len(lengths) != 1:
-            raise InputError(f"{where}: channels of {sorted(lengths)[:4]} values; give all the same length")
+        if len({len(row) for row in rows}) != 1:
+            raise InputError(f"{where}: channels of {[len(row) for row in rows][:4]} values; give all the same length")
         x.append(np.stack(rows, axis=1))
-        if x[-1].shape[1] != x[0].shape[1]:
-            raise InputError(f"{where}: {x[-1].shape[1]} channels, but {x[0].shape[1]} in the first; use equal numbers")
     if not x:
         raise InputError(f"{path}: no series after @data; give one per line")
-    wrong = next((label for label in labels if target and not _is_number(label)), None)
-    if wrong is not None:
-        raise InputError(f"{path}: the target {wrong[:40]!r} is not a number; use @classLabel for classes")
-    return x, [float(label) for label in labels] if target else labels if classes else None
+    return x, labels or None
 
 
 def _read_bare(path: Path) -> Series:
@@ -112,14 +103,10 @@ def _read_bare(path: Path) -> Series:
         if not line.strip():
             continue
         where, cells = f"{path}, line {number}", line.rstrip("\r\n").split("\t")
-        if len(cells) < 2:
-            raise InputError(f"{where}: {len(cells)} cell; give a label and values, separated by tabs")
         label, *values = _floats(where, cells)
-        if not np.isfinite(label):
-            raise InputError(f"{where}: no label in the first column; write one there, or remove the line")
         known = np.flatnonzero(~np.isnan(values))
-        if not len(known):
-            raise InputError(f"{where}: no value after the label; remove the line")
+        if not np.isfinite(label) or not len(known):
+            raise InputError(f"{where}: no label in the first column, or no value after it; remove the line")
         x.append(np.array(values[: known[-1] + 1])[:, None])
         y.append(float(label))
     return x, [str(int(label)) for label in y] if all(map(float.is_integer, y)) else y

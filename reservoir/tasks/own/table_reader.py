@@ -11,7 +11,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import columns
 from reservoir.tasks.own.arrays import Arrays, Skipped, padded
-from reservoir.tasks.own.tables import OR_FILL, BadRows, Table
+from reservoir.tasks.own.tables import EMPTY_CELL, BadRows, Table
 from reservoir.tasks.own.texts import Texts
 
 
@@ -23,9 +23,8 @@ class TableReader:
         self.fill = asked.missing != "refuse"
         self.roles = columns.choose_roles(table, asked, known)
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
-        self.notes += columns.comma_notes(table.commas)
-        self.arrays: dict[str, np.ndarray] = {}
-        self.texts: list[str] | None = None
+        self.notes += table.notes()
+        self.arrays: dict[str, np.ndarray] = {}  # x of dtype object holds texts, or sequences of several lengths
         self.skipped: Skipped = {}
 
     def arrays_of_table(self) -> Arrays:
@@ -33,22 +32,27 @@ class TableReader:
         table, name, label = self.table, self.roles.id, columns.listed(self.roles.labels)
         ids = [str(cell) for cell in table.frame[name]] if name else []
         repeats = len(set(ids)) < len(ids)
-        long = repeats if self.labelled else self.known.get("long", False)
         if name and not self.asked.id and not repeats:
             self.notes.append(f"the column {name!r} holds names of the rows, so it is not read as a value")
-        if long and not self.roles.sequence:
+        if not self.roles.sequence and (repeats if self.labelled else "long" in self.known):
             self._long(ids)
         else:
-            self._wide(ids)
+            self._wide(ids, repeats=repeats)
             kept = table.bad.kept()
             self.skipped = table.bad.skipped(self.arrays.get("ids", ()))
             self.arrays = {name: array[kept] for name, array in self.arrays.items()}
-            if self.texts is not None:
-                self.texts = [text for text, good in zip(self.texts, kept, strict=True) if good]
-        arrays = Arrays(self.arrays) if self.texts is None else Texts(str(table.path), self.texts, self.arrays)
+        arrays = self._padded()
         arrays.notes, arrays.chosen, arrays.label = [*self.notes, *table.bad.notes()], self.chosen, label
         arrays.skipped = self.skipped
         return arrays
+
+    def _padded(self) -> Arrays:
+        where, x = str(self.table.path), self.arrays.pop("x")
+        if x.dtype == object and isinstance(x[0], str):
+            return Texts(where, x.tolist(), self.arrays)
+        if x.dtype == object:
+            x, self.arrays["lengths"] = padded(where, x.tolist())
+        return Arrays({"x": x, **self.arrays})
 
     def _labels_and_groups(self) -> None:
         if names := [name for name in self.roles.labels if name in self.table.frame]:
@@ -58,23 +62,25 @@ class TableReader:
             if name in self.table.frame:
                 cells: Any = self.table.frame.pop(name)
                 for row in np.flatnonzero(cells.isna()) if self.labelled else ():
-                    self.table.bad.add(row, f"an empty cell in column {name!r}", "fill it")
+                    self.table.bad.add(row, f"no {array} in column {name!r}")
                 self.arrays[array] = np.array([str(cell).strip() for cell in cells])
 
-    def _wide(self, ids: list[str]) -> None:
+    def _wide(self, ids: list[str], *, repeats: bool) -> None:
         table, whole, time, group = self.table, self.roles.sequence, self.roles.time, self.roles.group
         if not time and self.labelled and (time := columns.time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
-        if len(set(ids)) < len(ids) and not group:
-            if self.asked.id and self.labelled:
-                problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined, because each cell of"
-                remedy = "number the names of events and pass --symbols, or pass --group instead of --id"
-                raise InputError(f"{problem} {whole!r} is a whole sequence; {remedy}")
-            if not self.asked.group:
-                self.arrays["groups"] = np.array(ids)
-                self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
+        named = bool(self.asked.id and self.labelled)
+        timed = time or any(name.lower() in columns.TIMES for name in table.frame)
+        if repeats and named and timed and not group:
+            problem = (
+                f"{table.path}: rows with the same {self.roles.id!r} are not joined, because each cell of {whole!r}"
+            )
+            remedy = "number the names of events and pass --symbols, or pass --group instead of --id"
+            raise InputError(f"{problem} is a whole sequence; {remedy}")
+        if repeats and not (group or self.asked.group or named):
+            self.arrays["groups"] = np.array(ids)
+            self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
         if ids:
-            repeats = len(set(ids)) < len(ids)
             self.arrays["ids"] = np.array([f"{name}#{row}" for row, name in enumerate(ids)] if repeats else ids)
             table.frame.pop(self.roles.id)
         if whole and len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
@@ -136,28 +142,21 @@ class TableReader:
             self.chosen |= {"text": whole, "numbers": True}
         if not numbers and (self.asked.text or columns.is_text(cells) or columns.is_digits(cells)):
             self.chosen["text"] = whole
-            self.texts = [str(cell).strip() for cell in cells.astype(object).where(cells.notna(), "")]
-            for row in (row for row, text in enumerate(self.texts) if not text or "\0" in text):
-                bad.add(row, "an empty text" if not self.texts[row] else "a NUL in the text", "write a text there")
+            texts = cells.astype(object).where(cells.notna(), "").astype(str).str.strip()
+            for row in np.flatnonzero((texts == "") | texts.str.contains("\0", regex=False)):
+                bad.add(row, "a NUL in the text" if texts[row] else "an empty text")
+            self.arrays["x"] = texts.to_numpy(object)
             return
-        found: dict[int, np.ndarray] = {}
-        for row, cell in enumerate(cells):
-            array = columns.as_numbers(cell) if isinstance(cell, str) else columns.as_sequence(cell)
-            tokens = next(iter(found.values())).shape[1:] if found else None
+        found = [columns.as_numbers(cell) if isinstance(cell, str) else columns.as_sequence(cell) for cell in cells]
+        shape = next((array.shape[1:] for array in found if array is not None), ())
+        for row, array in enumerate(found):
             if array is None or not array.size:
-                reason = f"{str(cell)[:40]!r} is not a sequence of numbers in column {whole!r}"
-                bad.add(row, reason, "write numbers there, or letters as one text")
-            elif tokens is not None and array.shape[1:] != tokens:
-                bad.add(row, f"tokens of shape {array.shape[1:]}, but {tokens} in the rows before")
-            else:
-                found[row] = array
-                if not self.fill and array.dtype.kind == "f" and np.isnan(array).any():
-                    bad.add(row, f"a missing value in column {whole!r}", "fill it" + OR_FILL)
-        kept = np.flatnonzero(bad.kept())
-        x, lengths = padded(str(self.table.path), [found[row] for row in kept.tolist()])
-        for name, array in {"x": x, "lengths": lengths}.items():
-            self.arrays[name] = np.zeros((len(cells), *array.shape[1:]), array.dtype)
-            self.arrays[name][kept] = array
+                bad.add(row, f"{str(cells[row])[:40]!r} is not a sequence of numbers in column {whole!r}")
+            elif array.shape[1:] != shape:
+                bad.add(row, f"tokens of shape {array.shape[1:]}, but {shape} in the rows before")
+            elif not self.fill and array.dtype.kind == "f" and np.isnan(array).any():
+                bad.add(row, f"{EMPTY_CELL} {whole!r}")
+        self.arrays["x"] = np.fromiter(found, object)
 
     def _values(self) -> None:
         """Read columns with one value per cell as floats (rows, values); rows may end early."""
@@ -196,7 +195,7 @@ class TableReader:
             if not column:  # lines would be mixed, or in another order
                 columns.require_column(table, getattr(self.asked, role), known=self.known.get("columns", ()))
         for row in np.flatnonzero(table.frame.pop(name).isna()) if ids else ():
-            table.bad.add(row, f"an empty cell in column {name!r}", "fill it")
+            table.bad.add(row, f"no id in column {name!r}")
         ids = ids or ["0"] * len(table.frame)
         self._labels_and_groups()
         time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
@@ -207,7 +206,7 @@ class TableReader:
         tokens = columns.values_of(table, names, fill=self.fill)
         member, series = pd.factorize(np.array(ids))
         for row in np.flatnonzero(pd.DataFrame({"series": member, "time": times}).duplicated()):
-            table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
+            table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}")
         first = np.unique(member, return_index=True)[1]
         self._check_one_label(name, first[member])
         # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
@@ -221,7 +220,7 @@ class TableReader:
         self.arrays = {array: values[first[good]] for array, values in self.arrays.items()}
         self.arrays["ids"] = series[good]
         tokens = tokens[:, 0] if self.asked.symbols and len(names) == 1 else tokens
-        self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), [tokens[rows[one]] for one in good])
+        self.arrays["x"] = np.fromiter((tokens[rows[one]] for one in good), object)
         by = f"by {time!r}" if time else "as in the file"
         made = f"{len(ids):,} rows make {len(series):,} sequences, one per {name!r}, ordered {by}"
         self.notes.append(f"long form: {made}, with the values {columns.listed(names)}")

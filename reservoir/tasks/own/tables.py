@@ -2,9 +2,10 @@
 
 import csv
 import json
+import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -19,10 +20,11 @@ from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, Skipped, check
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
 MAX_NAMED = 5
+EMPTY_CELL = "an empty cell in column"  # begins the reason why a row with a missing value cannot be read
 OR_FILL = ", or pass --missing interpolate or mask for missing values"  # ends the remedy of an empty cell
 MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
-DECIMAL_COMMA = r"[-+]?(\d+|\d*,\d+)([eE][-+]?\d+)?"
-THOUSANDS = r"[-+]?[1-9]\d{0,2}([.,]\d{3})+(,\d+)?"  # a number whose dots or commas may separate thousands
+THOUSANDS = r"[-+]?[1-9]\d{0,2}([.,]\d{3})+"  # a number whose dots or commas may separate thousands
+SAMPLE = 1000  # number of first rows that show the decimal mark
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 
 
@@ -35,11 +37,13 @@ class BadRows:
 
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
         self.where, self.places, self.skip = where, places, skip
-        self.reasons: dict[int, tuple[str, str]] = {}
+        self.reasons: dict[int, str] = {}
+        self.remedies = set[str]()
 
-    def add(self, row: int | np.integer, reason: str, remedy: str = "fix the row") -> None:
-        """Note why a row cannot be read, and what to do about it."""
-        self.reasons.setdefault(int(row), (reason, remedy))
+    def add(self, row: int | np.integer, reason: str, remedy: str = "fix the file") -> None:
+        """Note why a row cannot be read; the first reason counts."""
+        self.reasons.setdefault(int(row), reason)
+        self.remedies.add(remedy)
 
     def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
         """Return the result of ``read`` for the file of each row that is not bad; rows that it refuses become bad."""
@@ -49,29 +53,27 @@ class BadRows:
                 found.append(read(path))
             except InputError as error:
                 reason, _, remedy = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ").partition("; ")
-                self.add(row, reason, remedy or "fix the row")
+                self.add(row, reason, remedy.removesuffix(OR_FILL))
         return found
 
     def kept(self) -> np.ndarray:
         """Return which rows can be read, (rows,) of bool; refuse bad rows if they are not skipped or all are bad."""
         bad, rows = len(self.reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
-            first, remedies = min(self.reasons), {remedy for _, remedy in self.reasons.values()}
-            or_fill = OR_FILL if any(OR_FILL in remedy for remedy in remedies) else ""
-            fix = remedies.pop() if len(remedies) == 1 else f"fix these rows{or_fill}"
+            or_fill = OR_FILL if any(EMPTY_CELL in reason for reason in self.reasons.values()) else ""
             or_skip = ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
+            remedy = (self.remedies.pop() if len(self.remedies) == 1 else "fix the file") + or_fill + or_skip
             if bad == 1:
-                raise InputError(f"{self.where}, {self.places[first]}: {self.reasons[first][0]}; {fix}{or_skip}")
+                ((row, reason),) = self.reasons.items()
+                raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}")
             count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-            raise InputError(f"{self.where}: {count} be read: {self._named()}; {fix}{or_skip}")
+            raise InputError(f"{self.where}: {count} be read: {self._named()}; {remedy}")
         return ~np.isin(np.arange(rows), list(self.reasons))
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
         """Return why each bad row cannot be read, with its id if there are ``ids``."""
-        return {
-            row: (str(ids[row]) if len(ids) else None, f"{self.places[row]}: {self.reasons[row][0]}")
-            for row in sorted(self.reasons)
-        }
+        reasons = ((row, f"{self.places[row]}: {self.reasons[row]}") for row in sorted(self.reasons))
+        return {row: (str(ids[row]) if len(ids) else None, reason) for row, reason in reasons}
 
     def notes(self) -> list[str]:
         """Return a line that says how many rows were skipped, if any were."""
@@ -80,7 +82,7 @@ class BadRows:
 
     def _named(self) -> str:
         first = sorted(self.reasons)[:MAX_NAMED]
-        named = "; ".join(f"{self.places[row]}: {self.reasons[row][0]}" for row in first)
+        named = "; ".join(f"{self.places[row]}: {self.reasons[row]}" for row in first)
         return named + (f"; and {len(self.reasons) - MAX_NAMED:,} more" if len(self.reasons) > MAX_NAMED else "")
 
 
@@ -91,18 +93,28 @@ class Table:
     path: Path
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
-    commas: Sequence[str] = ()  # columns whose decimal commas were read as points
+    decimal: str = "."
     unclear: Mapping[str, str] = field(default_factory=dict)  # a cell of each column whose marks may be thousands
 
     def check_thousands(self, name: str) -> None:
-        """Refuse a column of numbers whose dots or commas may separate thousands."""
+        """Refuse a column of numbers whose marks may separate thousands."""
         if cell := self.unclear.get(name):
             problem = f"{self.path}, column {name!r}: the mark in {cell!r} may separate thousands"
-            raise InputError(f"{problem}; write one decimal mark in the file, or pass --decimal . or --decimal ,")
+            raise InputError(f"{problem}; remove such marks, or pass --decimal . or --decimal ,")
+
+    def with_points(self, cells: Any) -> Any:
+        """Return cells with points for decimal commas, and commas for points, because 1.234 is then no number."""
+        swap = str.maketrans(",.", ".,") if self.decimal == "," else {}
+        return cells.map(lambda cell: cell.translate(swap) if isinstance(cell, str) else cell) if swap else cells
+
+    def notes(self) -> list[str]:
+        """Return a line if decimal commas are read."""
+        return ["commas are read as decimal points; pass --decimal . if they are not"] if self.decimal == "," else []
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
         bad = BadRows(self.bad.where, [self.bad.places[row] for row in rows], skip=self.bad.skip)
+        bad.remedies = self.bad.remedies
         bad.reasons = {place: self.bad.reasons[row] for place, row in enumerate(rows) if row in self.bad.reasons}
         return replace(self, frame=self.frame.iloc[rows].reset_index(drop=True), bad=bad)
 
@@ -120,8 +132,7 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
     bad = BadRows(str(path), places)
     for row, reason in faults.items():
         bad.add(row, reason)
-    commas, unclear = frame.attrs.pop("commas", []), frame.attrs.pop("unclear", {})
-    return Table(path, frame, bad, commas, unclear)
+    return Table(path, frame, bad, frame.attrs.pop("decimal", "."), frame.attrs.pop("unclear", {}))
 
 
 def check_text(path: Path) -> None:
@@ -159,8 +170,9 @@ def _read_csv(
         filled = ((number, cells) for number, cells in enumerate(reader, 1) if len(cells) > 1 or "".join(cells).strip())
         before, header = next(filled, (0, []))
         names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(header)]
-        begin, records = reader.line_num + 1, []
+        begin, records, sample = reader.line_num + 1, [], []
         for cells in islice(reader, rows):
+            sample += [cells] if len(sample) < SAMPLE else []
             empty = not cells or (len(cells) == 1 < len(names) and not cells[0].strip())
             records.append((begin, len(cells), not empty))
             begin = reader.line_num + 1
@@ -170,8 +182,10 @@ def _read_csv(
         raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
     as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
+    mark = _decimal_mark(sample) if decimal == "auto" and between != "," else decimal.replace("auto", ".")
     read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
     form = {
+        "decimal": mark,
         "sep": between,
         "header": None,
         "names": range(len(names)),
@@ -193,59 +207,36 @@ def _read_csv(
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
     frame.columns = names
-    if decimal == "," or (decimal == "auto" and between != ","):
-        commas, unclear = _read_decimal_commas(frame, wanted, sure=decimal == "," or between == ";")
-        places = _possible_thousands(frame)
-        cells = read(path, usecols=places, dtype=str, encoding="utf-8-sig", **form)
-        cells.columns = [names[place] for place in places]
-        texts = frame[[name for name in frame if frame[name].dtype.kind == "O"]].join(cells)
-        frame.attrs |= {"commas": commas, "unclear": unclear | _dotted_thousands(texts, sure=len(commas) > 0)}
+    frame.attrs["decimal"] = mark
+    if decimal == "auto" and between != ",":
+        frame.attrs["unclear"] = _possible_thousands(names, sample, mark, plain=between == "\t" and mark == ",")
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
     return frame[full].reset_index(drop=True), lines[full], faults
 
 
-def _read_decimal_commas(frame: Any, texts: Collection[str], *, sure: bool) -> tuple[list[str], dict[str, str]]:
-    """Replace decimal commas by points where most cells of a column are numbers, and return these columns.
-
-    Columns in ``texts``, in small letters, stay text. Unless ``sure``, a cell must show that commas are decimal: 0,5.
-    Else nothing is replaced, and the second result has a cell of each of these columns.
-    """
-    found, examples = {}, {}
-    for name in (name for name in frame if frame[name].dtype.kind == "O"):
-        cells = frame[name].dropna().astype(str).str.strip()
-        numbers, commas = cells.str.fullmatch(DECIMAL_COMMA), cells.str.contains(",")
-        other = cells.str.contains(r"^[-+]?\d*\.\d|,.*,").any()  # 1.234 may be a thousand, and 1,2,3 is a list
-        if commas.any() and not other and numbers.mean() >= 1 - MAX_TEXT:
-            found[name], examples[name] = cells[numbers].str.replace(",", "."), cells[commas].iloc[0]
-            sure = sure or not cells[numbers & commas].str.fullmatch(THOUSANDS).all()
-    if not sure:
-        return [], examples
-    for name, cells in found.items():
-        whole = name.lower() not in texts and len(cells) == frame[name].notna().sum()
-        frame[name] = cells.astype(float).reindex(frame.index) if whole else cells.combine_first(frame[name])
-    return list(found), {}
+def _decimal_mark(rows: Sequence[Sequence[str]]) -> str:
+    """Return the decimal mark of most numbers in some rows."""
+    cells = [cell.strip() for row in rows for cell in row]
+    commas, points = (sum(bool(re.fullmatch(rf"[-+]?\d*{mark}\d+", cell)) for cell in cells) for mark in (",", r"\."))
+    return "," if commas > points else "."
 
 
-def _possible_thousands(frame: Any) -> list[int]:
-    """Return the places of columns whose numbers may be thousands that were read as decimals."""
-    numbers = [(place, frame[name]) for place, name in enumerate(frame) if frame[name].dtype.kind == "f"]
-    return [place for place, column in numbers if column[column % 1 != 0].abs().between(1, 1000).all()]
+def _possible_thousands(
+    names: Sequence[str], rows: Sequence[Sequence[str]], mark: str, *, plain: bool
+) -> dict[str, str]:
+    """Return a cell of each column in which all marks may separate thousands, as in 1.037.
 
-
-def _dotted_thousands(texts: Any, *, sure: bool) -> dict[str, str]:
-    """Return the columns in which all dots may separate thousands, with a cell that has one.
-
-    Unless ``sure``, because commas are decimal, a number below 1,000 must have no dot, as in 1.037, 960.
+    Unless ``plain``, a number below 1,000 must have no mark.
     """
     found = {}
-    for name in texts:
-        cells = texts[name].dropna().astype(str).str.strip()
-        dots = cells.str.contains(".", regex=False)
-        below = cells.str.fullmatch(r"[-+]?\d{1,3}(,\d+)?").any()
-        if dots.any() and cells[dots].str.fullmatch(THOUSANDS).all() and (sure or below):
-            found[name] = cells[dots].iloc[0]
+    for place, name in enumerate(names):
+        cells = [row[place].strip() for row in rows if place < len(row)]
+        marked = [cell for cell in cells if mark in cell]
+        below = plain or any(re.fullmatch(r"[-+]?\d{1,3}", cell) for cell in cells)
+        if marked and below and all(re.fullmatch(THOUSANDS, cell) for cell in marked):
+            found[name] = marked[0]
     return found
 
 

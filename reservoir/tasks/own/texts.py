@@ -28,9 +28,10 @@ class Texts(Arrays):
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the code points of the rows ``lo`` to ``hi``, zero after their ends."""
+        x = np.zeros((hi - lo, self.shapes["x"][1]), self.dtypes["x"])
         codes, _ = codes_of(self._where, self.texts[lo:hi])
-        end = self.shapes["x"][1] - codes.shape[1]
-        return np.pad(codes, ((0, 0), (0, end))).astype(self.dtypes["x"])
+        x[:, : codes.shape[1]] = codes
+        return x
 
 
 def with_letters(where: str, arrays: Arrays) -> Arrays:
@@ -86,8 +87,6 @@ def are_words(alphabet: str) -> bool:
 
 def to_symbols(codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
     """Return code points (rows, tokens) as indices in the alphabet, 0 after each row's end and for unknown letters."""
-    if alphabet[0] != UNKNOWN:
-        raise InputError("the alphabet is of an old version, without unknown letters; extract the data again")
     place = np.zeros(max(map(ord, alphabet)) + 2, np.min_scalar_type(len(alphabet) - 1))
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]

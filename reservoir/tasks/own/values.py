@@ -53,7 +53,7 @@ def rounding(given: np.ndarray, stored: np.ndarray) -> np.ndarray:
     return np.stack([np.fmax.reduce(moved), np.fmin.reduce(given), np.fmax.reduce(given)])
 
 
-def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
+def check_rounding(where: str, stretches: Sequence[np.ndarray], name: str = "x") -> None:
     """Refuse channels whose rounding errors are large relative to their range, given the results of `rounding`."""
     moved, least, most = np.stack(stretches, axis=1)
     moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
@@ -61,7 +61,7 @@ def check_rounding(where: str, stretches: Sequence[np.ndarray]) -> None:
     if len(coarse):
         c = int(coarse[0])
         spread = f"(from {least[c]:.15g} to {most[c]:.15g}, rounded by up to {moved[c]:.3g})"
-        problem = f"{where}: x varies too little for float32 in column {c} {spread}"
+        problem = f"{where}: {name} varies too little for float32 in column {c} {spread}"
         raise InputError(f"{problem}; subtract an offset from it, such as {least[c]:.6g}")
 
 
