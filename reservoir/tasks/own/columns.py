@@ -27,6 +27,7 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"  # a number, a date, or a number with a unit: 1.2 mV or €1.234,56
+DIGITS = r"[-+]?\d[\d.,]*"
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers or times
 SWITCHES = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")  # cells that stand for a number
 
@@ -83,12 +84,8 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     _leave_out(frame, roles, {asked.label, asked.id, asked.time, asked.group, *values, *roles.labels, *IDS})
     roles.group = named("group") or ("groups" if "groups" in frame else "")
     roles.id = named("id")
-    if not roles.id:
-        taken = {asked.group, asked.text, asked.time, *roles.labels}
-        free = [name for name in frame if name not in taken]
-        roles.id = next((name for name in free if name.lower() in IDS), "")
-        roles.id = roles.id or (_unique_id(table, free) if known is None else "")
-        roles.chosen |= {"id": roles.id} if roles.id else {}
+    if not roles.id and (name := _id_column(table, {asked.group, asked.text, asked.time, *roles.labels}, known)):
+        roles.id = roles.chosen["id"] = name
     rest = _free(frame, roles, asked.time)
     roles.sequence = named("text") or _sequence(table, roles, rest, known)
     if not roles.labels and known is None:
@@ -112,13 +109,17 @@ def _leave_out(frame: Any, roles: Roles, kept: Collection[str | None]) -> None:
             frame.pop(name)
 
 
-def _unique_id(table: Table, names: list[str]) -> str:
-    """Return a column with the name of an id and unique cells; refuse a column with such a name and repeated cells."""
-    name = next(filter(NAMED_ID.fullmatch, names), "")
+def _id_column(table: Table, taken: Collection[str | None], known: Mapping[str, Any] | None) -> str:
+    """Return the column of ids, or ""; refuse a column that is called like one and repeats its cells."""
+    free = [name for name in table.frame if name not in taken]
+    name = next((name for name in free if name.lower() in IDS), "")
+    if name or known is not None:
+        return name
+    name = next(filter(NAMED_ID.fullmatch, free), "")
     if name and not table.frame[name].astype(str).is_unique:
-        start, flag = f"{table.path}: the column {name!r} repeats the same ids; pass --id", quote(name)
-        whole = f"--group {flag} if each row is a whole sequence"
-        raise InputError(f"{start} {flag} if all rows of an id are one sequence, {whole}, or --drop {flag}")
+        problem, flag = f"{table.path}: the column {name!r} repeats the same ids", quote(name)
+        ways = f"--id {flag} if all rows of an id are one sequence, --group {flag} if each row is one"
+        raise InputError(f"{problem}; pass {ways}, or --drop {flag}")
     return name
 
 
@@ -155,23 +156,21 @@ def _sequence(table: Table, roles: Roles, rest: list[str], known: Mapping[str, A
 
 def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[str]:
     """Return columns with usual names of labels, except ``others``; if ``alone``, refuse to choose among several."""
-    places = {"x", "y", "z"} <= set(table.frame) and is_number(table.frame["x"])
-    free = [name for name in table.frame if name not in others and not (places and name == "y")]
+    places = {"y"} if {"x", "y", "z"} <= set(table.frame) and is_number(table.frame["x"]) else set()
+    free = [name for name in table.frame if name not in {*others, *places}]
     outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
     usual = [name for name in free if name.lower() in USUAL_LABELS]
     if usual and len(usual + outputs) > 1 and alone:
-        problem = f"{table.path}: labels may be in the columns {usual + outputs}"
+        problem = f"{table.path}: labels may be in the columns {', '.join(usual + outputs)}"
         raise InputError(f"{problem}; pass --label NAME, and --drop the columns that are not values")
     return usual[:1] or outputs
 
 
 def choose_labels(table: Table, asked: OwnDataOptions, key: str, *, new: bool) -> list[str]:
     """Return the columns of labels in a table of labels, whose column ``key`` names the files or records."""
-    if asked.label:
-        require_column(table, asked.label, "" if new else "label")
-        return [asked.label]
+    require_column(table, asked.label, "" if new else "label")
     rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
-    found = usual_labels(table, {key}, alone=not new)
+    found = [asked.label] if asked.label else usual_labels(table, {key}, alone=not new)
     if not found and len(rest) != 1:
         refuse_unlabelled(table)
     return found or rest
@@ -249,7 +248,7 @@ def filled(column: Any) -> Any:
 
 
 def is_text(column: Any) -> bool:
-    """Return whether a column holds texts: its first filled cell is a text that is not made of numbers."""
+    """Return whether the first filled cell is a text that is not made of numbers."""
     first = next(iter(filled(column)), None)
     return isinstance(first, str) and first.strip().lower() not in EMPTY and as_numbers(first) is None
 
@@ -260,15 +259,12 @@ def is_number(column: Any) -> bool:
 
     if column.dtype.kind in "biuf":
         return True
-    cells = filled(column)
-    if any(isinstance(cell, list) or re.fullmatch(r"0\d+", str(cell).strip()) for cell in cells):
-        return False
-    numbers: Any = pd.to_numeric(cells, errors="coerce")
-    return bool(numbers.notna().all())
+    cells = filled(column).astype(str).str.strip()
+    return bool(pd.to_numeric(cells, errors="coerce").notna().all() and not cells.str.match(r"0\d").any())
 
 
 def is_sequences(column: Any) -> bool:
-    """Return whether each cell is a sequence: a list or a text of numbers, of which at least one has several."""
+    """Return whether each filled cell is a list or a text of numbers, of which at least one has several."""
     cells = filled(column)
     texts = [cell.strip() for cell in cells if isinstance(cell, str)]
     if not texts:
@@ -293,9 +289,9 @@ def counts_rows(column: Any) -> bool:
 
 def are_times(column: Any) -> bool:
     """Return whether cells are dates, or strictly increasing numbers."""
-    if column.dtype.kind in "iuf":
-        return len(column) >= MIN_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
-    return times_of(column) is not None
+    times = times_of(column)
+    numbers = times is not None and times.dtype.kind != "M"
+    return times is not None and not (numbers and (len(times) < MIN_COUNTED or (np.diff(times) <= 0).any()))
 
 
 def times_of(column: Any) -> np.ndarray | None:
@@ -337,7 +333,7 @@ def as_numbers(cell: str) -> np.ndarray | None:
 
 
 def as_sequence(cell: Any) -> np.ndarray | None:
-    """Return a list of numbers, or of lists of one length, as an array with NaN for None; None for anything else."""
+    """Return a list of numbers, or of lists of one length, as an array with NaN for None; else None."""
     try:
         array = np.asarray(cell)
         array = np.asarray(cell, np.float64) if array.dtype.kind == "O" else array
@@ -376,8 +372,8 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
         table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}")
     if len(wrong) > MAX_TEXT * (~empty).sum():
         problem = f"{table.path}, {table.bad.places[wrong[0]]}: {texts[wrong[0]][:40]!r} is not a number"
-        remedy = f"write numbers there, or pass --drop {quote(name)}, or the flag of its role, as --time or --text"
-        raise InputError(f"{problem} in column {name!r}; {remedy}")
+        flag = f"--drop {quote(name)}, or the flag of its role, as --time or --text"
+        raise InputError(f"{problem} in column {name!r}; write numbers there, or pass {flag}")
     return numbers.to_numpy(np.float64)
 
 
@@ -401,19 +397,14 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
     for row in np.flatnonzero(~given) if required else ():
         table.bad.add(row, f"no label in column {name!r}")
     for row in np.flatnonzero(given)[_odd_labels(texts[given], asked)] if required else ():
-        reason = (
-            f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are without --classes"
-        )
-        table.bad.add(row, reason)
+        table.bad.add(row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are")
         given[row] = False
     labels = typed(where, points[given].tolist())
-    if labels.dtype.kind == "U":
+    if labels.dtype.kind == "U" and table.decimal == ",":
         labels = np.array([str(cell).strip() for cell in column[given]])
-        if not asked.classes and all(re.fullmatch(r"[-+]?\d[\d.,]*", label) for label in labels):
-            problem = (
-                f"{where}: labels such as {str(labels[0])!r} are not numbers with the decimal mark {table.decimal!r}"
-            )
-            raise InputError(f"{problem}; write numbers, or pass --decimal or --classes")
+    if labels.dtype.kind == "U" and not asked.classes and all(re.fullmatch(DIGITS, str(one)) for one in labels.flat):
+        problem = f"{where}: labels like {labels.item(0)!r} are not numbers with the decimal mark {table.decimal!r}"
+        raise InputError(f"{problem}; write numbers, or pass --decimal or --classes")
     shape = (len(given), *labels.shape[1:])
     full = np.zeros_like(labels, shape=shape) if required or given.all() else np.full(shape, None, object)
     full[given] = labels
@@ -426,7 +417,7 @@ def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
 
     numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
     odd = ~np.isfinite(numbers)
-    if asked.classes or odd.mean() > MAX_TEXT:
+    if asked.classes or odd.sum() > MAX_TEXT * len(odd) or not len(odd):
         return np.zeros_like(odd)
     whole = bool((numbers[~odd] % 1 == 0).all())
     return odd & (asked.regression or not (whole and read_labels(numbers[~odd]).names))

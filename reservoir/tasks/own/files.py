@@ -100,16 +100,15 @@ PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".tgz", ".7z")
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
     """Return the arrays of a file, a folder or a dataset of the hub; new sequences of a ``task`` need no labels."""
     path, known = Path(origin), task.parameters if task else None
-    published = split_files(path) if task is None else {}
+    suffix, published = path.suffix.lower(), split_files(path) if task is None else {}
     _check_flags(origin, asked, published, new=task is not None)
     if is_hub(origin):
         return hub_arrays(origin, asked, labelled=task is None)
-    suffix = path.suffix.lower()
     if published or (path.is_file() and (suffix == ".ts" or (is_bare(path) and not asked.label))):
         return read_series(published or {"": path}, regression=asked.regression)
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
-    labels = [path / known["labels"]] if known and "labels" in known else []
-    files = media_files(path, *labels, *([Path(asked.labels)] if asked.labels else []))
+    tables_of_labels = [path / known["labels"]] if known and "labels" in known else []
+    files = media_files(path, *tables_of_labels, *([Path(asked.labels)] if asked.labels else []))
     if not files and known and known.get("recordings") and suffix in tables.SUFFIXES and not named_kind(path):
         files = [path]
     if files:
@@ -194,8 +193,8 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
         else:
             bad.add(row, f"no file {arrays.texts[row]!r} in the table's folder")
     bad.kept()
-    others = {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
-    others.setdefault("ids", np.array([str(file.relative_to(path.parent)) for file in files]))
+    others = {"ids": np.array([str(file.relative_to(path.parent)) for file in files])}
+    others |= {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
     found = media_arrays(files, others, bad, asked, (known or {}).get("columns", []))
     found.notes[:0] = arrays.notes
     found.skipped = arrays.skipped | {kept[row]: why for row, why in found.skipped.items()}
