@@ -10,6 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 
+COLUMN_FLAGS = ("label", "id", "time", "group", "text", "drop", "labels")
 NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
 MAX_EXPANSION = 200
 """Largest expansion of stored bytes that is accepted; random bits stored as float64 expand 60 times."""
@@ -26,7 +27,7 @@ class Arrays:
     piece_rows = 2**62  # rows that `sequences` reads at a time, in subclasses whose x is not in memory
     label = "y"  # name of the labels in messages
     letters = False  # whether x holds the code points of texts
-    unused_options: tuple[str, ...] = ("rate",)  # options that do not apply to such data
+    unused_options: tuple[str, ...] = ("rate", *COLUMN_FLAGS)  # options that do not apply to such data
 
     def __init__(self, arrays: Mapping[str, np.ndarray], x: tuple[tuple[int, ...], np.dtype] | None = None):
         self._arrays = dict(arrays)

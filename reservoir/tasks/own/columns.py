@@ -166,16 +166,6 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
     return usual[:1] or outputs
 
 
-def choose_labels(table: Table, asked: OwnDataOptions, key: str, *, new: bool) -> list[str]:
-    """Return the columns of labels in a table of labels, whose column ``key`` names the files or records."""
-    require_column(table, asked.label, "" if new else "label")
-    rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
-    found = [asked.label] if asked.label else usual_labels(table, {key}, alone=not new)
-    if not found and len(rest) != 1:
-        refuse_unlabelled(table)
-    return found or rest
-
-
 def time_of_rows(table: Table, *, has_ids: bool) -> str:
     """Return the column of times of rows that are whole sequences; refuse a column whose times repeat."""
     for name in [name for name in table.frame if name.lower() in TIMES]:

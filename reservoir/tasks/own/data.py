@@ -1,7 +1,7 @@
 """Your own data as the source of a task."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -162,9 +162,8 @@ class OwnData(Source):
     def _columns(self) -> Arrays:
         columns = open_arrays(self.origin, self.asked)
         # A series of values may be a waveform, too.
-        samples = self.asked.waveform and "waveform" not in columns.unused_options
-        if not samples and (flags := [name for name in columns.unused_options if name in self.asked.explicit]):
-            raise InputError(f"{self.origin}: --{flags[0]} does not apply to data of this kind; leave it out")
+        samples = {"rate"} if self.asked.waveform and "waveform" not in columns.unused_options else set()
+        _refuse_unused(self.origin, columns, self.asked.explicit.keys() - samples)
         _check_rows(self.origin, columns, "x", "y")
         groups = columns.read("groups", 0, columns.shapes["x"][0]).tolist() if "groups" in columns.shapes else []
         if missing := [row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}]:
@@ -258,6 +257,12 @@ class OwnData(Source):
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
 
 
+def _refuse_unused(where: str, columns: Arrays, given: Collection[str]) -> None:
+    for name in columns.unused_options:
+        if name in given:
+            raise InputError(f"{where}: --{name} does not apply to data of this kind; leave it out")
+
+
 def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
     """Refuse data without a needed array, or with arrays that do not have one entry per row."""
     for name in needed:
@@ -287,6 +292,7 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
         parameters |= {"label": None, "id": None, "group": None}
     with _without_flags():
         columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
+    _refuse_unused(str(path), columns, {"labels"} if labels else set())
     _check_rows(str(path), columns, "x")
     rows = columns.shapes["x"][0]
     images = isinstance(columns, Images)

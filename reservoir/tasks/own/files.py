@@ -11,7 +11,7 @@ import numpy as np
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
-from reservoir.tasks.own.arrays import Arrays, read_npz
+from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays, read_npz
 from reservoir.tasks.own.columns import FILES, named_kind, names_files, text_columns, with_slashes
 from reservoir.tasks.own.folders import check_inside, folder_arrays, labels_from_table, media_arrays, media_files
 from reservoir.tasks.own.hdf5 import Hdf5
@@ -51,7 +51,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
-        pattern = asked.label or (_usual_pattern(path, headers) if task is None else "")
+        pattern = asked.label or (LAST_WORD if task is None else "")
         for name, flag, wanted in (("label", "label", pattern), ("groups", "group", asked.group)):
             found = _found_in_headers(bad, headers, wanted or "", flag, new=task is not None)
             if any(found) and (name == "label" or None not in found):
@@ -60,16 +60,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     known = None if task is None else {"each": "token"} if task.each else {}
     found = columns_as_arrays(columns, bad, asked, known, id="id", text="sequence")
     found.notes += notes
+    found.unused_options += ("time", "text", "drop", *(() if asked.labels else ("id",)))
     return found
-
-
-def _usual_pattern(path: Path, headers: Sequence[str]) -> str:
-    """Return the pattern of the last word of each header, or of the text after the last | of each."""
-    pattern = next((one for one in USUAL_PATTERNS if all(re.search(one, header) for header in headers)), "")
-    if not pattern:
-        problem = f"{path}: no label in headers like {headers[0][:60]!r}"
-        raise InputError(f"{problem}; pass a pattern, as in --label 'class=(\\w+)', or pass a table with --labels")
-    return pattern
 
 
 def _found_in_headers(
@@ -86,22 +78,20 @@ def _found_in_headers(
     if None in found and not new:
         row = found.index(None)
         problem = f"{bad.where}, {bad.places[row]}: the header {headers[row][:60]!r} does not match --{flag} {pattern}"
-        raise InputError(f"{problem}; change either")
+        raise InputError(f"{problem}; change either, as to --{flag} 'class=(\\w+)', or pass a table with --labels")
     return found
 
 
 ARRAYS = {".npz": read_npz, ".h5": Hdf5, ".hdf5": Hdf5}
-USUAL_PATTERNS = (r"\s(\S+)$", r"\|\s*([^|]*)$")
+LAST_WORD = r"[\s|]([^\s|]+)$"  # the label in a FASTA header without --label
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
-PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".tar", ".tgz", ".7z")
 
 
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
     """Return the arrays of a file, a folder or a dataset of the hub; new sequences of a ``task`` need no labels."""
     path, known = Path(origin), task.parameters if task else None
     suffix, published = path.suffix.lower(), split_files(path) if task is None else {}
-    _check_flags(origin, asked, published, new=task is not None)
     if is_hub(origin):
         return hub_arrays(origin, asked, labelled=task is None)
     if published or (path.is_file() and (suffix == ".ts" or (is_bare(path) and not asked.label))):
@@ -126,7 +116,9 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         return fasta_arrays(path, asked, task)
     if suffix in tables.SUFFIXES:
         return _table_arrays(path, asked, known)
-    raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
+    raise InputError(
+        f"{path}: files of type {path.suffix!r} are not read; unpack it, or give one of {', '.join(SUFFIXES)}"
+    )
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
@@ -154,34 +146,12 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 
 
-def _check_flags(origin: str, asked: OwnDataOptions, published: Mapping[str, Path], *, new: bool) -> None:
-    """Refuse packed files, and flags that name columns if the data has none."""
-    path = Path(origin)
-    suffix, bare = path.suffix.lower(), is_bare(path)
-    if suffix in PACKED and path.is_file():
-        raise InputError(f"{path}: files of type {suffix!r} are not read; unpack it first")
-    flags = ("label", "id", "time", "group", "text", "drop", "labels")
-    joined = ("labels", "label", "id", "group") if asked.labels else ("labels",)
-    if published or suffix == ".ts" or bare:
-        what, allowed = "UCR and UEA files, which have no column names", () if published else ("label",)
-    elif is_hub(origin) or suffix in tables.SUFFIXES:
-        what, allowed = "a table, which has a column of labels", flags[:-1]
-    elif suffix in ARRAYS:
-        what, allowed = "a file of arrays named x, y, lengths, split, groups and ids", ()
-    elif suffix in FASTA:
-        what, allowed = "FASTA, which has no columns", ("label", "group", *joined)
-    else:
-        what, allowed = "files, which are labelled by their folder or by --labels", ("drop", "time", *joined)
-    for flag in flags[-1:] if new else flags:
-        if (name := getattr(asked, flag)) and flag not in allowed:
-            raise InputError(f"{origin}: --{flag} {name} does not apply to {what}; leave it out")
-
-
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:
     """Return the arrays of a table, or of the files that it names together with its other columns."""
     table = tables.read_table(path, text_columns(asked), asked.decimal)
     table.bad.skip = asked.skip_bad_rows
     arrays = TableReader(table, asked, known).arrays_of_table()
+    arrays.unused_options = (*(name for name in arrays.unused_options if name not in COLUMN_FLAGS), "labels")
     if not isinstance(arrays, Texts) or not names_files(path.parent, arrays.texts):
         return arrays
     kept = np.flatnonzero(table.bad.kept()).tolist()

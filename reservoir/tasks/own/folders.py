@@ -80,12 +80,14 @@ def labels_from_table(
     table = read_table(Path(asked.labels), None, asked.decimal)  # all as text, because run 007 is not run 7
     table.bad.skip = bad.skip
     table.bad.kept()
-    columns.require_column(table, asked.id, "" if new else "id")
-    columns.require_column(table, None if new else asked.group, "group")
+    for role, name in {"id": asked.id, "label": asked.label, "group": None if new else asked.group}.items():
+        columns.require_column(table, name, "" if new else role)
     key, rows = _joined(table, asked.id, names)
+    labels = [asked.label] if asked.label else columns.usual_labels(table, {key}, alone=not new)
+    if not labels:
+        columns.refuse_unlabelled(table)
     left = [str(cell) for cell in table.frame[key].drop(index=rows)]
     table = table.take(rows)
-    labels = columns.choose_labels(table, asked, key, new=new)
     arrays = {"y": columns.joined_labels(table, labels, asked, required=not new)}
     for array, name in {"groups": asked.group or "groups", "split": "" if new else "split"}.items():
         if name in table.frame:
@@ -106,13 +108,12 @@ def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str,
         problem = f"{table.path}: no row for {missing[0]!r} {column} ({len(missing):,} of {len(names):,} have none)"
         raise InputError(f"{problem}; add it (predict needs no label in it), or pass --id NAME of another column")
     files = {row: name for name, row in rows.items()}
-    for name, row in rows.items():
-        if files[row] != name:
-            problem = f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} {column} may mean {name!r} or"
-            raise InputError(f"{problem} {files[row]!r}; write a row with the whole name for each of them")
-    for row in np.flatnonzero(table.frame[key].isin(table.frame[key][list(files)]) & table.frame[key].duplicated()):
-        problem = f"{table.path}, {table.bad.places[row]}: another row has {table.frame[key][row]!r} {column}, too"
-        raise InputError(f"{problem}; keep one of them")
+    used = table.frame[key][list(files)]
+    twice = table.frame.index[table.frame[key].isin(used) & table.frame[key].duplicated()]
+    unclear = [row for name, row in rows.items() if files[row] != name]
+    for row in [*twice, *unclear]:
+        problem = f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} {column} stands for several files"
+        raise InputError(f"{problem}, or another row has it, too; write one row with the whole name for each file")
     return key, [rows[name] for name in names]
 
 
@@ -139,6 +140,7 @@ def media_arrays(
         found = Sounds(files, arrays, bad, asked.rate, waveform=asked.waveform)
     else:
         found = _recordings(files, arrays, bad, asked, names)
+    found.unused_options += ("text", *(() if asked.labels else ("label", "id", "group")))
     found.notes[:0] = bad.notes()
     found.skipped = bad.skipped(arrays.get("ids", ()))
     found.label = asked.label or "the label"
@@ -181,7 +183,7 @@ def _recordings(
     x, lengths = padded(str(files[0].parent), sequences)
     found = Arrays({"x": x, "lengths": lengths} | {name: array[kept] for name, array in arrays.items()})
     found.files = list(files)
-    found.chosen = {"columns": names, "recordings": True}
+    found.chosen, found.unused_options = {"columns": names, "recordings": True}, ("rate",)
     note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
     found.notes = [note, *notes]
     return found

@@ -46,6 +46,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     found = columns_as_arrays(cells, bad, asked, None if labelled else {}, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
     found.notes = [*notes, *found.notes]
+    found.unused_options += ("time", "drop", "labels")
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.arrays import Arrays, check_padding
+from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays, check_padding
 
 UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
 MAX_LETTERS = 64
@@ -40,7 +40,9 @@ def with_letters(where: str, arrays: Arrays) -> Arrays:
     if len(shape) != 1 or not shape[0] or arrays.dtypes["x"].kind != "U" or () in arrays.shapes.values():
         return arrays
     read = {name: arrays.read(name, 0, shape[0]) for name in arrays.shapes if name != "lengths"}
-    return Texts(where, read.pop("x").tolist(), read)
+    found = Texts(where, read.pop("x").tolist(), read)
+    found.unused_options += COLUMN_FLAGS
+    return found
 
 
 def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
