@@ -109,8 +109,8 @@ def test_a_pickled_source_holds_no_arrays(tmp_path):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (1.7e9 + 60 * RNG.normal(size=300), "output 0 .* subtract an offset"),
-        (np.stack([RNG.normal(size=300), 1e5 + 0.1 * RNG.normal(size=300)], 1), "output 1 .* subtract an offset"),
+        (1.7e9 + 60 * RNG.normal(size=300), "column 0 .* subtract an offset"),
+        (np.stack([RNG.normal(size=300), 1e5 + 0.1 * RNG.normal(size=300)], 1), "column 1 .* subtract an offset"),
         (np.where(np.arange(300) == 7, 1e39, RNG.normal(size=300)), "y is 1e.39 in row 7"),
     ],
 )
@@ -184,20 +184,6 @@ def test_a_missing_group_is_refused(tmp_path, suffix, groups):
     x, y = RNG.normal(size=(40, 3)), np.arange(40) % 2
     with pytest.raises(InputError, match=r"no group in row 2; give every row one"):
         read(task_named(str(save(tmp_path / f"a{suffix}", x=x, y=y, groups=groups))))
-
-
-def test_notes_name_channels_that_may_be_first_and_numbers_that_may_mean_missing(tmp_path):
-    x, y = RNG.normal(size=(40, 3, 9)), np.arange(40) % 2
-    path = str(save(tmp_path / "a.npz", x=x, y=y))
-    assert task_named(path).notes() == [
-        "a.npz: x read as 3 tokens of 9 channels; transpose it if the channels are first"
-    ]
-    x = x.transpose(0, 2, 1).copy()
-    x[:2, 4] = -999
-    (note,) = task_named(str(save(tmp_path / "a.npz", x=x, y=y))).notes()
-    assert note == "a.npz: 6 values are -999; if they stand for missing ones, give NaN and --missing"
-    x[3, 4, 0] = -600  # a value of the same size
-    assert not task_named(str(save(tmp_path / "a.npz", x=x, y=y))).notes()
 
 
 def test_sensor_counts_are_read_as_values_with_a_note(tmp_path):

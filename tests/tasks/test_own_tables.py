@@ -105,17 +105,6 @@ def write_texts(path, words=WORDS, kinds=KINDS):
     return path
 
 
-@pytest.mark.parametrize("names", [("sequence", "family"), ("seq", "kind"), ("review", "rating")])
-def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
-    labels = [KINDS.index(kind) for kind in KINDS] if names[1] == "rating" else KINDS
-    path = write(tmp_path / "t.csv", dict(zip(names, (WORDS, labels), strict=True)))
-    source = task_named(str(path))
-    assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
-    path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(path.read_text().splitlines())))
-    with pytest.raises(InputError, match="no column of labels"):
-        list(task_named(str(path)).pieces())
-
-
 def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
     words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
     whole = task_named(str(write_texts(tmp_path / "t.csv", words)))
@@ -187,11 +176,11 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, asked):
     ("text", "parameters", "message"),
     [
         ("ACGT\n", {}, "line 1: no header"),
-        (">a\nACGT\n>b\nA\n", {}, "no label in headers like 'a'"),
+        (">a\nACGT\n>b\nA\n", {}, "line 1: no label in the header 'a' by --label"),
         (">a 1\nACGT\n>b 2\n\n", {}, "line 3: an empty text"),
         (">a 1\nACGT\n", {"label": "("}, "not a regular expression"),
         (">a 1\nACGT\n", {"label": "a"}, "0 groups"),
-        (">a 1\nACGT\n", {"label": "k(.)"}, "line 1: the header 'a 1' does not match"),
+        (">a 1\nACGT\n", {"label": "k(.)"}, "line 1: no label in the header 'a 1' by --label"),
     ],
 )
 def test_bad_fasta(tmp_path, text, parameters, message):
@@ -260,38 +249,15 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first)
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
 
-def test_events_in_long_form_are_symbols_on_request_and_their_names_always(tmp_path):
+def test_events_in_long_form_are_symbols_on_request(tmp_path):
     columns = {"user": SERIES, "t": list(range(4)) * ROWS, "event": SERIES * 3 % 5, "label": LONG["label"]}
     asked = {"id": "user", "time": "t", "label": "label"}
     task = task_named(str(write(tmp_path / "t.csv", columns)), symbols=True, **asked).task
     assert task.form == Tokens(5) and task.max_tokens == 4
-    assert "with the values event; pass --symbols for events" in stored(tmp_path / "t.csv", **asked)[2]
     assert read_new(tmp_path / "t.csv", task)[0].tolist() == np.reshape(columns["event"], (ROWS, 4)).tolist()
-    names = np.array(["buy", "cart", "login", "quit", "view"])  # in the order of the numbers
-    columns |= {
-        "event": names[columns["event"]],
-        "t": [0, 1, 1, 2] * ROWS,
-    }  # of two events at once the first counts first
-    source = task_named(str(write(tmp_path / "t.csv", columns)), **asked)
-    assert source.task.alphabet.endswith("ABCDE") and source.task.parameters["events"] == names.tolist()
-    assert any("read as letters: A buy, B cart, C login, D quit, E view" in note for note in source.notes())
-    letters = ["".join("ABCDE"[n] for n in row) for row in np.reshape(SERIES * 3 % 5, (ROWS, 4))]
-    assert read_new(tmp_path / "t.csv", source.task).x.tolist() == letters
-    columns["event"][[1, 6]] = ["sell", ""]
-    new = read_new(write(tmp_path / "new.csv", columns | {"page": ["a long text"] * 4 * ROWS}), source.task)
-    assert new.x[0] == f"{letters[0][0]}\ufffd{letters[0][2:]}" and [*new.skipped] == [1]
     columns["event"] = [f"event {n}" for n in range(4 * ROWS)]
-    with pytest.raises(InputError, match="same 'user' are not joined: 'event' has too many names; number its cells"):
+    with pytest.raises(InputError, match="same 'user' are not joined, .*; number the names of events and pass --sym"):
         stored(write(tmp_path / "t.csv", columns), **asked)
-
-
-def test_an_id_may_have_several_columns(tmp_path):
-    path = write(tmp_path / "t.csv", {"machine": SERIES // 4, "cycle": SERIES % 4, **LONG})
-    task, rows, notes = stored(path, id="machine,cycle", group="machine")
-    assert len(rows) == ROWS and task.parameters["columns"] == ["u"] and "10 groups" in notes
-    assert read_new(path, task)[2][:5] == ["0,0", "0,1", "0,2", "0,3", "1,0"]
-    with pytest.raises(InputError, match="no column 'cycles' "):
-        stored(path, id="machine,cycles")
 
 
 def test_an_id_column_that_repeats_must_be_named(tmp_path):
@@ -315,8 +281,6 @@ def test_an_id_column_that_repeats_must_be_named(tmp_path):
 def test_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name):
     columns = {"date": DAYS, name: [form(row) for row in EVENTS], "label": LABEL}
     task, rows, _ = stored(write(tmp_path / "t.csv", columns))
-    columns["winner"] = columns.pop("label")
-    assert stored(write(tmp_path / "t.csv", columns))[1] == rows
     assert isinstance(task.form, Tokens) and task.form.vocabulary == 9 and not task.alphabet
     assert rows == sorted([float(value) for value in row] for row in EVENTS)
     new = write(tmp_path / "new.csv", {"other": [1, 2], name: [form([3]), form([1, 4, 8])]})
@@ -359,7 +323,7 @@ def test_hundreds_of_columns_are_found_by_name(tmp_path):
     task = task_named(str(write(tmp_path / "t.csv", {**cells, "label": LABEL}))).task
     new = write(tmp_path / "n.csv", {"batch": VALUES[:, 0], **dict(reversed(cells.items())), "humidity": VALUES[:, 1]})
     assert np.array_equal(read_new(new, task)[0].reshape(ROWS, 300), values)
-    with pytest.raises(InputError, match=r"no column '907.5', which .*'920.5'\] and 279 more; rename the column"):
+    with pytest.raises(InputError, match=r"no column '907.5', which .* 920.5 and 279 more; rename the column"):
         read_new(write(tmp_path / "new.csv", {name: cells[name] for name in cells if name != "907.5"}), task)
 
 
@@ -405,17 +369,10 @@ def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fit
         model.fit(x, LABEL)
 
 
-def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_path):
-    label = np.where(np.arange(ROWS) == 5, "odd", np.where(np.arange(ROWS) % 7 == 0, "A", LABEL))
-    notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
-    assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
+def test_a_note_names_a_class_that_may_stand_for_a_missing_label(tmp_path):
+    label = np.where(np.arange(ROWS) % 7 == 0, "NA", LABEL)
+    assert "a class 'NA'; remove these rows if" in stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
-    padded = stored(write(tmp_path / "t.csv", {**WIDE, "label": (["007", "7", "8"] * ROWS)[:ROWS]}))[2]
-    assert "label has 3 different texts for 2 numbers; texts such as 007 and 7 are read as the same" in padded
-    cities = [("M\u00fcnchen", "Mu\u0308nchen", "Bonn")[row % 3] for row in range(ROWS)]
-    assert r"'Mu\u0308nchen' and 'M\xfcnchen'; spell" in stored(write(tmp_path / "t.csv", {**WIDE, "label": cities}))[2]
-    notes = stored(write(tmp_path / "t.csv", {**WIDE, "y0": LABEL, "y1": np.arange(ROWS) % 3}))[2]
-    assert "(y0, y1) do not have the same classes; recall, confusion matrix and prob" in notes and "of all 5" in notes
 
 
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
@@ -427,7 +384,7 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     assert task.classes == 0 and rows == in_any_order(VALUES)
     assert ("commas are read as decimal points" in notes) == (between != ",")
     columns = {"u": ["1,234"] * ROWS, "label": LABEL}
-    with pytest.raises(InputError, match="'1,234' is not a number in column 'u'"):  # it may be a thousand
+    with pytest.raises(InputError, match="column 'u': the mark in '1,234' may separate thousands"):
         stored(write(tmp_path / "t.tsv", columns, "\t"))
     assert stored(tmp_path / "t.tsv", decimal=",")[1] == [[[1.234]]] * ROWS
 
@@ -435,93 +392,89 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
 @pytest.mark.parametrize(
     ("u", "v", "y", "refused"),
     [
-        (["1.037", "2.960"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
-        (["1.037%", "2.960%"], ["0,5", "1"], LABEL, "'u': the dot in '1.037'"),
-        (["1.037", "960", "839"], ["12", "1.192"], LABEL, "'u': the dot in '1.037'"),  # a file without decimals
-        (["1.037,50", "960,25", "839"], ["0", "1"], LABEL, "'u': the dot in '1.037,50'"),
-        (["1", "2"], ["0,5", "1"], ["1.037", "2.960"], "'y': the dot in '1.037'"),
-        (["1.037", "960.5"], ["0,5", "1"], LABEL, ""),
-        (["1.037", "-999"], ["1", "2"], LABEL, ""),
+        (["1.037", "2.960"], ["0,5", "1,5"], LABEL, "'0,5' is not a number in column 'v'"),
+        (["1.037", "2"], ["0,5", "1,5"], LABEL, "'1.037' is not a number in column 'u'"),
+        (["1.037", "960", "839"], ["12", "1.192"], LABEL, "'u': the mark in '1.037' may separate"),
+        (["1.037,50", "960,25", "839"], ["0", "1"], LABEL, "'1.037,50' is not a number in column 'u'"),
+        (["2,5", "2"], ["0,5", "1,5"], ["1.037", "2.960"], "'y': labels like '1.037' are not numbers with the decimal"),
+        (["1,037", "960"], ["1", "2"], LABEL, "'u': the mark in '1,037' may separate"),
+        (["1.037", "2.960"], ["1", "2"], LABEL, ""),
     ],
 )
-def test_dots_that_may_separate_thousands_are_refused(tmp_path, u, v, y, refused):
+def test_marks_that_may_separate_thousands_are_refused(tmp_path, u, v, y, refused):
     columns = {"u": u * ROWS, "v": v * ROWS, "y": [*y] * ROWS}
     path = write(tmp_path / "t.csv", {name: cells[:ROWS] for name, cells in columns.items()}, ";")
-    with (
-        pytest.raises(InputError, match=f"{refused} may separate thousands; remove such dots, or ")
-        if refused
-        else nullcontext()
-    ):
-        assert [[1.037], [float(v[0].replace(",", "."))]] in np.float64(stored(path)[1]).round(4).tolist()
-
-
-@pytest.mark.parametrize(("between", "mark"), [(",", "."), (";", ",")])
-def test_percentages_are_read_as_numbers_if_all_cells_of_a_column_have_the_sign(tmp_path, between, mark):
-    columns = {name: [f"{cell}%".replace(".", mark) for cell in cells] for name, cells in WIDE.items()}
-    doses = [("5%", "10 %")[row % 2] for row in range(ROWS)]
-    task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": doses}, between))
-    assert rows == in_any_order(VALUES) and task.labels == ("10 %", "5%")
-    assert "percent signs are removed in v0, v1, v2: 12.3% is read as 12.3" in notes
-    columns["v0"][7] = columns["v0"][7].removesuffix("%")
-    with pytest.raises(InputError, match="is not a number in column 'v0'; leave"):
-        stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}, between))
+    with pytest.raises(InputError, match=refused) if refused else nullcontext():
+        assert [[1.037], [1.0]] in np.float64(stored(path)[1]).round(4).tolist()
 
 
 def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
-    label = [("1,2", "1,3")[row % 2] for row in range(ROWS)]
-    path = write(tmp_path / "labels.csv", {**WIDE, "file": range(ROWS), "label": label}, ";")
-    note = "commas are read as decimal points in {}; pass --decimal . if"
-    assert stored(path)[0].classes == 0 and note.format("label") in stored(path)[2]
-    task, _, notes = stored(path, decimal=".")
-    assert task.labels == ("1,2", "1,3") and "commas" not in notes
+    commas = {name: [str(value).replace(".", ",") for value in cells] for name, cells in WIDE.items()}
+    target = [str(value).replace(".", ",") for value in VALUES[:, 0]]
+    path = write(tmp_path / "labels.csv", {**commas, "file": range(ROWS), "label": target}, ";")
+    note = "commas are read as decimal points; pass --decimal . if"
+    assert stored(path)[0].classes == 0 and note in stored(path)[2]
+    with pytest.raises(InputError, match="are not numbers with the decimal mark '.'"):
+        stored(path, decimal=".")
+    names = write(tmp_path / "t.csv", {**WIDE, "label": [("1,2", "1,3")[row % 2] for row in range(ROWS)]}, ";")
+    with pytest.raises(InputError, match="labels like '1,2' are not numbers with the decimal mark '.'"):
+        stored(names)
+    assert stored(names, classes=True)[0].labels == ("1,2", "1,3")
     quoted = write(tmp_path / "q.csv", {"u": [f'"{cell}"'.replace(".", ",") for cell in VALUES[:, 0]], "label": LABEL})
     assert stored(quoted, decimal=",")[1] == in_any_order(VALUES[:, :1])
     (tmp_path / "runs").mkdir()
     for row in range(ROWS):
         write(tmp_path / "runs" / f"{row}.csv", {"u": ["0,5", "1"], "v": [row, 2]}, ";")
     _, rows, notes = stored(tmp_path / "runs", labels=str(path))
-    assert rows[0][0] == [0.5, 0] and all(note.format(name) in notes for name in ("u", "label"))
-    with pytest.raises(InputError, match="'0,5' is not a number in column 'u'"):
-        stored(tmp_path / "runs", labels=str(path), decimal=".")
+    assert rows[0][0] == [0.5, 0] and notes.count(note) == 2
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({**WIDE, "y": np.where(np.arange(ROWS) == 7, "", LABEL)}, "line 9: no label in column 'y'; fix the row"),
+        ({**WIDE, "y": np.where(np.arange(ROWS) == 7, "", LABEL)}, "line 9: no label in column 'y'; fix the file"),
         ({**WIDE, "y": np.where(np.arange(ROWS) == 7, "n.d.", VALUES[:, 0])}, "line 9: the label 'n.d.' in column 'y'"),
         ({"id": ["a", "a", "b"], "t": [1, 1, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 3: 'a' has two rows at t 1"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "earlier rows ... --group id"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "line 3: an empty cell"),
-        ({"id": ["a", "a", ""], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: an empty cell in column"),
+        ({"id": ["a", "a", ""], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 4: no id in column 'id'"),
         (
             {**WIDE, "groups": np.where(np.arange(ROWS), "a", ""), "y": LABEL},
-            "an empty cell in column 'groups'",
+            "no groups in column 'groups'",
         ),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
         ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a' ... --missing interpolate"),
-        ({**WIDE, "y0": LABEL, "y1": VALUES[:, 0]}, "numbers that are not whole; fit one at ... --label y0 --drop y1"),
-        ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; pass --label"),
+        (
+            {**WIDE, "y0": LABEL, "y1": VALUES[:, 0]},
+            "some of the labels y0, y1 are numbers and some are not; fit one at a time",
+        ),
+        ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns y, label; pass --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
-        ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']; pass --label sev"),
-        ({**WIDE, "grade": np.arange(ROWS) % 3, "none": [0] * ROWS}, "'none']; pass --label grade"),
-        ({"sequence": DAYS, "a b": VALUES[:, 0], "c": LABEL}, "pass --label 'a b' or --label c"),
-        ({"o k": LABEL, "long": DAYS, **WIDE, "label": LABEL}, "--drop 'o k', or pass --text long if the texts are"),
-        ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the header line missing?"),
+        (
+            {**WIDE, "severity": LABEL},
+            "no column of labels among v0, v1, v2, severity; call the column of the ... --label NAME",
+        ),
+        (
+            {"o k": LABEL, "long": DAYS, **WIDE, "label": LABEL},
+            "--drop 'o k', or the flag of its role, as --time or --text",
+        ),
         ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "--group id or --drop id if each row is a whole"),
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),
-        ({"comment": ["fine"] * ROWS, **WIDE, "label": LABEL}, "'fine' is not a number in column 'comment'; leave"),
+        (
+            {"comment": ["fine"] * ROWS, **WIDE, "label": LABEL},
+            "'fine' is not a number in column 'comment'; write numbers there, or pass --drop comment",
+        ),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),
         (
-            {"id": SERIES, "ts": DAYS * 4, **LONG},
-            "pass --time ts if the rows are steps in time, or leave the ... --drop ts",
-        ),
-        (
             {"id": SERIES, "t": ["2024-10-27 02:00"] * 4 * ROWS, **LONG},
-            "two rows at t 2024 ... with their offset from UTC",
+            "two rows at t 2024",
         ),
-        ({"id": SERIES, "t": ["", 1, 2, 3] * ROWS, **LONG}, "an empty cell in column 't'"),
+        ({"id": SERIES, "t": ["", 1, 2, 3] * ROWS, **LONG}, "no time in column 't'"),
         ({"id": SERIES, "date": [f"{n}/{5 - n}/2024" for n in (1, 2, 3, 4)] * ROWS, **LONG}, "cannot be sorted; write"),
+        (
+            {name: [f"{cell}%" for cell in cells] for name, cells in WIDE.items()} | {"label": LABEL},
+            "are numbers with units, or dates, such as ... %'; remove units",
+        ),
         (
             {name: [f"{cell} mV" for cell in cells] for name, cells in WIDE.items()} | {"label": LABEL},
             "are numbers with units, or dates, such as ... mV'; remove units",
@@ -529,9 +482,9 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ({"day": DAYS, "firm": ["AB"] * ROWS, "label": LABEL}, "most cells of 'day' are numbers with units, or dates"),
         (
             {name: ["mV", *cells] for name, cells in WIDE.items()} | {"label": ["-", *LABEL]},
-            "remove units, lines of units and dates",
+            "remove units and dates",
         ),
-        ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "column 'v1' is inf"),
+        ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "inf in column 'v1'"),
     ],
 )
 def test_ambiguous_tables_are_refused_in_one_line(tmp_path, columns, message):
@@ -570,12 +523,9 @@ def test_csv_with_a_column_per_value(tmp_path):
         ("y,a,b\n1,2,x\n", "line 2: 'x' is not a number in column 'b'"),
         ("y,a,b\n1,,3\n1,2,3\n", "line 2: an empty cell in column 'a'"),
         ("y,x\n1,1 2\n2,1 q\n", "line 3: '1 q' is not a sequence of numbers"),
-        ("y,x\n1,1 2\n2,\n", "line 3: not a sequence"),
+        ("y,x\n1,1 2\n2,\n", "line 3: 'nan' is not a sequence"),
         ("y\n1\n", "no columns of values"),
-        (
-            "\n# by hand\ny,a,b\n1,2,3\n",
-            r"line 2: '# by hand' is a comment, .*; remove .* grep -v '\^#' .*mine.csv > NEW.csv",
-        ),
+        ("\n# by hand\ny,a,b\n1,2,3\n", "no column of labels among # by hand"),
         ('y,a\n1,"2\n', "not a readable table"),
     ],
 )

@@ -79,13 +79,13 @@ def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
     ("text", "message"),
     [
         (CLASSES.replace("Stamps false", "Stamps true") + UP, "time stamps, which are not read"),
-        (HEAD + "1,2,3:up\n", "line 4: no @data line before"),
+        (HEAD + "1,2,3:up\n", "no @data line"),
         (HEAD, "no @data line"),
         (CLASSES, "no series after @data"),
         (CLASSES + UP + "1,2:1,2,3:up\n", "line 9: channels of \\[2, 3\\] values"),
-        (CLASSES + UP + "1,2,3:up\n", "line 9: 1 channels, but 2 in the first"),
+        (CLASSES + UP + "1,2,3:up\n", r"sequences of \[1, 2\] channels"),
         (CLASSES + UP + "1,zwei,3:1,2,3:up\n", "line 9: 'zwei' is not a number"),
-        (CLASSES.replace("class", "target") + UP, "the target 'up' is not a number"),
+        (CLASSES.replace("class", "target") + UP, "line 8: 'up' is not a number"),
         (CLASSES + "1,2\0,3:1,1,1:up\n", "line 8: a NUL"),
         (CLASSES + UP + ":::\n", "not a sequence of numbers|channels"),
     ],
@@ -108,7 +108,7 @@ def test_folders_that_hold_no_or_several_data_sets(tmp_path):
     written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two")
     written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two_eq")
     assert [file.name for file in task_named(str(tmp_path / "Two")).files()] == ["Two_TRAIN.ts", "Two_TEST.ts"]
-    with pytest.raises(InputError, match="--label y names a column"):
+    with pytest.raises(InputError, match="--label does not apply to data of this kind"):
         task_named(str(tmp_path / "Two"), label="y").task  # noqa: B018
 
 

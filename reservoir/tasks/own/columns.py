@@ -88,7 +88,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         roles.id = roles.chosen["id"] = name
     rest = _free(frame, roles, asked.time)
     roles.sequence = named("text") or _sequence(table, roles, rest, known)
-    if not roles.labels and known is None:
+    if known is None and (not roles.labels or roles.sequence in roles.labels):
         refuse_unlabelled(table)
     roles.time = named("time")
     return roles

@@ -77,8 +77,8 @@ def _found_in_headers(
     found = [match and match.group(1) for match in map(compiled.search, headers)]
     if None in found and not new:
         row = found.index(None)
-        problem = f"{bad.where}, {bad.places[row]}: the header {headers[row][:60]!r} does not match --{flag} {pattern}"
-        raise InputError(f"{problem}; change either, as to --{flag} 'class=(\\w+)', or pass a table with --labels")
+        problem = f"{bad.where}, {bad.places[row]}: no {flag} in the header {headers[row][:60]!r} by --{flag} {pattern}"
+        raise InputError(f"{problem}; pass another pattern, such as 'class=(\\w+)', or a table with --labels")
     return found
 
 
@@ -115,7 +115,9 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     if suffix in FASTA:
         return fasta_arrays(path, asked, task)
     if suffix in tables.SUFFIXES:
-        return _table_arrays(path, asked, known)
+        found = _table_arrays(path, asked, known)
+        found.unused_options = (*(name for name in found.unused_options if name not in COLUMN_FLAGS), "labels")
+        return found
     raise InputError(
         f"{path}: files of type {path.suffix!r} are not read; unpack it, or give one of {', '.join(SUFFIXES)}"
     )
@@ -151,7 +153,6 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     table = tables.read_table(path, text_columns(asked), asked.decimal)
     table.bad.skip = asked.skip_bad_rows
     arrays = TableReader(table, asked, known).arrays_of_table()
-    arrays.unused_options = (*(name for name in arrays.unused_options if name not in COLUMN_FLAGS), "labels")
     if not isinstance(arrays, Texts) or not names_files(path.parent, arrays.texts):
         return arrays
     kept = np.flatnonzero(table.bad.kept()).tolist()
