@@ -13,7 +13,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.own import tables
 from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays, read_npz
 from reservoir.tasks.own.columns import FILES, named_kind, names_files, text_columns, with_slashes
-from reservoir.tasks.own.folders import check_inside, folder_arrays, labels_from_table, media_arrays, media_files
+from reservoir.tasks.own.folders import check_inside, folder_labels, labels_from_table, media_arrays, media_files
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import hub_arrays, is_hub
 from reservoir.tasks.own.series import is_bare, read_series, split_files
@@ -24,10 +24,7 @@ from reservoir.tasks.task import Task
 
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
-    """Return sequences and names of the records of a FASTA file, and labels and groups.
-
-    For new sequences of a ``task``, these come from the headers if the patterns of the task match them.
-    """
+    """Return sequences, names, labels and groups of the records of a FASTA file; a ``task`` reads new ones."""
     # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
     upper = task is None or not any(map(str.islower, task.alphabet))
     headers, sequences, places = list[str](), list[list[str]](), list[str]()
@@ -105,8 +102,11 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         classes = [task.label(number) for number in range(task.classes)] if task else None
         names = [file.name if file == path else file.relative_to(path).as_posix() for file in files]
         bad = tables.BadRows(origin, [f"file {name}" for name in names], skip=asked.skip_bad_rows)
-        arrays, notes = folder_arrays(path, names, classes, asked, bad)
-        found = media_arrays(files, arrays, bad, asked, (known or {}).get("columns", []))
+        if asked.labels:
+            arrays, notes = labels_from_table(asked, names, bad, new=task is not None)
+        else:
+            arrays, notes = folder_labels(path, names, classes), []
+        found = media_arrays(files, arrays | {"ids": np.array(names)}, bad, asked, (known or {}).get("columns", []))
         found.notes[:0] = notes
         return found
     check_file(path)

@@ -41,18 +41,12 @@ def check_inside(path: Path, root: Path) -> None:
         raise InputError(f"{path}: the file is outside {root}; copy it into this folder")
 
 
-def folder_arrays(
-    root: Path, names: list[str], known: Collection[str | int] | None, asked: OwnDataOptions, bad: BadRows
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return names, labels and splits of the files of a folder, and notes; ``known`` has the classes of new files."""
+def folder_labels(root: Path, names: list[str], known: Collection[str | int] | None) -> dict[str, np.ndarray]:
+    """Return labels and splits of the files of a folder by their folders; ``known`` has the classes of new files."""
     parts = [name.split("/") for name in names]
-    arrays = {"ids": np.array(names)}
-    if asked.labels:
-        found, notes = labels_from_table(asked, names, bad, new=known is not None)
-        return arrays | found, notes
     if known is not None:
         named = [next((name for name in part[:-1] if name in known), None) for part in parts]
-        return arrays | ({"y": np.array(named, object)} if any(named) else {}), []
+        return {"y": np.array(named, object)} if any(named) else {}
     splits = {part[0]: SPLIT_NAMES.get(part[0].lower(), "") for part in parts if len(part) > 1}
     others = [top for top, split in splits.items() if not split]
     if others and len(set(splits.values())) > 2:
@@ -62,20 +56,14 @@ def folder_arrays(
     if short := next((part for part in parts if len(part) < 2 + divided), None):
         where = f"{'train/' * divided}CLASS/{short[-1]}"
         raise InputError(f"{root}: {'/'.join(short)} is in no class folder; move it to {where}, or pass --labels")
-    arrays["y"] = np.array([part[divided] for part in parts])
-    if divided:
-        arrays["split"] = np.array([splits[part[0]] for part in parts])
-    return arrays, []
+    labels = {"y": np.array([part[divided] for part in parts])}
+    return labels | ({"split": np.array([splits[part[0]] for part in parts])} if divided else {})
 
 
 def labels_from_table(
     asked: OwnDataOptions, names: list[str], bad: BadRows, *, new: bool
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
-
-    If bad rows are skipped, files whose rows in the table cannot be used become ``bad``. A saved readout reads ``new``
-    files, whose labels may be empty.
-    """
+    """Return labels, groups and splits of files or records from the table of ``--labels``, and notes."""
     assert asked.labels
     table = read_table(Path(asked.labels), None, asked.decimal)  # all as text, because run 007 is not run 7
     table.bad.skip = bad.skip

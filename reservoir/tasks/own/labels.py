@@ -103,14 +103,11 @@ def encode_labels(
 ) -> Labels:
     """Return labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with classes numbered in sorted order.
 
-    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless ``asked``
-    does. ``units`` (rows,) is the number of labels of each row, if it has several. Messages call them ``label``.
+    ``units`` (rows,) is the number of labels of each row, if every token has one. Messages call them ``label``.
     """
-    if y.dtype.kind not in "biufUS":
-        problem = f"{where}: {label} holds {y.dtype} values"
-        raise InputError(f"{problem}; give integers or strings for classes, floats for targets")
-    if not 1 <= y.ndim <= 3 or not y.size:
-        raise InputError(f"{where}: {label} has the shape {y.shape}; give (rows,) or (rows, outputs)")
+    if y.dtype.kind not in "biufUS" or not 1 <= y.ndim <= 3 or not y.size:
+        problem = f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values"
+        raise InputError(f"{problem}; give (rows,) or (rows, outputs) of integers or strings, or floats for targets")
     if units is not None:
         present = np.arange(y.shape[1]) < units[:, None]
         labels = encode_labels(where, y[present], asked, None, label)
@@ -142,18 +139,19 @@ def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tu
         raise InputError(f"{where}: {label} holds texts such as {y.item(0)!r}; give numbers, or leave out --regression")
     if asked.regression:
         return y.astype(np.float64), ""
-    whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
+    floats = y.dtype.kind == "f"
+    whole = not floats or bool((y % 1 == 0).all())
     if asked.classes and not whole:
         raise InputError(f"{where}: {label} holds numbers that are not whole; leave out --classes")
-    if asked.classes or y.dtype.kind not in "iuf" or not whole:
-        return y.astype(np.int64) if y.dtype.kind == "f" and asked.classes else y, ""
-    if y.dtype.kind == "f":
-        return y, f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
-    reading = read_labels(y)
+    if asked.classes:
+        return y.astype(np.int64) if floats else y, ""
+    if floats or y.dtype.kind not in "iu":
+        note = f"{label} holds whole numbers as floats, read as targets of a regression; pass --classes for classes"
+        return y, note if floats and whole else ""
+    reading, numbers = read_labels(y), np.unique(y)
     if not reading.names:
         note = f"{label} read as targets of a regression ({reading.why}); pass --classes for classes"
         return y.astype(np.float64), note
-    numbers = np.unique(y)
     plain = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
     return y, "" if plain else f"{label} read as classes ({reading.why}); pass --regression for targets"
 
@@ -173,8 +171,8 @@ def _single(where: str, y: np.ndarray, label: str) -> np.ndarray:
 def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None) -> np.ndarray:
     """Return the split of each row, (rows,) of str.
 
-    Without ``split`` the rows are divided 60/20/20; if only "valid" is missing, it is a tenth of "train". Rows
-    are divided by a hash of their numbers, stratified by the class of the first output, or by a hash of ``groups``.
+    Without ``split`` a hash of the row, stratified by class, or of its group divides the rows 60/20/20; if only "valid"
+    is missing, it is a tenth of "train".
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
 

@@ -97,8 +97,7 @@ class TableReader:
     def _labels_of_each(self, label: str, whole: str) -> bool:
         """Read a column with a label for every token; return False if it does not have that form.
 
-        The cells must be lists, or texts (most of them different) of as many letters or words as their sequence has
-        tokens. Numbers are labels of whole sequences, even if they have as many digits as the sequence has tokens.
+        The cells must be lists, or texts (most of them different) of as many letters or words as there are tokens.
         """
         bad, known = self.table.bad, "each" in self.known
         if label not in self.table.frame or not (self.labelled or known):

@@ -184,23 +184,26 @@ def _read_csv(
     as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
     mark = _decimal_mark(sample) if decimal == "auto" and between != "," else decimal.replace("auto", ".")
     read: Any = pd.read_csv  # the type stubs of pandas do not accept columns by number
-    form = {
-        "decimal": mark,
-        "sep": between,
-        "header": None,
-        "names": range(len(names)),
-        "skiprows": before,
-        "keep_default_na": False,  # "NA" may be a class, or two amino acids
-        "na_values": [""],
-        "index_col": False,
-        "skip_blank_lines": False,  # so that row n of the frame is ``records[n]``
-        "low_memory": False,
-        "nrows": rows,
-    }
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pandas warns about long lines, which are counted here
-            frame = read(file, usecols=range(len(names)), dtype=as_text, float_precision="round_trip", **form)
+            frame = read(
+                file,
+                sep=between,
+                decimal=mark,
+                header=None,
+                names=range(len(names)),
+                usecols=range(len(names)),
+                dtype=as_text,
+                skiprows=before,
+                nrows=rows,
+                keep_default_na=False,  # "NA" may be a class, or two amino acids
+                na_values=[""],
+                index_col=False,
+                skip_blank_lines=False,  # so that row n of the frame is ``records[n]``
+                low_memory=False,
+                float_precision="round_trip",
+            )
         if len(frame) != len(records):
             raise ValueError("unmatched quotes")
     except (ValueError, OverflowError, csv.Error) as error:
@@ -209,7 +212,7 @@ def _read_csv(
     frame.columns = names
     frame.attrs["decimal"] = mark
     if decimal == "auto" and between != ",":
-        frame.attrs["unclear"] = _possible_thousands(names, sample, mark, plain=between == "\t" and mark == ",")
+        frame.attrs["unclear"] = _possible_thousands(names, sample, mark, between)
     lines, cells, full = (np.array(column) for column in zip(*records, strict=True))
     long = np.flatnonzero(cells[full] > len(names)).tolist()
     faults = {row: f"{cells[full][row]} cells under {len(names)} column names" for row in long}
@@ -223,18 +226,13 @@ def _decimal_mark(rows: Sequence[Sequence[str]]) -> str:
     return "," if commas > points else "."
 
 
-def _possible_thousands(
-    names: Sequence[str], rows: Sequence[Sequence[str]], mark: str, *, plain: bool
-) -> dict[str, str]:
-    """Return a cell of each column in which all marks may separate thousands, as in 1.037.
-
-    Unless ``plain``, a number below 1,000 must have no mark.
-    """
+def _possible_thousands(names: Sequence[str], rows: Sequence[Sequence[str]], mark: str, between: str) -> dict[str, str]:
+    """Return a cell of each column in which all marks may separate thousands, as in 1.037 beside 960."""
     found = {}
     for place, name in enumerate(names):
         cells = [row[place].strip() for row in rows if place < len(row)]
         marked = [cell for cell in cells if mark in cell]
-        below = plain or any(re.fullmatch(r"[-+]?\d{1,3}", cell) for cell in cells)
+        below = between + mark == "\t," or any(re.fullmatch(r"[-+]?\d{1,3}", cell) for cell in cells)
         if marked and below and all(re.fullmatch(THOUSANDS, cell) for cell in marked):
             found[name] = marked[0]
     return found

@@ -18,9 +18,8 @@ def as_values(
 ) -> np.ndarray:
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
-    ``missing`` is the treatment of NaN: ``refuse`` raises an error, and ``interpolate`` interpolates linearly in time.
-    ``mask`` keeps NaN, which scaling turns into 0, and adds a second channel for each channel, with 1 at missing
-    values. ``or_fill`` ends the remedies for a missing value.
+    ``missing`` says what to do about NaN: ``refuse``, ``interpolate`` linearly in time, or ``mask``, which keeps NaN
+    (scaling turns it into 0) and adds a channel for each channel, with 1 at missing values.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
