@@ -47,12 +47,12 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     """How your own files are read."""
 
     label: str | None = option(None, "Column of the labels. For FASTA: regular expression for the label in the header.")
-    id: str | None = option(None, "Column of row names; in long form, of sequence names (or several: a,b).")
+    id: str | None = option(None, "Column of row names; in long form, of sequence names.")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts, or of letter sequences.")
-    decimal: str = option("auto", "Decimal mark: . or , or auto (by the column separator).", one_of("auto", ".", ","))
+    decimal: str = option("auto", "Decimal mark: . or , or auto (that of most numbers).", one_of("auto", ".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
     regression: bool = option(False, "Read whole-number labels as targets of a regression.")

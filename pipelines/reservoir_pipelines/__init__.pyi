@@ -158,7 +158,7 @@ def attention(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -168,7 +168,7 @@ def attention(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -398,7 +398,7 @@ def extract(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -408,7 +408,7 @@ def extract(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -588,7 +588,7 @@ def import_features(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -598,7 +598,7 @@ def import_features(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -746,7 +746,7 @@ def plan(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -756,7 +756,7 @@ def plan(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -905,7 +905,7 @@ def prepare(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -915,7 +915,7 @@ def prepare(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1149,7 +1149,7 @@ def reproduce(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1159,7 +1159,7 @@ def reproduce(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1316,7 +1316,7 @@ def train(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1326,7 +1326,7 @@ def train(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1478,7 +1478,7 @@ def tune(
     label : str, optional
         Column of the labels. For FASTA: regular expression for the label in the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1488,7 +1488,7 @@ def tune(
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark: . or , or auto (that of most numbers).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False

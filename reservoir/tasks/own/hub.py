@@ -19,9 +19,8 @@ LABELS = ("label", "labels", "y")
 
 def is_hub(origin: str) -> bool:
     """Return whether a name is a dataset of the hub, or the path of a folder that ``save_to_disk`` wrote."""
-    one, several = ("state.json", "dataset_info.json"), ("dataset_dict.json",)
-    saved = any(all((Path(origin) / name).is_file() for name in names) for names in (one, several))
-    return origin.startswith(PREFIX) or saved
+    saved = any((Path(origin) / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    return saved or origin.startswith(PREFIX)
 
 
 def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:

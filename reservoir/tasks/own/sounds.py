@@ -34,15 +34,16 @@ class Sound(NamedTuple):
         return -(-self.frames * ratio.numerator // ratio.denominator)
 
 
-def open_sound(path: Path) -> Sound:
-    """Return rate and length of a sound from its header, checked against the size of the file."""
+def open_sound(path: Path, rate: int) -> Sound:
+    """Return rate and length of a sound from its header, checked against the file's size, also for another rate."""
     with _opened(path) as file:
-        if not RATES[0] <= file.samplerate <= RATES[1]:
-            raise InputError(f"{path}: {file.samplerate} samples per second; give {RATES[0]:,} to {RATES[1]:,}")
-        check_expansion(path, "samples", 8 * file.frames * file.channels, path.stat().st_size)
-        if file.frames < 1:
-            raise InputError(f"{path}: no samples; leave the file out")
-        return Sound(path, file.samplerate, file.frames)
+        if not RATES[0] <= file.samplerate <= RATES[1] or file.frames < 1:
+            problem = f"{path}: {file.frames} samples, {file.samplerate} per second"
+            raise InputError(f"{problem}; give at least one, at {RATES[0]:,} to {RATES[1]:,} per second")
+        sound = Sound(path, file.samplerate, file.frames)
+        size = 8 * max(file.frames * file.channels, sound.count(rate))
+        check_expansion(path, "samples", size, path.stat().st_size)
+        return sound
 
 
 def read_samples(sound: Sound, rate: int) -> np.ndarray:
@@ -84,8 +85,7 @@ class Sounds(Arrays):
         self._rate, self._waveform = rate or RATE, waveform
 
         def opened(file: Path) -> Sound:
-            sound = open_sound(file)
-            check_expansion(file, "samples", 8 * sound.count(self._rate), file.stat().st_size)
+            sound = open_sound(file, self._rate)
             if bad.skip:  # damage after the header must be detected before the rows are counted
                 read_samples(sound, self._rate)
             return sound

@@ -72,11 +72,8 @@ class TableReader:
         named = bool(self.asked.id and self.labelled)
         timed = time or any(name.lower() in columns.TIMES for name in table.frame)
         if repeats and named and timed and not group:
-            problem = (
-                f"{table.path}: rows with the same {self.roles.id!r} are not joined, because each cell of {whole!r}"
-            )
-            remedy = "number the names of events and pass --symbols, or pass --group instead of --id"
-            raise InputError(f"{problem} is a whole sequence; {remedy}")
+            problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} holds sequences"
+            raise InputError(f"{problem}; number names of events and pass --symbols, or pass --group instead of --id")
         if repeats and not (group or self.asked.group or named):
             self.arrays["groups"] = np.array(ids)
             self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
@@ -142,8 +139,8 @@ class TableReader:
         if not numbers and (self.asked.text or columns.is_text(cells) or columns.is_digits(cells)):
             self.chosen["text"] = whole
             texts = cells.astype(object).where(cells.notna(), "").astype(str).str.strip()
-            for row in np.flatnonzero((texts == "") | texts.str.contains("\0", regex=False)):
-                bad.add(row, "a NUL in the text" if texts[row] else "an empty text")
+            for row in np.flatnonzero(texts == ""):
+                bad.add(row, "an empty text")
             self.arrays["x"] = texts.to_numpy(object)
             return
         found = [columns.as_numbers(cell) if isinstance(cell, str) else columns.as_sequence(cell) for cell in cells]
@@ -163,7 +160,7 @@ class TableReader:
         empty = np.stack([frame[name].isna() | (frame[name].astype(object) == "") for name in names], axis=1)
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
         for row in np.flatnonzero(empty.all(axis=1)):
-            self.table.bad.add(row, "no value", "fill the row")
+            self.table.bad.add(row, "no value")
         if short := int((lengths < len(names)).sum()):
             self.notes.append(f"{short:,} rows have no value in the last columns, and end at their last value")
             self.chosen["early"] = True
@@ -190,9 +187,8 @@ class TableReader:
         import pandas as pd
 
         table, name = self.table, self.roles.id or "id"
-        for role, column in (("id", self.roles.id), ("time", self.roles.time)) if not self.labelled else ():
-            if not column:  # lines would be mixed, or in another order
-                columns.require_column(table, getattr(self.asked, role), known=self.known.get("columns", ()))
+        for role in () if self.labelled else ("id", "time"):  # else lines would be mixed, or in another order
+            columns.require_column(table, getattr(self.asked, role), known=self.known.get("columns", ()))
         for row in np.flatnonzero(table.frame.pop(name).isna()) if ids else ():
             table.bad.add(row, f"no id in column {name!r}")
         ids = ids or ["0"] * len(table.frame)
@@ -229,11 +225,10 @@ class TableReader:
         for array, values in self.arrays.items():
             unlike = (values != values[first]).reshape(len(values), -1).any(axis=1)
             if unlike.any():
-                row, what = int(np.argmax(unlike)), "label" if array == "y" else array
-                place = self.table.bad.places[row]
-                problem = f"{self.table.path}, {place}: the {what} differs from earlier rows with this {name!r}"
-                or_flags = f", or pass --group {quote(name)} or --drop {quote(name)} if each row is a whole sequence"
-                raise InputError(f"{problem}; make them equal{or_flags}")
+                row, what, flag = int(np.argmax(unlike)), "label" if array == "y" else array, quote(name)
+                problem = f"{self.table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}"
+                or_flags = f", or pass --group {flag} or --drop {flag} if each row is a whole sequence"
+                raise InputError(f"{self.table.path}, {problem}; make them equal{or_flags}")
 
 
 def columns_as_arrays(
