@@ -155,7 +155,7 @@ def _sequence(table: Table, roles: Roles, rest: list[str], known: Mapping[str, A
 
 
 def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[str]:
-    """Return columns with usual names of labels, except ``others``; if ``alone``, refuse to choose among several."""
+    """Return columns with usual names of labels, not of ``others``; if ``alone``, refuse to choose among several."""
     places = {"y"} if {"x", "y", "z"} <= set(table.frame) and is_number(table.frame["x"]) else set()
     free = [name for name in table.frame if name not in {*others, *places}]
     outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
@@ -214,7 +214,7 @@ def with_slashes(name: str) -> Path:
 
 
 def names_files(folder: Path, cells: Any) -> str:
-    """Return the kind of files that the first cells name, by their suffixes; "" if no such file is in the folder."""
+    """Return the kind of files that the first cells name; "" if no such file is in the folder."""
     cells = list(cells[:PEEKED])
     if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
         return ""
@@ -250,7 +250,8 @@ def is_number(column: Any) -> bool:
     if column.dtype.kind in "biuf":
         return True
     cells = filled(column).astype(str).str.strip()
-    return bool(pd.to_numeric(cells, errors="coerce").notna().all() and not cells.str.match(r"0\d").any())
+    numbers: Any = pd.to_numeric(cells, errors="coerce")
+    return bool(numbers.notna().all() and not cells.str.match(r"0\d").any())
 
 
 def is_sequences(column: Any) -> bool:

@@ -49,13 +49,7 @@ def own_name(origin: str) -> str:
 class OwnData(Source):
     """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups`` of a file or folder.
 
-    - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
-      symbols or values, see `read_integers`; (rows,) of texts: their letters are symbols.
-    - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label for each of the last tokens:
-      floats are targets, strings and booleans are classes, and `read_labels` decides about integers.
-    - ``lengths`` (rows,): number of real tokens of each row; the tokens after them are ignored.
-    - ``split`` (rows,): ``train``, ``valid`` or ``test``; by default `split_rows` divides the rows.
-    - ``groups`` (rows,): rows of one group are in one split.
+    ``docs/guides/data.md`` describes the arrays. ``y`` (rows, readout tokens, outputs) labels each of the last tokens.
     """
 
     origin: str  # a path, or the name of a dataset of the hub

@@ -92,7 +92,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     if is_hub(origin):
         return hub_arrays(origin, asked, labelled=task is None)
     if published or (path.is_file() and (suffix == ".ts" or (is_bare(path) and not asked.label))):
-        return read_series(published or {"": path}, regression=asked.regression)
+        return read_series(published or {"": path})
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
     tables_of_labels = [path / known["labels"]] if known and "labels" in known else []
     files = media_files(path, *tables_of_labels, *([Path(asked.labels)] if asked.labels else []))

@@ -36,7 +36,7 @@ class Images(Arrays):
         check_pillow()
         self._all_files, self._bad = list(files), bad
         if bad.skip:
-            bad.read_files(files, _check)
+            bad.read_files(files, lambda file: _stored_bytes(file).size)
         kept = bad.kept()
         arrays = {name: array[kept] for name, array in arrays.items()}
         super().__init__(arrays, x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
@@ -48,7 +48,8 @@ class Images(Arrays):
         try:
             return np.fromiter(map(_stored_bytes, self.files[lo:hi]), object)
         except InputError:
-            self._bad.read_files(self._all_files, _check)  # so that the error counts all unreadable files
+            # The error counts all unreadable files.
+            self._bad.read_files(self._all_files, lambda file: _stored_bytes(file).size)
             self._bad.kept()
             raise
 
@@ -66,11 +67,6 @@ def _stored_bytes(path: Path) -> np.ndarray:
     found = np.frombuffer(path.read_bytes(), np.uint8)
     decoded(found, str(path), rough=True)
     return found
-
-
-def _check(path: Path) -> None:
-    """Refuse a file that is not an image."""
-    _stored_bytes(path)
 
 
 def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> "Image":

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.tables import EMPTY
 from reservoir.tasks.own.values import check_rounding, rounding
@@ -135,10 +135,9 @@ def encode_labels(
 
 def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tuple[np.ndarray, str]:
     """Return floats for targets, or integers or strings for classes, and a note if a rule decided."""
-    if asked.regression and y.dtype.kind in "US":
-        raise InputError(f"{where}: {label} holds texts such as {y.item(0)!r}; give numbers, or leave out --regression")
     if asked.regression:
-        return y.astype(np.float64), ""
+        with as_input_error(f"{where}: {label} holds texts", "give numbers, or leave out --regression"):
+            return y.astype(np.float64), ""
     floats = y.dtype.kind == "f"
     whole = not floats or bool((y % 1 == 0).all())
     if asked.classes and not whole:

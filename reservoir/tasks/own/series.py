@@ -43,10 +43,13 @@ def is_bare(path: Path) -> bool:
     if path.suffix.lower() != ".tsv" or not path.is_file():
         return False
     cells = next(lines_of(path), "").rstrip("\r\n").split("\t")
-    return len(cells) > 1 and all(map(_is_number, cells))
+    try:
+        return len(list(map(float, cells))) > 1
+    except ValueError:
+        return False
 
 
-def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
+def read_series(files: dict[str, Path]) -> Arrays:
     """Return the arrays of files, given by split; the split of a single file is ""."""
     read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
     where, sequences = str(next(iter(files.values()))), [row for x, _ in read for row in x]
@@ -56,8 +59,7 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
     arrays = {"x": x, "lengths": lengths}
     labels = [label for _, y in read for label in y or ()]
     if len(labels) == len(x):
-        y = np.array(labels)
-        arrays["y"] = y.astype(np.float64) if regression and y.dtype.kind == "U" and all(map(_is_number, y)) else y
+        arrays["y"] = np.array(labels)
     if len(files) > 1:
         arrays["split"] = np.repeat(list(files), [len(x) for x, _ in read])
     found = Arrays(arrays)
@@ -119,11 +121,3 @@ def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
     except ValueError as error:
         wrong = str(error).partition(": ")[2].strip("'")[:40]
         raise InputError(f"{where}: {wrong!r} is not a number; write ? for a missing value") from None
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

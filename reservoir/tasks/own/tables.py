@@ -251,13 +251,11 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
                 record = json.loads(line)
                 if "\\u" in line:  # half of a surrogate pair, which UTF-8 cannot encode, raises an error
                     json.dumps(record, ensure_ascii=False).encode()
-                kind = type(record).__name__
-                problem = "" if isinstance(record, dict) else f"{kind}, not an object of names and values"
+                if not isinstance(record, dict):
+                    raise ValueError(f"{type(record).__name__}, not names and values")
             except (ValueError, RecursionError) as error:
-                record, problem = {}, f"not a complete JSON object ({first_line(error)})"
-            if problem:
-                faults[len(records)] = problem
-            records.append({} if problem else record)
+                faults[len(records)], record = f"not a complete JSON object ({first_line(error)})", {}
+            records.append(record)
             places.append(number)
     if len(faults) == len(records):
         start = f"{path}, line {places[0]}: {faults[0]}" if faults else f"{path}: no rows"
