@@ -236,7 +236,7 @@ def test_wrong_folders_and_tables_of_images_are_refused_in_one_line(cache: Path,
     paint(tmp_path / "x.png", (1, 2, 3), 0)
     (root / "none.csv").write_text("path,label\nred/00.png,a\nred/77.png,b\n")
     cases = {
-        ("extract", root, "--label", "kind"): "files are labelled by their folder",
+        ("extract", root, "--label", "kind"): "--label does not apply to data of this kind",
         ("extract", root / "table.csv"): "is outside",
         ("extract", root / "none.csv"): "line 3: no file 'red/77.png'",
         ("extract", root, "--input", "native"): "gpt2 reads text",

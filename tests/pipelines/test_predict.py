@@ -98,7 +98,7 @@ def test_columns_are_matched_by_name(fitted, tmp_path, refusal):
 
 def test_messages_of_predict_name_no_flags_of_extract(fitted, tmp_path, refusal):
     x, _ = rows(4, seed=1)
-    for first, remedy in ((["", "", "", ""], "column 'v0'; fill it"), ("abcd", "'v0'; write numbers there")):
+    for first, remedy in ((["", "", "", ""], "column 'v0'; fix the file"), ("abcd", "'v0'; write numbers there")):
         (tmp_path / "new.csv").write_text(text(np.c_[list(first), x[:, 1:]]))
         assert refusal("predict", fitted, tmp_path / "new.csv").endswith(remedy)
     (tmp_path / "new.fasta").write_text(">r1\nACGT\n")
@@ -270,9 +270,9 @@ def answers(readout, tmp_path, **arrays):
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        (np.array([2, 3, 4]), r"x has 2 rows and lengths the shape \(3,\)"),
-        (np.array(2), r"x has 2 rows and lengths the shape \(\)"),
-        (np.array([[2, 3], [2, 3]]), r"lengths the shape \(2, 2\)"),
+        (np.array([2, 3, 4]), r"x has the shape \(2, 5, 3\) and lengths \(3,\)"),
+        (np.array(2), r"and lengths \(\)"),
+        (np.array([[2, 3], [2, 3]]), r"and lengths \(2, 2\)"),
         (np.array([2.5, 3]), "lengths hold float64"),
         (np.array([np.nan, 3]), "lengths hold float64"),
         (np.array(["2", "3"]), "lengths hold <U1"),
@@ -287,7 +287,7 @@ def test_lengths_that_are_not_one_whole_number_per_row_are_refused(readout, tmp_
 
 
 def test_a_single_number_and_values_that_the_model_cannot_hold_are_refused(readout, tmp_path):
-    with pytest.raises(InputError, match="x is a single number"):
+    with pytest.raises(InputError, match=r"x has the shape \(\)"):
         answers(readout, tmp_path, x=np.array(1.0))
     (tmp_path / "new.json").write_text("[]")
     with pytest.raises(InputError, match=r"files of type '\.json' are not read"):

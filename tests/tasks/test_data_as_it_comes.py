@@ -175,7 +175,7 @@ def test_recordings_are_read_in_the_order_of_time(tmp_path):
 def test_times_that_cannot_be_sorted_are_refused(tmp_path):
     recordings(tmp_path / "runs")
     table(tmp_path / "runs" / "004.csv", [["13.10.2025 08:00", 1, 0], ["14.10.2025 08:00", 2, 0]], "time,u,v")
-    with pytest.raises(InputError, match="like '13.10.2025 08:00' cannot be sorted; write dates as .* --drop time if"):
+    with pytest.raises(InputError, match=r"like '13.10.2025 08:00' cannot be sorted; write dates as .* --drop time if"):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
     assert len(stored(task_named(str(tmp_path / "runs"), labels="labels.csv", drop="time"))[0]) == 20
 
@@ -196,7 +196,7 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
     [
         (lambda text: text.replace("007", "099"), r"labels.csv: no row for '007.csv' in column 'run'"),
         (lambda text: text.replace("007", "008"), "no row for '007.csv'"),
-        (lambda text: f"{text}\nm1,007,b\nm1,007,a", "line 22: '007' in column 'run' .*, or another row has it"),
+        (lambda text: f"{text}\nm1,007,b\nm1,007,a", "line 23: '007' in column 'run' .*, or another row has it"),
         (lambda text: text.replace("class", "severity").replace("machine", "place"), "no column of labels among"),
         (lambda text: text.replace("m1,007,b", "m1,007,"), "line 9: no label in column 'class'"),
         (

@@ -256,7 +256,7 @@ def test_events_in_long_form_are_symbols_on_request(tmp_path):
     assert task.form == Tokens(5) and task.max_tokens == 4
     assert read_new(tmp_path / "t.csv", task)[0].tolist() == np.reshape(columns["event"], (ROWS, 4)).tolist()
     columns["event"] = [f"event {n}" for n in range(4 * ROWS)]
-    with pytest.raises(InputError, match="same 'user' are not joined, .*; number the names of events and pass --sym"):
+    with pytest.raises(InputError, match=r"same 'user' are not joined, .*; number the names of events and pass --sym"):
         stored(write(tmp_path / "t.csv", columns), **asked)
 
 
@@ -414,10 +414,10 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
     path = write(tmp_path / "labels.csv", {**commas, "file": range(ROWS), "label": target}, ";")
     note = "commas are read as decimal points; pass --decimal . if"
     assert stored(path)[0].classes == 0 and note in stored(path)[2]
-    with pytest.raises(InputError, match="are not numbers with the decimal mark '.'"):
+    with pytest.raises(InputError, match=r"are not numbers with the decimal mark '.'"):
         stored(path, decimal=".")
     names = write(tmp_path / "t.csv", {**WIDE, "label": [("1,2", "1,3")[row % 2] for row in range(ROWS)]}, ";")
-    with pytest.raises(InputError, match="labels like '1,2' are not numbers with the decimal mark '.'"):
+    with pytest.raises(InputError, match=r"labels like '1,2' are not numbers with the decimal mark '.'"):
         stored(names)
     assert stored(names, classes=True)[0].labels == ("1,2", "1,3")
     quoted = write(tmp_path / "q.csv", {"u": [f'"{cell}"'.replace(".", ",") for cell in VALUES[:, 0]], "label": LABEL})

@@ -136,7 +136,7 @@ def header(claimed, kind=1, channels=1, rate=RATE, bits=16, align=None):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header(100, rate=10**6) + b"\0" * 100, "1000000 samples per second; give 1,000 to 768,000"),
+        (header(100, rate=10**6) + b"\0" * 100, "50 samples, 1000000 per second; give .* 1,000 to 768,000"),
         (header(100)[:30], "not a readable sound"),
         (b"", "not a readable sound"),
         (b"RIFF" + b"\xff" * 4 + b"WAVE" + b"junk" + struct.pack("<I", 2**32 - 2), "not a readable sound"),

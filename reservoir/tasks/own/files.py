@@ -10,10 +10,9 @@ import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own import tables
+from reservoir.tasks.own import folders, tables
 from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays, read_npz
 from reservoir.tasks.own.columns import FILES, named_kind, names_files, text_columns, with_slashes
-from reservoir.tasks.own.folders import check_inside, folder_labels, labels_from_table, media_arrays, media_files
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import hub_arrays, is_hub
 from reservoir.tasks.own.series import is_bare, read_series, split_files
@@ -44,7 +43,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
     notes = []
     if asked.labels:
-        arrays, notes = labels_from_table(asked, ids, bad, new=task is not None)
+        arrays, notes = folders.labels_from_table(asked, ids, bad, new=task is not None)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
     # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
@@ -95,7 +94,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         return read_series(published or {"": path})
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
     tables_of_labels = [path / known["labels"]] if known and "labels" in known else []
-    files = media_files(path, *tables_of_labels, *([Path(asked.labels)] if asked.labels else []))
+    files = folders.media_files(path, *tables_of_labels, *([Path(asked.labels)] if asked.labels else []))
     if not files and known and known.get("recordings") and suffix in tables.SUFFIXES and not named_kind(path):
         files = [path]
     if files:
@@ -103,10 +102,12 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         names = [file.name if file == path else file.relative_to(path).as_posix() for file in files]
         bad = tables.BadRows(origin, [f"file {name}" for name in names], skip=asked.skip_bad_rows)
         if asked.labels:
-            arrays, notes = labels_from_table(asked, names, bad, new=task is not None)
+            arrays, notes = folders.labels_from_table(asked, names, bad, new=task is not None)
         else:
-            arrays, notes = folder_labels(path, names, classes), []
-        found = media_arrays(files, arrays | {"ids": np.array(names)}, bad, asked, (known or {}).get("columns", []))
+            arrays, notes = folders.folder_labels(path, names, classes), folders.files_left_out(path, files)
+        found = folders.media_arrays(
+            files, arrays | {"ids": np.array(names)}, bad, asked, (known or {}).get("columns", [])
+        )
         found.notes[:0] = notes
         return found
     check_file(path)
@@ -126,7 +127,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
 def source_files(path: Path, named: str | None = None) -> list[Path]:
     """Return the files of a path (itself, two files of an archive, or the files of a folder), and the labels."""
     labels = [labels_path(path, named)] if named else []
-    files = list(split_files(path).values()) or media_files(path, *labels)
+    files = list(split_files(path).values()) or folders.media_files(path, *labels)
     if not files:
         check_file(path)
     return [*(files or [path]), *labels]
@@ -160,13 +161,13 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
     files = [path.parent / with_slashes(name) for name in arrays.texts]
     for row, file in enumerate(files):  # nothing outside the folder is read
         if file.is_file():
-            check_inside(file, path.parent)
+            folders.check_inside(file, path.parent)
         else:
             bad.add(row, f"no file {arrays.texts[row]!r} in the table's folder")
     bad.kept()
     others = {"ids": np.array([str(file.relative_to(path.parent)) for file in files])}
     others |= {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
-    found = media_arrays(files, others, bad, asked, (known or {}).get("columns", []))
+    found = folders.media_arrays(files, others, bad, asked, (known or {}).get("columns", []))
     found.notes[:0] = arrays.notes
     found.skipped = arrays.skipped | {kept[row]: why for row, why in found.skipped.items()}
     found.chosen, found.label = arrays.chosen | found.chosen, arrays.label

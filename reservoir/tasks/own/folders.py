@@ -35,6 +35,12 @@ def _visible(root: Path) -> list[Path]:
     return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
 
 
+def files_left_out(root: Path, files: Sequence[Path]) -> list[str]:
+    """Return a note on files in a folder that are of another kind, if there are any."""
+    left = len(_visible(root)) - len(files) if root.is_dir() else 0
+    return [f"files left out because they are not {columns.files_kind([files[0].name])}: {left:,}"] if left else []
+
+
 def check_inside(path: Path, root: Path) -> None:
     """Refuse a file outside a folder: a table or link from other people may name any file of this machine."""
     if not path.resolve().is_relative_to(root.resolve()):
@@ -95,26 +101,27 @@ def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str,
     if missing := [name for name in names if name not in rows]:
         problem = f"{table.path}: no row for {missing[0]!r} {column} ({len(missing):,} of {len(names):,} have none)"
         raise InputError(f"{problem}; add it (predict needs no label in it), or pass --id NAME of another column")
-    files = {row: name for name, row in rows.items()}
-    used = table.frame[key][list(files)]
-    twice = table.frame.index[table.frame[key].isin(used) & table.frame[key].duplicated()]
-    unclear = [row for name, row in rows.items() if files[row] != name]
-    for row in [*twice, *unclear]:
-        problem = f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} {column} stands for several files"
-        raise InputError(f"{problem}, or another row has it, too; write one row with the whole name for each file")
-    return key, [rows[name] for name in names]
+    taken: dict[int, str] = {}
+    for name, of_file in rows.items():
+        if len(of_file) > 1 or taken.setdefault(of_file[0], name) != name:
+            problem = f"{table.path}, {table.bad.places[of_file[-1]]}: {table.frame[key][of_file[-1]]!r} {column}"
+            remedy = "write one row with the whole name for each file"
+            raise InputError(f"{problem} stands for several files, or another row has it, too; {remedy}")
+    return key, [rows[name][0] for name in names]
 
 
-def _rows_of(column: Any, names: Sequence[str]) -> dict[str, int]:
-    """Return the row that names each file, if any; the longest form of a name that has a row counts."""
-    row_of = {str(columns.with_slashes(str(cell))): row for row, cell in enumerate(column)}
-    rows = {}
+def _rows_of(column: Any, names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the rows that name each file, if any; the longest form of a name that has a row counts."""
+    rows_of: dict[str, list[int]] = {}
+    for row, cell in enumerate(column):
+        rows_of.setdefault(str(columns.with_slashes(str(cell))), []).append(row)
+    found = {}
     for name in names:
         path, parts = columns.with_slashes(name), name.split("|")  # of the id of a protein: sp|P12345|NAME_HUMAN
         for form in (str(path), str(path.with_suffix("")), path.name, path.stem, *parts):
-            if form in row_of:
-                rows.setdefault(name, row_of[form])
-    return rows
+            if form in rows_of:
+                found.setdefault(name, rows_of[form])
+    return found
 
 
 def media_arrays(
@@ -139,14 +146,14 @@ def _recordings(
     files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, asked: OwnDataOptions, names: list[str]
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
-    fitted, notes = bool(names), dict[str, None]()
+    fitted, drop, notes = bool(names), columns.separated(asked.drop), dict[str, None]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
-        table, drop = read_table(file, decimal=asked.decimal), columns.separated(asked.drop)
-        for role, wanted in {"time": [asked.time], "drop": [] if names else drop}.items():
-            for name in wanted:
-                columns.require_column(table, name, "" if fitted else role)
+        table = read_table(file, decimal=asked.decimal)
+        columns.require_column(table, asked.time, "" if fitted else "time")
+        for name in () if names else drop:
+            columns.require_column(table, name, "drop")
         table.frame = table.frame.drop(columns=drop, errors="ignore")
         times = asked.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         if times:

@@ -34,7 +34,7 @@ class Sound(NamedTuple):
         return -(-self.frames * ratio.numerator // ratio.denominator)
 
 
-def open_sound(path: Path, rate: int) -> Sound:
+def open_sound(path: Path, rate: int = RATE) -> Sound:
     """Return rate and length of a sound from its header, checked against the file's size, also for another rate."""
     with _opened(path) as file:
         if not RATES[0] <= file.samplerate <= RATES[1] or file.frames < 1:
