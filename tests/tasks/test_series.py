@@ -79,7 +79,6 @@ def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
     ("text", "message"),
     [
         (CLASSES.replace("Stamps false", "Stamps true") + UP, "time stamps, which are not read"),
-        (HEAD + "1,2,3:up\n", "no @data line"),
         (HEAD, "no @data line"),
         (CLASSES, "no series after @data"),
         (CLASSES + UP + "1,2:1,2,3:up\n", "line 9: channels of \\[2, 3\\] values"),

@@ -73,10 +73,8 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
 
     roles = Roles()
     for name in separated(asked.drop):
-        if known is None:
-            require_column(table, name, "drop")
-        if name in frame:
-            frame.pop(name)
+        require_column(table, name if known is None else None, "drop")
+        frame.drop(columns=name, errors="ignore", inplace=True)
     others = {*values, asked.text or ""}
     roles.labels = [named("label")] if named("label") else usual_labels(table, others, alone=known is None)
     if known is None and not asked.label and len(roles.labels) == 1 and roles.labels[0] not in {"label", "y"}:
@@ -86,7 +84,9 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     roles.id = named("id")
     if not roles.id and (name := _id_column(table, {asked.group, asked.text, asked.time, *roles.labels}, known)):
         roles.id = roles.chosen["id"] = name
-    rest = _free(frame, roles, asked.time)
+    taken = {*roles.labels, roles.id, roles.group, "split", asked.time}
+    taken |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
+    rest = [name for name in frame if name not in taken]
     roles.sequence = named("text") or _sequence(table, roles, rest, known)
     if known is None and (not roles.labels or roles.sequence in roles.labels):
         refuse_unlabelled(table)
@@ -121,13 +121,6 @@ def _id_column(table: Table, taken: Collection[str | None], known: Mapping[str, 
         ways = f"--id {flag} if all rows of an id are one sequence, --group {flag} if each row is one"
         raise InputError(f"{problem}; pass {ways}, or --drop {flag}")
     return name
-
-
-def _free(frame: Any, roles: Roles, time: str | None) -> list[str]:
-    """Return the columns without a role."""
-    taken = {*roles.labels, roles.id, roles.group, "split", time}
-    taken |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
-    return [name for name in frame if name not in taken]
 
 
 def _sequence(table: Table, roles: Roles, rest: list[str], known: Mapping[str, Any] | None) -> str:

@@ -105,7 +105,7 @@ def encode_labels(
 
     ``units`` (rows,) is the number of labels of each row, if every token has one. Messages call them ``label``.
     """
-    if y.dtype.kind not in "biufUS" or not 1 <= y.ndim <= 3 or not y.size:
+    if y.dtype.kind not in "biufU" or not 1 <= y.ndim <= 3 or not y.size:
         problem = f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values"
         raise InputError(f"{problem}; give (rows,) or (rows, outputs) of integers or strings, or floats for targets")
     if units is not None:
@@ -121,10 +121,10 @@ def encode_labels(
         return Labels(_single(where, shaped, label), 0, (), notes)
     found, numbers = np.unique(shaped, return_inverse=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
-    names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
+    names = found.tolist()
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
-    if y.dtype.kind in "US" and len(names) == y.size > 2:
+    if y.dtype.kind == "U" and len(names) == y.size > 2:
         problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
         raise InputError(f"{problem}; name the column of the labels with --label")
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
@@ -181,7 +181,7 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
     if split is None:
         names = divided(np.arange(len(classes)), SHARES)
     else:
-        names = np.array([s.decode() if isinstance(s, bytes) else str(s) for s in split], dtype="U16")
+        names = np.asarray(split).astype("U16")
         unknown = ~np.isin(names, list(SHARES))
         if unknown.any():
             row = int(np.argmax(unknown))

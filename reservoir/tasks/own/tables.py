@@ -81,9 +81,9 @@ class BadRows:
         return [f"{skipped}: {self._named()}"] if self.reasons else []
 
     def _named(self) -> str:
-        first = sorted(self.reasons)[:MAX_NAMED]
-        named = "; ".join(f"{self.places[row]}: {self.reasons[row]}" for row in first)
-        return named + (f"; and {len(self.reasons) - MAX_NAMED:,} more" if len(self.reasons) > MAX_NAMED else "")
+        named = [f"{self.places[row]}: {self.reasons[row]}" for row in sorted(self.reasons)]
+        more = [f"and {len(named) - MAX_NAMED:,} more"] if len(named) > MAX_NAMED else []
+        return "; ".join(named[:MAX_NAMED] + more)
 
 
 @dataclass
