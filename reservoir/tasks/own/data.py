@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -268,15 +267,6 @@ def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
             raise InputError(f"{where}: x has the shape {x} and {name} {shape}; give one entry of {name} per row of x")
 
 
-@contextmanager
-def _without_flags() -> Iterator[None]:
-    """Leave out of a message the flags of `extract`, which do not apply to new data."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(str(error).partition(", or pass --")[0]) from None
-
-
 def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     """Return the sequences of a file; those that cannot be read are skipped, unless none can be read."""
     if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file() and not labels:
@@ -284,8 +274,10 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
     if labels and "labels" not in task.parameters:  # they name columns of another table, or are patterns of headers
         parameters |= {"label": None, "id": None, "group": None}
-    with _without_flags():
+    try:
         columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
+    except InputError as error:  # flags of `extract` do not apply to new data
+        raise InputError(str(error).partition(", or pass --")[0]) from None
     _refuse_unused(str(path), columns, {"labels"} if labels else set())
     _check_rows(str(path), columns, "x")
     rows = columns.shapes["x"][0]

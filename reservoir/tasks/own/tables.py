@@ -38,12 +38,11 @@ class BadRows:
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
         self.where, self.places, self.skip = where, places, skip
         self.reasons: dict[int, str] = {}
-        self.remedies = set[str]()
+        self.remedies: dict[int, str] = {}  # where it is not to fix the file
 
-    def add(self, row: int | np.integer, reason: str, remedy: str = "fix the file") -> None:
+    def add(self, row: int | np.integer, reason: str) -> None:
         """Note why a row cannot be read; the first reason counts."""
         self.reasons.setdefault(int(row), reason)
-        self.remedies.add(remedy)
 
     def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
         """Return the result of ``read`` for the file of each row that is not bad; rows that it refuses become bad."""
@@ -52,8 +51,8 @@ class BadRows:
             try:
                 found.append(read(path))
             except InputError as error:
-                reason, _, remedy = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ").partition("; ")
-                self.add(row, reason, remedy.removesuffix(OR_FILL))
+                problem = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ")
+                self.reasons[row], _, self.remedies[row] = problem.partition("; ")
         return found
 
     def kept(self) -> np.ndarray:
@@ -62,26 +61,28 @@ class BadRows:
         if bad and (not self.skip or bad == rows):
             or_fill = OR_FILL if any(EMPTY_CELL in reason for reason in self.reasons.values()) else ""
             or_skip = ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
-            remedy = (self.remedies.pop() if len(self.remedies) == 1 else "fix the file") + or_fill + or_skip
             if bad == 1:
                 ((row, reason),) = self.reasons.items()
-                raise InputError(f"{self.where}, {self.places[row]}: {reason}; {remedy}")
+                fix = self.remedies.get(row, "fix the file").removesuffix(OR_FILL) + or_fill + or_skip
+                raise InputError(f"{self.where}, {self.places[row]}: {reason}; {fix}")
             count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-            raise InputError(f"{self.where}: {count} be read: {self._named()}; {remedy}")
+            raise InputError(f"{self.where}: {count} be read: {self._named()}; fix the file{or_fill}{or_skip}")
         return ~np.isin(np.arange(rows), list(self.reasons))
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
         """Return why each bad row cannot be read, with its id if there are ``ids``."""
-        reasons = ((row, f"{self.places[row]}: {self.reasons[row]}") for row in sorted(self.reasons))
-        return {row: (str(ids[row]) if len(ids) else None, reason) for row, reason in reasons}
+        return {row: (str(ids[row]) if len(ids) else None, reason) for row, reason in self._placed().items()}
 
     def notes(self) -> list[str]:
         """Return a line that says how many rows were skipped, if any were."""
         skipped = f"skipped {len(self.reasons):,} of {len(self.places):,} rows"
         return [f"{skipped}: {self._named()}"] if self.reasons else []
 
+    def _placed(self) -> dict[int, str]:
+        return {row: f"{self.places[row]}: {reason}" for row, reason in sorted(self.reasons.items())}
+
     def _named(self) -> str:
-        named = [f"{self.places[row]}: {self.reasons[row]}" for row in sorted(self.reasons)]
+        named = list(self._placed().values())
         more = [f"and {len(named) - MAX_NAMED:,} more"] if len(named) > MAX_NAMED else []
         return "; ".join(named[:MAX_NAMED] + more)
 
@@ -114,7 +115,6 @@ class Table:
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
         bad = BadRows(self.bad.where, [self.bad.places[row] for row in rows], skip=self.bad.skip)
-        bad.remedies = self.bad.remedies
         bad.reasons = {place: self.bad.reasons[row] for place, row in enumerate(rows) if row in self.bad.reasons}
         return replace(self, frame=self.frame.iloc[rows].reset_index(drop=True), bad=bad)
 
