@@ -61,12 +61,13 @@ class BadRows:
         if bad and (not self.skip or bad == rows):
             or_fill = OR_FILL if any(EMPTY_CELL in reason for reason in self.reasons.values()) else ""
             or_skip = ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
+            remedies = {self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons}
+            fix = (remedies.pop() if len(remedies) == 1 else "fix the file") + or_fill + or_skip
             if bad == 1:
                 ((row, reason),) = self.reasons.items()
-                fix = self.remedies.get(row, "fix the file").removesuffix(OR_FILL) + or_fill + or_skip
                 raise InputError(f"{self.where}, {self.places[row]}: {reason}; {fix}")
             count = "no row can" if bad == rows else f"{bad:,} rows cannot"
-            raise InputError(f"{self.where}: {count} be read: {self._named()}; fix the file{or_fill}{or_skip}")
+            raise InputError(f"{self.where}: {count} be read: {self._named()}; {fix}")
         return ~np.isin(np.arange(rows), list(self.reasons))
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
