@@ -102,10 +102,8 @@ class Sounds(Arrays):
         self.files = list(files)
         self.piece_rows = max(1, PIECE_VALUES // (shape[1] * dim))
         form = "as their samples" if waveform else f"as {BANDS} bands of the mel scale every 10 ms"
-        rates = sorted({sound.rate for sound in self._sounds} - {self._rate})
-        also = f", resampled from {', '.join(f'{rate:,}' for rate in rates[:5])} Hz" if rates else ""
         longest = samples.max() / self._rate
-        self.notes = [f"{len(samples):,} sounds of up to {longest:.3g} s, {form}, at {self._rate:,} Hz{also}"]
+        self.notes = [f"{len(samples):,} sounds of up to {longest:.3g} s, {form}, at {self._rate:,} Hz"]
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the sounds of the rows ``lo`` to ``hi``."""
