@@ -1,6 +1,7 @@
 """Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir.tasks.own` reads your own files and folders."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ __all__ = ["SPLITS", "TASKS", "Piece", "Scaling", "Source", "Split", "Task", "To
 __all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
 __all__ += ["task_named"]
 
-TASKS: dict[str, Callable[..., Source]] = {
+TASKS: dict[str, type[Any]] = {
     "bit-memory": BitMemory,
     "bit-xor": BitXor,
     "modular-addition": ModularAddition,
@@ -40,7 +41,7 @@ TASKS: dict[str, Callable[..., Source]] = {
     "cifar10-lra": Cifar10Lra,
     "homology": Homology,
 }
-"""The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
+"""The named tasks: dataclasses of ``data`` (the folder of the files) and the task's parameters."""
 
 IMAGES = ("digits", "mnist", "cifar10", "cifar10-lra")
 PROTOCOLS = ("ours", "paper")  # "paper" repeats the authors' code, with its mistakes; "ours" corrects them
@@ -51,22 +52,26 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 
     ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`.
     """
-    own = name not in TASKS
-    named = Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)
-    if own and not named:
-        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
-        raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
-    if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):
-        del parameters["protocol"]  # every named task accepts a protocol, but these data do not depend on it
-    flags = OwnDataOptions.__dataclass_fields__
-    known = flags if own else [p for p in getattr(TASKS[name], "__dataclass_fields__", {}) if p != "data"]
-    for parameter in parameters:
-        if parameter not in known and parameter in flags:
+    if name not in TASKS:
+        if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
+            tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
+            raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
+        return OwnData(name, OwnDataOptions(**parameters))
+    known = {item.name: item.default for item in fields(TASKS[name]) if item.name != "data"}
+    if parameters.get("protocol", "ours") not in PROTOCOLS:
+        raise InputError(f"{name}: protocol is {parameters['protocol']!r}; give ours or paper")
+    if "protocol" not in known:  # every named task accepts a protocol, but these data do not depend on it
+        parameters.pop("protocol", None)
+    for parameter, value in parameters.items():
+        if parameter not in known and parameter in OwnDataOptions.__dataclass_fields__:
             raise InputError(f"--{parameter} is for your own files, and {name!r} is a named task; leave it out")
         if parameter not in known:
             has = f"it has {', '.join(known) or 'none'}{nearest(parameter, known)}"
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
-    return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
+        kind = {str: str, float: (int, float)}.get(type(known[parameter]), int)
+        if not isinstance(value, kind):
+            raise InputError(f"{name}: {parameter} is {value!r}; give a value like {known[parameter]}")
+    return TASKS[name](data=data, **parameters)
 
 
 def encode(

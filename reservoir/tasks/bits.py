@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.rows import row_hash
-from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths, generated_pieces
+from reservoir.tasks.source import Piece, Source, full_lengths, generated_pieces
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 PIECE_ROWS = 1024
@@ -20,7 +21,6 @@ MAX_HELD_OUT = (6, 20)  # bits of an input: enough that each split has inputs, a
 class _Bits(Source):
     """Common parts of both tasks: rows are drawn in pieces, and sequences are used unchanged."""
 
-    endless = True
     data: Path | None = None  # not used
     n: int
     patterns: int
@@ -30,6 +30,16 @@ class _Bits(Source):
     test_rows: int = 1000
     seed: int = 0
 
+    name: ClassVar[str]
+    endless = True
+
+    def __post_init__(self) -> None:
+        counts = (self.n, self.patterns, self.token_bits, self.train_rows, self.valid_rows, self.test_rows)
+        if min(counts) < 1:
+            raise InputError(f"{self.name}: n, patterns, token_bits and rows must be above 0; increase them")
+        if self.n % self.token_bits:
+            raise InputError(f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change one")
+
     def pieces(self) -> list[Piece]:
         """Return ranges of rows, each drawn by a separate generator."""
         return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
@@ -38,31 +48,20 @@ class _Bits(Source):
         """Return the identity."""
         return Scaling.constant(1.0, self.token_bits)
 
-    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences (rows, tokens, token_bits) as they are."""
-        return check_sequences(self.task, x), full_lengths(x)
-
-    def _task(self, name: str, strings: int, ignored: set[str], floor: float | None = None) -> Task:
+    def _task(self, strings: int, floor: float | None = None) -> Task:
         """Return the description of a task with ``strings`` bit strings, the last of which is read out."""
         per_string = self.n // self.token_bits
         return Task(
-            name=name,
+            name=self.name,
             form=Vectors(self.token_bits),
             max_tokens=strings * per_string,
             classes=2,
             readout_tokens=per_string,
             outputs=self.token_bits,
             floor=floor,
-            parameters={name: value for name, value in vars(self).items() if name not in ignored},
+            # An option that is off is left out, because it is newer than the keys of the tasks.
+            parameters={name: value for name, value in vars(self).items() if name != "data" and value is not False},
         )
-
-    def _check(self, task: str) -> None:
-        for name in ("n", "token_bits", "train_rows", "valid_rows", "test_rows", "patterns"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"{task}: {name} is {value}; give a whole number above 0")
-        if self.n % self.token_bits:
-            raise InputError(f"{task}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change either")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +80,17 @@ class BitMemory(_Bits):
     token_bits: int = 50
     mask: float = 0.5
 
+    name = "bit-memory"
+
     def __post_init__(self) -> None:
-        self._check("bit-memory")
+        super().__post_init__()
         if not 0 <= self.mask <= 1:
             raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
 
     @property
     def task(self) -> Task:
         """The description of the task."""
-        return self._task("bit-memory", self.patterns + 1, {"data"}, floor=1 - self.mask / 2)
+        return self._task(self.patterns + 1, floor=1 - self.mask / 2)
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
@@ -119,15 +120,17 @@ class BitXor(_Bits):
     token_bits: int = 1
     held_out: bool = False
 
+    name = "bit-xor"
+
     def __post_init__(self) -> None:
-        self._check("bit-xor")
+        super().__post_init__()
         if self.held_out and not MAX_HELD_OUT[0] <= self.n * self.patterns <= MAX_HELD_OUT[1]:
             raise InputError("bit-xor: held_out needs n * patterns from {} to {}; leave it out".format(*MAX_HELD_OUT))
 
     @property
     def task(self) -> Task:
         """The description of the task."""
-        return self._task("bit-xor", self.patterns, {"data"} if self.held_out else {"data", "held_out"})
+        return self._task(self.patterns)
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""

@@ -6,42 +6,43 @@ An expression is a digit, or an operator with 2 or more expressions and a closin
 (Tay et al. 2021) uses them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file, generated_pieces
+from reservoir.errors import InputError, as_input_error
+from reservoir.tasks.source import Piece, Source, classes_of, find_file, generated_pieces
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
-SYMBOLS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
+OPERATIONS: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda numbers: int(median(numbers)),
+    "[SM": lambda numbers: sum(numbers) % 10,
+}
+SYMBOLS = ("<pad>", *"0123456789", *OPERATIONS, "]")
 """The vocabulary, which never changes: padding, ten digits, four operators and the closing bracket."""
 
 DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
-_IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if number}
-_PARENTHESES = bytes([CLOSE + 1, CLOSE + 2])
+_IDS = {symbol: number for number, symbol in enumerate(SYMBOLS) if number}
 _BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
 
 
 def parse(text: str) -> tuple[bytes, int]:
-    """Return the symbols of an expression, without parentheses, and its value."""
-    words = text.split()
-    if unknown := next((word for word in words if word not in _IDS), None):
-        raise InputError(f"{unknown!r} is not a symbol of ListOps; use {' '.join(SYMBOLS[1:])} and parentheses")
-    numbers = bytes(map(_IDS.__getitem__, words))
+    """Return the symbols of an expression, without parentheses, and its value; raise `ValueError` if it has none."""
     # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat the brackets.
-    symbols = numbers.translate(None, _PARENTHESES)
-    opened, closed = (numbers.count(parenthesis) for parenthesis in _PARENTHESES)
+    words = text.replace("(", " ").replace(")", " ").split()
+    if unknown := next((word for word in words if word not in _IDS), None):
+        raise ValueError(f"{unknown!r} is not a symbol of ListOps; use {' '.join(_IDS)} and parentheses")
+    symbols = bytes(map(_IDS.__getitem__, words))
     value = evaluate(symbols)
-    # Every pair of parentheses joins two parts, so there are none, or one fewer than symbols.
-    if value is None or opened != closed or opened not in (0, len(symbols) - 1):
-        what = "brackets" if value is None else "parentheses"
-        shown = text if len(text) <= 60 else text[:60] + "..."
-        raise InputError(f"the {what} of {shown!r} do not balance; correct the expression")
+    if value is None:
+        raise ValueError(f"the brackets of {text[:60]!r} do not balance")
     return symbols, value
 
 
@@ -58,18 +59,8 @@ def evaluate(symbols: bytes) -> int | None:
             operator, *arguments = levels.pop()
             if not levels or not arguments:
                 return None
-            levels[-1].append(_apply(operator, arguments))
+            levels[-1].append(OPERATIONS[SYMBOLS[operator]](arguments))
     return levels[0][1] if len(levels) == 1 and len(levels[0]) == 2 else None
-
-
-def _apply(operator: int, arguments: list[int]) -> int:
-    name = SYMBOLS[operator]
-    if name == "[SM":
-        return sum(arguments) % 10
-    arguments.sort()
-    if name == "[MED":
-        return (arguments[(len(arguments) - 1) // 2] + arguments[len(arguments) // 2]) // 2
-    return arguments[0 if name == "[MIN" else -1]
 
 
 def random_expressions(
@@ -159,10 +150,11 @@ class ListOps(Source):
     arguments: int = 10  # maximum number of arguments of an operator
     seed: int = 0  # seed of the generated rows, which are all different
 
+    raw = "texts like '[MAX 2 3 ]', or "
+
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
             raise InputError(f"listops: source is {self.source!r}; give auto, files or generated")
-        check_protocol("listops", self.protocol)
         rows = (self.train_rows, self.valid_rows, self.test_rows)
         if min(self.max_tokens, *rows, self.depth - 1, self.arguments - 1) < 1:
             raise InputError("listops: max_tokens and rows must be above 0, depth and arguments above 1; increase them")
@@ -229,15 +221,12 @@ class ListOps(Source):
         if x.dtype.kind == "U" and x.ndim == 1:
             expressions = []
             for row, text in enumerate(x.tolist()):
-                try:
-                    symbols, _ = parse(text)
-                    if len(symbols) > self.task.max_tokens and not self._paper:
-                        raise InputError(f"{len(symbols)} symbols; give at most {self.task.max_tokens}")
-                except InputError as error:
-                    raise InputError(f"row {row}: {error}") from None
-                expressions.append(symbols)
+                with as_input_error(f"row {row}: not an expression of ListOps", "correct it"):
+                    expressions.append(parse(text)[0])
+                if len(expressions[-1]) > self.task.max_tokens and not self._paper:
+                    raise InputError(f"row {row}: {len(expressions[-1])} symbols; give at most {self.task.max_tokens}")
             return self._pad(expressions)[:2]
-        return check_symbols(self.task, x, lengths, "texts like '[MAX 2 3 ]'")
+        return super().encode(x, lengths)
 
     @property
     def endless(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -297,35 +286,31 @@ class ListOps(Source):
             header = lines.pop(0).split("\t") if lines else []
             if header[:2] != ["Source", "Target"]:
                 raise InputError(f"{path}: its columns are {header}, not Source and Target; fetch the file again")
-        found = []
+        expressions, values = [], []
         for row, line in enumerate(lines):
             text, _, target = line.partition("\t")
             try:
-                found.append(parse(text))
-                if target != str(found[-1][1]):
-                    problem = f"Target is {target[:20]}, which is not the value of the expression"
-                    raise InputError(f"{problem}; fetch the file again")
-            except InputError as error:
+                symbols, value = parse(text)
+                if target != str(value):
+                    raise ValueError(f"Target is {target[:20]}, which is not the value of the expression")
+            except ValueError as error:
                 with path.open("rb") as file:
-                    blocks = iter(lambda: file.read(min(PIECE_BYTES, max(piece.lo - 1 - file.tell(), 0))), b"")
-                    before = 1 + sum(block.count(b"\n") for block in blocks)  # with the header
-                raise InputError(f"{path}, line {before + row + 1}: {error}") from None
-        return [symbols for symbols, _ in found], [value for _, value in found]
+                    before = 1 + file.read(max(piece.lo - 1, 0)).count(b"\n")  # with the header
+                raise InputError(f"{path}, line {before + row + 1}: {error}; fetch the file again") from None
+            expressions.append(symbols)
+            values.append(value)
+        return expressions, values
 
 
 def _lines(path: Path, lo: int, hi: int) -> list[str]:
-    with path.open("rb") as file:
+    """Return the lines that begin in a range of bytes of a file."""
+    with as_input_error(f"{path}: not lines of text", "unpack the file, or fetch it again"), path.open("rb") as file:
         if lo:
             file.seek(lo - 1)
             file.readline(MAX_LINE)
-        start = file.tell()
-        size = hi - start
+        size = hi - file.tell()
         block = file.read(size) + file.readline(MAX_LINE) if size > 0 else b""
-    try:
         lines = block.decode().splitlines()
-    except UnicodeDecodeError as error:
-        problem = f"{path}: byte {start + error.start} is not text"
-        raise InputError(f"{problem}; unpack the file, or fetch it again") from None
-    if max(map(len, lines), default=0) >= MAX_LINE:
-        raise InputError(f"{path}: a line of more than {MAX_LINE} characters; fetch the file again")
+        if max(map(len, lines), default=0) >= MAX_LINE:
+            raise ValueError(f"it has a line of more than {MAX_LINE} characters")
     return lines

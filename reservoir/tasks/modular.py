@@ -7,7 +7,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.rows import row_hash
-from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, full_lengths
+from reservoir.tasks.source import Piece, Source, classes_of, full_lengths
 from reservoir.tasks.task import Split, Task, Tokens
 
 SHARES = (0.9, 0.95)  # upper bounds of a pair's hash, as shares of all hashes, for train and for valid
@@ -27,8 +27,8 @@ class ModularAddition(Source):
     modulus: int = 199
 
     def __post_init__(self) -> None:
-        if not isinstance(self.modulus, int) or not 2 <= self.modulus <= MAX_MODULUS:
-            raise InputError(f"modular-addition: modulus is {self.modulus!r}; give a number from 2 to {MAX_MODULUS}")
+        if not 2 <= self.modulus <= MAX_MODULUS:
+            raise InputError(f"modular-addition: modulus is {self.modulus}; give a number from 2 to {MAX_MODULUS}")
 
     @property
     def task(self) -> Task:
@@ -58,5 +58,5 @@ class ModularAddition(Source):
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return symbols (rows, 3) as sequences."""
-        x, _ = check_symbols(self.task, x, lengths, "symbols")
+        x, _ = super().encode(x)
         return x, full_lengths(x)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file
+from reservoir.tasks.source import Piece, Source, classes_of, find_file
 from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
@@ -50,8 +50,9 @@ class Homology(Source):
     protocol: str = "ours"
     batch: int = 2  # rows of a batch under the paper's protocol, padded to one length
 
+    raw = "texts of amino acids, or "
+
     def __post_init__(self) -> None:
-        check_protocol("homology", self.protocol)
         if min(self.max_tokens, self.batch) < 1:
             raise InputError(f"homology: max_tokens is {self.max_tokens} and batch {self.batch}; give numbers above 0")
 
@@ -84,20 +85,12 @@ class Homology(Source):
             raise InputError(f"{path}: not a list of proteins; check that it is a file of TAPE's raw data")
         letters, folds = [], []
         for row, record in enumerate(records):
-            where = f"{path}, row {row}"
-            if not isinstance(record, dict):
-                kind = type(record).__name__
-                problem = f"{where}: {kind}, not an object with 'primary' and 'fold_label'"
-                raise InputError(f"{problem}; fetch the file again")
-            sequence, fold = record.get("primary"), record.get("fold_label")
-            if type(fold) is not int or not 0 <= fold < FOLDS:
-                problem = f"{where}: fold_label is {str(fold)[:40]!r}, not in 0..{FOLDS - 1}"
-                raise InputError(f"{problem}; fetch the file again")
-            if not isinstance(sequence, str):
-                kind = type(sequence).__name__
-                raise InputError(f"{where}: primary is {kind}, not a text of amino acids; fetch the file again")
-            letters.append(_amino_acids(where, sequence))
-            folds.append(fold)
+            problem = f"{path}, row {row}: not a protein with 'primary' and 'fold_label'"
+            with as_input_error(problem, "fetch the file again"):
+                letters.append(_amino_acids(record["primary"]))
+                folds.append(record["fold_label"])
+                if folds[-1] not in range(FOLDS):
+                    raise ValueError(f"its fold_label is {folds[-1]!r}, not in 0..{FOLDS - 1}")
         tokens = self._tokens(letters, self.batch if piece.part == "train" else 4 * self.batch)
         kept = np.flatnonzero(tokens <= self.max_tokens)
         if not len(kept):
@@ -111,13 +104,16 @@ class Homology(Source):
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
-            texts = [_amino_acids(f"row {row}", text) for row, text in enumerate(x.tolist())]
+            texts = []
+            for row, text in enumerate(x.tolist()):
+                with as_input_error(f"row {row}: not a protein", "correct or remove it"):
+                    texts.append(_amino_acids(text))
             longest = self.max_tokens - 2 * self._paper
             if max(map(len, texts)) > longest:
                 row = int(np.argmax([len(text) for text in texts]))
                 raise InputError(f"row {row}: {len(texts[row])} amino acids; give at most {longest}")
             return self._rows(texts), np.minimum(self._tokens(texts, 4 * self.batch), self.max_tokens)
-        x, found = check_symbols(self.task, x, lengths, "texts of amino acids")
+        x, found = super().encode(x, lengths)
         return x, batch_lengths(found, 4 * self.batch) if self._paper and lengths is None else found
 
     @property
@@ -163,12 +159,10 @@ def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
     return padded
 
 
-def _amino_acids(where: str, text: str) -> np.ndarray:
-    letters = np.frombuffer(text.encode("latin-1", "replace"), np.uint8)
-    if not len(letters):
-        raise InputError(f"{where}: an empty sequence; remove it")
-    known = np.isin(letters, np.frombuffer(LETTERS.encode(), np.uint8))
-    if not known.all():
-        place = int(np.argmin(known))
-        raise InputError(f"{where}, letter {place}: {text[place]!r} is not an amino acid; the letters are {LETTERS}")
-    return letters
+def _amino_acids(text: str) -> np.ndarray:
+    """Return the letters of a protein as bytes; raise `ValueError` if it has none, or another letter."""
+    if unknown := sorted(set(text) - set(LETTERS)):
+        raise ValueError(f"{unknown[0]!r} is not an amino acid; the letters are {LETTERS}")
+    if not text:
+        raise ValueError("it has no amino acids")
+    return np.frombuffer(text.encode(), np.uint8)

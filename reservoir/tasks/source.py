@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors
+from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 
 class Piece(NamedTuple):
@@ -26,6 +26,7 @@ class Source:
     A source can be sent to another process: it holds settings and paths, never arrays or open files.
     """
 
+    raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
     augments = False  # whether the paper's training augments the images at every step
 
@@ -51,8 +52,19 @@ class Source:
         return None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return new inputs, raw or as sequences, as stored sequences and their lengths."""
-        raise NotImplementedError
+        """Return new sequences as stored sequences and their lengths; `encode` of a subclass also reads raw inputs."""
+        form, most, where = self.task.form, self.task.max_tokens, f"task {self.task.name!r}"
+        if isinstance(form, Vectors):
+            fits, shape = x.dtype.kind in "uif" and x.shape[1:] == (most, form.dim), f"{most}, {form.dim}"
+        else:
+            fits, shape = x.dtype.kind in "ui" and x.ndim == 2 and 0 < x.shape[1] <= most, f"at most {most}"
+        if not fits:
+            problem = f"{where}: inputs of shape {x.shape} and type {x.dtype}"
+            raise InputError(f"{problem}; give {self.raw}sequences of shape (rows, {shape})")
+        if isinstance(form, Vectors):
+            return x, full_lengths(x)
+        clean_symbols(where, x, full_lengths(x), form.vocabulary)
+        return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
 
     def images(self, x: np.ndarray) -> np.ndarray:
         """Return stored sequences of an image task as images (rows, height, width[, 3]) of bytes."""
@@ -75,31 +87,6 @@ def full_lengths(x: np.ndarray) -> np.ndarray:
 def classes_of(rows: np.ndarray) -> np.ndarray:
     """Return class numbers (rows,) as labels (rows, 1, 1)."""
     return rows.astype(np.int64)[:, None, None]
-
-
-def check_protocol(task: str, protocol: str) -> None:
-    """Refuse a protocol that a task does not have."""
-    if protocol not in {"ours", "paper"}:
-        raise InputError(f"{task}: protocol is {protocol!r}; give ours or paper")
-
-
-def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
-    """Return ``x`` if it is an array of this task's sequences (rows, tokens, dim), or refuse it."""
-    assert isinstance(task.form, Vectors)
-    if x.ndim != 3 or x.shape[1:] != (task.max_tokens, task.form.dim) or x.dtype.kind not in "uif":
-        start = f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give raw images, or sequences"
-        raise InputError(f"{start} of shape (rows, {task.max_tokens}, {task.form.dim})")
-    return x
-
-
-def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return new symbols (rows, tokens) and their lengths without padding; errors name ``texts`` as the other form."""
-    assert isinstance(task.form, Tokens)
-    if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
-        problem = f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}"
-        raise InputError(f"{problem}; give {texts}, or symbols of shape (rows, at most {task.max_tokens})")
-    clean_symbols(f"task {task.name!r}", x, full_lengths(x), task.form.vocabulary)
-    return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
 
 
 def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
@@ -126,24 +113,15 @@ REMEDY = "name the folder with --data DIR or RESERVOIR_DATA"
 FRESH_ROWS = 1024  # number of rows of an endless task that are generated at a time
 
 
-def data_folder(task: str, data: Path | None, wanted: str) -> Path:
-    """Return the data folder of a task that needs the ``wanted`` files; raise `InputError` if there is none."""
-    if data is None:
-        raise InputError(f"task {task!r} needs {wanted}, and no data folder was given; {REMEDY}")
-    if not data.is_dir():
-        raise InputError(f"task {task!r}: the data folder {data} does not exist; {REMEDY}")
-    return data
-
-
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
     """Return the first of several file names that exists in one of the folders below the data folder."""
-    wanted = " or ".join(names[:2])
-    data = data_folder(task, data, f"its files ({wanted}, ...)")
-    places = [data / folder for folder in folders]
-    if found := next((path for place in places for name in names if (path := place / name).is_file()), None):
+    wanted = " or ".join(names)
+    if data is None:
+        raise InputError(f"task {task!r} needs its files ({wanted}, ...), and no data folder was given; {REMEDY}")
+    paths = [data / folder / name for folder in folders for name in names]
+    if found := next((path for path in paths if path.is_file()), None):
         return found
-    where = " or ".join(str(place) for place in places)
-    raise InputError(f"task {task!r}: no file {wanted} in {where}; {REMEDY}")
+    raise InputError(f"task {task!r}: no file {wanted} in {data}; {REMEDY}")
 
 
 class FreshRows:

@@ -63,7 +63,12 @@ def test_bit_xor_has_the_shape_of_the_paper_and_its_sums():
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
-    [({"n": 7, "token_bits": 2}, "multiple of token_bits"), ({"mask": 1.5}, "probability"), ({"n": 0}, "above 0")],
+    [
+        ({"n": 7, "token_bits": 2}, "multiple of token_bits"),
+        ({"mask": 1.5}, "probability"),
+        ({"n": 0}, "above 0"),
+        ({"n": "x"}, "n is 'x'; give a value like 1000"),
+    ],
 )
 def test_impossible_settings_of_bit_memory_are_refused(parameters, message):
     with pytest.raises(InputError, match=message):
@@ -206,8 +211,6 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(text):
         ("", "brackets"),
         ("1 2", "brackets"),
         ("[MAX 2 ] 3", "brackets"),
-        ("( [MAX 2 3 ]", "parentheses"),
-        ("( ( [MAX 2 ) 3 ] )", "parentheses"),
         ("[AVG 2 3 ]", "'\\[AVG' is not a symbol of ListOps"),
     ],
 )
@@ -368,14 +371,13 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"primary": "ACJD", "fold_label": 3}, r"row 2, letter 2: 'J' is not an amino acid"),
-        ({"primary": "ACd", "fold_label": 3}, r"letter 2: 'd'"),
-        ({"primary": "ACé", "fold_label": 3}, r"letter 2: 'é'"),
-        ({"primary": "", "fold_label": 3}, "an empty sequence"),
-        ({"primary": "ACD", "fold_label": 1195}, "fold_label is '1195'"),
-        ({"primary": "ACD"}, "fold_label is 'None'"),
-        ({"primary": 5, "fold_label": 1}, "primary is int"),
-        ("ACD", "str, not an object with"),
+        ({"primary": "ACJD", "fold_label": 3}, "row 2: .* \\('J' is not an amino acid"),
+        ({"primary": "ACé", "fold_label": 3}, "'é' is not"),
+        ({"primary": "", "fold_label": 3}, "no amino acids"),
+        ({"primary": "ACD", "fold_label": 1195}, "fold_label is 1195"),
+        ({"primary": "ACD"}, "'fold_label'"),
+        ({"primary": 5, "fold_label": 1}, "not a protein with"),
+        ("ACD", "not a protein with"),
     ],
 )
 def test_a_bad_record_is_named(tmp_path, record, message):
