@@ -9,11 +9,11 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.bits import BitMemory, BitXor
+from reservoir.tasks.bits import BitMemory, BitXor, ModularAddition
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.mnist import Digits, Mnist
+from reservoir.tasks.images.source import ImageSource
 from reservoir.tasks.listops import ListOps
-from reservoir.tasks.modular import ModularAddition
 from reservoir.tasks.own.data import OwnData, own_name, read_new
 from reservoir.tasks.own.hub import PREFIX
 from reservoir.tasks.own.images import decoded
@@ -30,6 +30,7 @@ __all__ = ["SPLITS", "TASKS", "Piece", "Scaling", "Source", "Split", "Task", "To
 __all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
 __all__ += ["task_named"]
 
+# Dataclasses of ``data`` (the folder of the files) and the task's parameters.
 TASKS: dict[str, type[Any]] = {
     "bit-memory": BitMemory,
     "bit-xor": BitXor,
@@ -41,9 +42,7 @@ TASKS: dict[str, type[Any]] = {
     "cifar10-lra": Cifar10Lra,
     "homology": Homology,
 }
-"""The named tasks: dataclasses of ``data`` (the folder of the files) and the task's parameters."""
 
-IMAGES = ("digits", "mnist", "cifar10", "cifar10-lra")
 PROTOCOLS = ("ours", "paper")  # "paper" repeats the authors' code, with its mistakes; "ours" corrects them
 
 
@@ -88,7 +87,7 @@ def encode(
 
 def shows_images(task: Task) -> bool:
     """Return whether the sequences of a task are images."""
-    return task.pictures > 0 or task.name in IMAGES
+    return task.pictures > 0 or issubclass(TASKS.get(task.name, object), ImageSource)
 
 
 def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
@@ -99,4 +98,4 @@ def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
     from PIL import Image
 
     for image in TASKS[task.name](**task.parameters).images(x):
-        yield Image.fromarray(image.squeeze(-1) if image.shape[2:] == (1,) else image).convert("RGB")
+        yield Image.fromarray(np.repeat(image, 3 // image.shape[2], axis=2))

@@ -1,9 +1,8 @@
 """ListOps: the value of a nested expression, generated or from Long Range Arena's files.
 
 An expression is a digit, or an operator with 2 or more expressions and a closing bracket: ``[MAX 4 [MIN 2 3 ] 0 ]``.
-``MIN``, ``MAX`` and ``MED`` (the median, truncated to an integer) have their usual meaning; ``SM`` is the sum modulo
-10. The language and the generator's probabilities are those of Nangia and Bowman, "ListOps" (2018), as Long Range Arena
-(Tay et al. 2021) uses them.
+The operators are the minimum, the maximum, the median (truncated), and ``SM``, the sum modulo 10. The language and the
+generator's probabilities are those of Nangia and Bowman (2018), as Long Range Arena (Tay et al. 2021) uses them.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +23,7 @@ OPERATIONS: dict[str, Callable[[list[int]], int]] = {
     "[MED": lambda numbers: int(median(numbers)),
     "[SM": lambda numbers: sum(numbers) % 10,
 }
-SYMBOLS = ("<pad>", *"0123456789", *OPERATIONS, "]")
-"""The vocabulary, which never changes: padding, ten digits, four operators and the closing bracket."""
-
+SYMBOLS = ("<pad>", *"0123456789", *OPERATIONS, "]")  # the vocabulary, which never changes
 DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
 _IDS = {symbol: number for number, symbol in enumerate(SYMBOLS) if number}
@@ -72,12 +69,12 @@ def random_expressions(
     parts: list[bytes] = []  # of each node of the level below, if its tree is kept
     places: list[int] = []  # the parent of each of these nodes
     for tree, symbol, parent in reversed(levels):
-        inside: dict[int, list[bytes]] = {}
+        inside = [b""] * len(tree)
         for place, part in zip(places, parts, strict=True):
-            inside.setdefault(place, []).append(part)
+            inside[place] += part
         nodes = np.flatnonzero(kept[tree])
         parts = [
-            _BYTES[number] + b"".join(inside[node]) + _BYTES[CLOSE] if number >= OPERATOR else _BYTES[number]
+            _BYTES[number] + inside[node] + _BYTES[CLOSE] if number >= OPERATOR else _BYTES[number]
             for node, number in zip(nodes.tolist(), symbol[nodes].tolist(), strict=True)
         ]
         places = parent[nodes].tolist()
@@ -113,15 +110,11 @@ def _grow(
     return levels, length
 
 
-PIECE_ROWS = 4096
-"""Expressions drawn from one generator; part of the task's definition, because another number would give other rows."""
-
+PIECE_ROWS = 4096  # drawn from one generator; part of the task, because another number would give other rows
 PIECE_BYTES = 2**24  # bytes of a file that are read at a time
 MAX_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
-NEVER_TWICE = 64
-"""Expressions of at least this many symbols are not compared: they have at least 22 random digits, so the probability
-of two equal ones among a million rows is below 1e-10. Shorter ones are drawn in one piece, without duplicates."""
+NEVER_TWICE = 64  # equal expressions of so many symbols are unlikely: below 1e-10 among a million rows
 
 FOLDERS = ("", "listops", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -131,10 +124,9 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 class ListOps(Source):
     """Evaluate expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
 
-    Symbols are numbered as in `SYMBOLS`. Long Range Arena's files are read if the data folder has them; otherwise
-    expressions are generated. ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost,
-    generated expressions have 500 to 2,000 symbols, all are cut at ``max_tokens``, padding counts as input (the last
-    position is read), and the test split is the validation split.
+    Long Range Arena's files are read if the data folder has them; otherwise expressions are generated.
+    ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost, generated expressions have 500
+    to 2,000 symbols, padding counts as input (the last position is read), and the test split is the validation split.
     """
 
     data: Path | None = None
@@ -158,9 +150,6 @@ class ListOps(Source):
         rows = (self.train_rows, self.valid_rows, self.test_rows)
         if min(self.max_tokens, *rows, self.depth - 1, self.arguments - 1) < 1:
             raise InputError("listops: max_tokens and rows must be above 0, depth and arguments above 1; increase them")
-        if self._lengths[0] > self._lengths[1]:
-            shortest, longest = self._lengths
-            raise InputError(f"listops: min_length {shortest} is above max_length {longest}; increase max_length")
 
     @property
     def task(self) -> Task:
@@ -173,7 +162,7 @@ class ListOps(Source):
         if not self._from_files:
             names = ("train_rows", "valid_rows", "test_rows", "depth", "arguments", "seed")
             parameters |= {name: getattr(self, name) for name in names}
-            parameters |= {"min_length": self._lengths[0], "max_length": self._lengths[1]}
+            parameters |= zip(("min_length", "max_length"), self._lengths, strict=True)
         return Task(
             name="listops",
             form=Tokens(CLOSE if self._paper else CLOSE + 1),
@@ -204,16 +193,15 @@ class ListOps(Source):
         if self._from_files:
             expressions, values = self._read_file(piece)
         else:
-            part = SPLITS.index(piece.part) if piece.part in SPLITS else len(SPLITS)
-            draw = np.random.default_rng([self.seed, part, piece.lo])
+            draw = np.random.default_rng([self.seed, (*SPLITS, "all").index(piece.part), piece.lo])
             expressions = self._distinct(draw, piece.hi - piece.lo)
             values = [evaluate(symbols) for symbols in expressions]
         x, lengths, cut = self._pad(expressions)
         rows = Split(x=x, y=classes_of(np.array(values, np.int8)), lengths=lengths, cut=cut)
         splits = {piece.part: rows}
         if piece.part == "all":
-            ends = dict(zip(self._rows, np.cumsum(list(self._rows.values())).tolist(), strict=True))
-            splits = {name: rows.take(slice(end - self._rows[name], end)) for name, end in ends.items()}
+            parts = np.repeat([*self._rows], [*self._rows.values()])
+            splits = {name: rows.take(parts == name) for name in self._rows}
         return splits | ({"test": splits["valid"]} if self._paper and "valid" in splits else {})
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -230,7 +218,7 @@ class ListOps(Source):
 
     @property
     def endless(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether pieces are drawn separately; short expressions form one piece, so that none is in two splits."""
+        """Whether more training rows than are prepared can be generated."""
         return not self._from_files and not self._paper and self._lengths[0] >= NEVER_TWICE
 
     @property

@@ -12,21 +12,17 @@ from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
 SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, which never changes
-TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
-"""The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` after it."""
-
+TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))  # of TAPE's tokenizer
 FOLDS = 1195
 PAPER_OUTPUTS = 1200  # outputs of the authors' output layer; five of them are unused
 
-PARTS = {
+PARTS = {  # the part of TAPE for each split
     "train": "train",
     "valid": "valid",
     "test": "test_fold_holdout",
     "test_superfamily": "test_superfamily_holdout",
     "test_family": "test_family_holdout",
 }
-"""The part of TAPE for each split."""
-
 FOLDERS = ("", "remote_homology", "homology")
 BUCKET = 100  # number of batches that TAPE's loader sorts by length together
 
@@ -39,10 +35,9 @@ class Homology(Source):
     Proteins longer than ``max_tokens`` are dropped, and counted.
 
     ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs, and tests on the
-    validation split. Lu et al. (2021) pad each protein to the longest of its batch and read the last position, so a
-    prediction depends on the batch; they drop whole batches longer than ``max_tokens``, and multiply accuracy by the
-    share that remains. Here `batch_lengths` assigns the batches when the data are prepared: ``batch`` rows for training
-    and four times as many for validation, as in their loader. Padding is therefore part of the data and the cache key.
+    validation split. As in the code of Lu et al. (2021), each protein is padded to the longest of its batch, the last
+    position is read, and whole batches longer than ``max_tokens`` are dropped. `batch_lengths` assigns the batches:
+    ``batch`` rows for training and four times as many for validation.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -81,24 +76,24 @@ class Homology(Source):
         path = self._file(piece.part)
         with as_input_error(f"{path}: not a complete JSON file", "fetch the file again"):
             records = json.loads(path.read_bytes())
-        if not isinstance(records, list) or not records:
+        if not isinstance(records, list):
             raise InputError(f"{path}: not a list of proteins; check that it is a file of TAPE's raw data")
-        letters, folds = [], []
+        proteins, folds = [], []
         for row, record in enumerate(records):
             problem = f"{path}, row {row}: not a protein with 'primary' and 'fold_label'"
             with as_input_error(problem, "fetch the file again"):
-                letters.append(_amino_acids(record["primary"]))
+                proteins.append(_checked(record["primary"]))
                 folds.append(record["fold_label"])
                 if folds[-1] not in range(FOLDS):
                     raise ValueError(f"its fold_label is {folds[-1]!r}, not in 0..{FOLDS - 1}")
-        tokens = self._tokens(letters, self.batch if piece.part == "train" else 4 * self.batch)
+        tokens = self._tokens(proteins, self.batch if piece.part == "train" else 4 * self.batch)
         kept = np.flatnonzero(tokens <= self.max_tokens)
         if not len(kept):
-            problem = f"{path}: all {len(letters)} proteins are longer than {self.max_tokens} tokens"
+            problem = f"{path}: all {len(proteins)} proteins are longer than {self.max_tokens} tokens"
             raise InputError(f"{problem}; increase max_tokens")
-        x, lengths = self._rows([letters[row] for row in kept]), tokens[kept]
+        x, lengths = self._rows([proteins[row] for row in kept]), tokens[kept]
         y = classes_of(np.array(folds)[kept])
-        rows = Split(x=x, y=y, lengths=lengths, dropped=len(letters) - len(kept))
+        rows = Split(x=x, y=y, lengths=lengths, dropped=len(proteins) - len(kept))
         return {"valid": rows, "test": rows} if self._paper and piece.part == "valid" else {piece.part: rows}
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +102,7 @@ class Homology(Source):
             texts = []
             for row, text in enumerate(x.tolist()):
                 with as_input_error(f"row {row}: not a protein", "correct or remove it"):
-                    texts.append(_amino_acids(text))
+                    texts.append(_checked(text))
             longest = self.max_tokens - 2 * self._paper
             if max(map(len, texts)) > longest:
                 row = int(np.argmax([len(text) for text in texts]))
@@ -131,20 +126,17 @@ class Homology(Source):
     def _file(self, split: str) -> Path:
         return find_file("homology", self.data, FOLDERS, (f"remote_homology_{PARTS[split]}.json",))
 
-    def _rows(self, proteins: list[np.ndarray]) -> np.ndarray:
-        place = np.zeros(128, np.uint8)
-        place[[ord(letter) for letter in LETTERS]] = [self._symbols.index(letter) for letter in LETTERS]
+    def _rows(self, proteins: list[str]) -> np.ndarray:
+        ids = {symbol: number for number, symbol in enumerate(self._symbols)}
         x = np.zeros((len(proteins), self.max_tokens), np.uint8)
-        first = int(self._paper)
-        for row, letters in enumerate(proteins):
-            x[row, first : first + len(letters)] = place[letters]
-            if self._paper:
-                x[row, [0, len(letters) + 1]] = TAPE_SYMBOLS.index("<cls>"), TAPE_SYMBOLS.index("<sep>")
+        for row, protein in enumerate(proteins):
+            symbols = ["<cls>", *protein, "<sep>"] if self._paper else protein
+            x[row, : len(symbols)] = [ids[symbol] for symbol in symbols]
         return x
 
-    def _tokens(self, proteins: list[np.ndarray], batch: int) -> np.ndarray:
+    def _tokens(self, proteins: list[str], batch: int) -> np.ndarray:
         """Return the number of tokens of each protein (rows,), with padding under the paper's protocol."""
-        lengths = np.array([len(letters) for letters in proteins], np.int32)
+        lengths = np.array([len(protein) for protein in proteins], np.int32)
         return batch_lengths(lengths + 2, batch) if self._paper else lengths
 
 
@@ -159,10 +151,10 @@ def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
     return padded
 
 
-def _amino_acids(text: str) -> np.ndarray:
-    """Return the letters of a protein as bytes; raise `ValueError` if it has none, or another letter."""
-    if unknown := sorted(set(text) - set(LETTERS)):
+def _checked(protein: str) -> str:
+    """Return a protein; raise `ValueError` if it has no letters, or one that is not an amino acid."""
+    if unknown := sorted(set(protein) - set(LETTERS)):
         raise ValueError(f"{unknown[0]!r} is not an amino acid; the letters are {LETTERS}")
-    if not text:
+    if not protein:
         raise ValueError("it has no amino acids")
-    return np.frombuffer(text.encode(), np.uint8)
+    return protein

@@ -40,8 +40,8 @@ class Source:
         return []
 
     def pieces(self) -> Sequence[Piece]:
-        """Return the pieces in order; they depend on the settings and the files alone."""
-        raise NotImplementedError
+        """Return the pieces in order, by default one; they depend on the settings and the files alone."""
+        return [Piece("all", 0, 1)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the rows of one piece by split. The rows of a split follow the order of the pieces."""
@@ -64,11 +64,8 @@ class Source:
         if isinstance(form, Vectors):
             return x, full_lengths(x)
         clean_symbols(where, x, full_lengths(x), form.vocabulary)
-        return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
-
-    def images(self, x: np.ndarray) -> np.ndarray:
-        """Return stored sequences of an image task as images (rows, height, width[, 3]) of bytes."""
-        raise NotImplementedError
+        ends = np.where(x != 0, np.arange(1, x.shape[1] + 1), 1).max(axis=1)  # zeros at the end are padding
+        return x, ends.astype(np.int32) if lengths is None else lengths
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one augmented view of stored sequences with these row numbers."""

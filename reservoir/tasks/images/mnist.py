@@ -25,10 +25,6 @@ class Digits(ImageSource):
     name, shape, patch, white = "digits", (8, 8), 2, 16
     offset, scale = np.zeros(1), np.array([1 / 16])
 
-    def pieces(self) -> list[Piece]:
-        """Return one piece: all rows."""
-        return [Piece("all", 0, 1797)]
-
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the three splits."""
         from sklearn.datasets import load_digits
