@@ -213,8 +213,6 @@ def _check_class(name: object, kind: str) -> None:
         raise ValueError(f"it names the class {str(name)[:60]!r}, which is not a {kind}")
 
 
-PREPROCESSOR = "preprocessor_config.json"
-
 MAX_SIDE = 4096  # pixels; the largest models read 1,024
 BLANKS = ((97, 61), (50, 120))  # sizes of two images that show whether a processor gives all images one size
 
@@ -359,7 +357,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     silence_transformers()
     local = local_files_only(name)
     remedy = f"add or repair it, or use --input {'orthogonal' if family.reads == 'pixels' else 'kernels'}"
-    with as_input_error(f"backbone {name!r}: its {PREPROCESSOR} is not usable", remedy):
+    with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
         if family.reads == "pixels":
             check_pillow()
             settings, _ = BaseImageProcessor.get_image_processor_dict(name, local_files_only=local)

@@ -111,8 +111,7 @@ def _grow(
 
 
 PIECE_ROWS = 4096  # drawn from one generator; part of the task, because another number would give other rows
-PIECE_BYTES = 2**24  # bytes of a file that are read at a time
-MAX_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have about 20,000
+MAX_LINE = 2**20  # letters of a line that are read; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
 NEVER_TWICE = 64  # equal expressions of so many symbols are unlikely: below 1e-10 among a million rows
 
@@ -176,14 +175,9 @@ class ListOps(Source):
         return [self._file(split) for split in self._rows] if self._from_files else []
 
     def pieces(self) -> list[Piece]:
-        """Return byte ranges of the files, or ranges of rows with a generator each."""
+        """Return one piece per file, or ranges of rows with a generator each."""
         if self._from_files:
-            return [
-                Piece(split, lo, min(lo + PIECE_BYTES, size))
-                for split in self._rows
-                for size in [self._file(split).stat().st_size]
-                for lo in range(0, size, PIECE_BYTES)
-            ]
+            return [Piece(split, 0, 1) for split in self._rows]
         if self._lengths[0] < NEVER_TWICE:
             return [Piece("all", 0, sum(self._rows.values()))]
         return generated_pieces([self._rows.get(split, 0) for split in SPLITS], PIECE_ROWS)
@@ -191,7 +185,7 @@ class ListOps(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the expressions of a piece with their values."""
         if self._from_files:
-            expressions, values = self._read_file(piece)
+            expressions, values = self._read_file(piece.part)
         else:
             draw = np.random.default_rng([self.seed, (*SPLITS, "all").index(piece.part), piece.lo])
             expressions = self._distinct(draw, piece.hi - piece.lo)
@@ -266,39 +260,19 @@ class ListOps(Source):
             raise InputError(f"{start} symbols, not {rows}; allow other lengths or ask for fewer rows")
         return list(found)[:rows]
 
-    def _read_file(self, piece: Piece) -> tuple[list[bytes], list[int]]:
-        """Return the expressions and values of the lines that begin in a piece of a file."""
-        path = self._file(piece.part)
-        lines = _lines(path, piece.lo, piece.hi)
-        if piece.lo == 0:
-            header = lines.pop(0).split("\t") if lines else []
-            if header[:2] != ["Source", "Target"]:
-                raise InputError(f"{path}: its columns are {header}, not Source and Target; fetch the file again")
-        expressions, values = [], []
-        for row, line in enumerate(lines):
-            text, _, target = line.partition("\t")
-            try:
-                symbols, value = parse(text)
-                if target != str(value):
-                    raise ValueError(f"Target is {target[:20]}, which is not the value of the expression")
-            except ValueError as error:
-                with path.open("rb") as file:
-                    before = 1 + file.read(max(piece.lo - 1, 0)).count(b"\n")  # with the header
-                raise InputError(f"{path}, line {before + row + 1}: {error}; fetch the file again") from None
-            expressions.append(symbols)
-            values.append(value)
+    def _read_file(self, split: str) -> tuple[list[bytes], list[int]]:
+        """Return the expressions of a file and their values."""
+        path, expressions, values = self._file(split), [], []
+        with path.open(errors="replace") as file:
+            lines = iter(lambda: file.readline(MAX_LINE), "")
+            if next(lines, "").split()[:2] != ["Source", "Target"]:
+                raise InputError(f"{path}: its columns are not Source and Target; unpack it, or fetch it again")
+            for number, line in enumerate(lines, 2):
+                text, _, target = line.rstrip("\n").partition("\t")
+                with as_input_error(f"{path}, line {number}: no expression with its value", "fetch the file again"):
+                    symbols, value = parse(text)
+                    if target != str(value):
+                        raise ValueError(f"its value is not {target[:20]}")
+                expressions.append(symbols)
+                values.append(value)
         return expressions, values
-
-
-def _lines(path: Path, lo: int, hi: int) -> list[str]:
-    """Return the lines that begin in a range of bytes of a file."""
-    with as_input_error(f"{path}: not lines of text", "unpack the file, or fetch it again"), path.open("rb") as file:
-        if lo:
-            file.seek(lo - 1)
-            file.readline(MAX_LINE)
-        size = hi - file.tell()
-        block = file.read(size) + file.readline(MAX_LINE) if size > 0 else b""
-        lines = block.decode().splitlines()
-        if max(map(len, lines), default=0) >= MAX_LINE:
-            raise ValueError(f"it has a line of more than {MAX_LINE} characters")
-    return lines

@@ -212,10 +212,10 @@ CASES = {
         "-1 out of bounds",
     ),
     "listops other columns": (listops("Text,Label\n1,1\n"), "not Source and Target"),
-    "listops wrong value": (listops("Source\tTarget\n[MAX 1 2 ]\t1\n"), "line 2: Target is 1"),
-    "listops label of words": (listops("Source\tTarget\n[MAX 1 2 ]\ttwo\n"), "line 2: Target is two"),
-    "listops packed": (listops(gzip.compress(b"Source\tTarget\n")), "not lines of text"),
-    "listops empty": (listops(""), "no rows|not Source"),
+    "listops wrong value": (listops("Source\tTarget\n[MAX 1 2 ]\t1\n"), "line 2: .*its value is not 1"),
+    "listops label of words": (listops("Source\tTarget\n[MAX 1 2 ]\ttwo\n"), "line 2: .*its value is not two"),
+    "listops packed": (listops(gzip.compress(b"Source\tTarget\n")), "not Source"),
+    "listops empty": (listops(""), "not Source"),
     "json cut short": (homology('[{"primary": "AC'), "not a complete JSON"),
     "json too deep": (homology("[" * 100_000), "not a complete JSON"),
     "json no list": (homology({"primary": "ACD"}), "not a list of proteins"),
@@ -397,7 +397,7 @@ def test_a_line_of_listops_without_end(tmp_path):
         for _ in range(80):
             file.write(" 1" * 2**19)
         file.write(" ]\t1\n")
-    small_in_memory("listops", "a line of more than 1048576 characters", data=tmp_path)
+    small_in_memory("listops", "do not balance", data=tmp_path)
 
 
 def test_tables_of_nearly_empty_cells_are_refused(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.tasks import Tokens, check_split, encode, listops, task_named
+from reservoir.tasks import Tokens, check_split, encode, task_named
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented
@@ -264,21 +264,16 @@ def lra_files(folder, rows=(40, 12, 9), shortest=100, longest=900):
     return written
 
 
-@pytest.mark.parametrize("step", [2**24, 5000])
-def test_files_are_read_whole_whatever_the_pieces(tmp_path, monkeypatch, step):
-    monkeypatch.setattr(listops, "PIECE_BYTES", step)
+def test_files_are_read_whole(tmp_path):
     written = lra_files(tmp_path / "listops")
     source = task_named("listops", data=tmp_path)
     assert source.task.parameters == {"source": "files", "max_tokens": 512}
-    parts = [source.read(piece) for piece in source.pieces()]
-    for name, (texts, values) in written.items():
-        mine = [part[name] for part in parts if name in part and len(part[name])]
-        assert np.concatenate([m.y for m in mine]).ravel().tolist() == values
-        x, lengths = np.concatenate([m.x for m in mine]), np.concatenate([m.lengths for m in mine])
+    for name, rows in read_splits(source).items():
+        texts, values = written[name]
+        assert rows.y.ravel().tolist() == values
         whole = [parse(text)[0] for text in texts]
-        for row, expression in enumerate(whole):
-            assert x[row, : lengths[row]].tobytes() == expression[:512]
-        assert sum(m.cut for m in mine) == sum(len(expression) > 512 for expression in whole)
+        assert [x[:n].tobytes() for x, n in zip(rows.x, rows.lengths, strict=True)] == [one[:512] for one in whole]
+        assert rows.cut == sum(len(expression) > 512 for expression in whole)
 
 
 def test_the_protocol_of_the_paper(tmp_path):
