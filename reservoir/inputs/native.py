@@ -356,8 +356,8 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 
     silence_transformers()
     local = local_files_only(name)
-    remedy = f"add or repair it, or use --input {'orthogonal' if family.reads == 'pixels' else 'kernels'}"
-    with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
+    problem = f"backbone {name!r}: its preprocessor_config.json is not usable"
+    with as_input_error(problem, "add or repair it, or use another --input"):
         if family.reads == "pixels":
             check_pillow()
             settings, _ = BaseImageProcessor.get_image_processor_dict(name, local_files_only=local)

@@ -37,8 +37,7 @@ class Text:
     The first 90% are train, the next 5% valid, and the last 5% test.
     """
 
-    unit, vocabulary = "byte", BYTES
-    entropy = None  # not known
+    unit, vocabulary, entropy = "byte", BYTES, None
 
     def __init__(self, path: Path) -> None:
         text = _read(path)
@@ -78,10 +77,7 @@ def _read(path: Path) -> bytes:
     """Return the bytes of a file, or of the files of a folder."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     with as_input_error(f"corpus {path}: not readable", "give another file or folder"):
-        text = b"".join(_unpacked(file) if file.suffix == ".gz" else file.read_bytes() for file in files)
-    if not text:
-        raise InputError(f"corpus {path}: it has no text; give another file or folder")
-    return text
+        return b"".join(_unpacked(file) if file.suffix == ".gz" else file.read_bytes() for file in files)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -107,7 +103,7 @@ def byte_tokenizer() -> Any:
 class Stream:
     """Independent tokens with probabilities (vocabulary,). ``entropy`` is the least mean loss in bits, or None."""
 
-    unit = "token"
+    unit, tokenizer = "token", None
 
     def __init__(self, name: str, probabilities: np.ndarray) -> None:
         self.vocabulary, self._name, self._probabilities = len(probabilities), name, probabilities

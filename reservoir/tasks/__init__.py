@@ -51,26 +51,23 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 
     ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`.
     """
-    if name not in TASKS:
-        if not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
-            tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
-            raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
-        return OwnData(name, OwnDataOptions(**parameters))
-    known = {item.name: item.default for item in fields(TASKS[name]) if item.name != "data"}
+    own = name not in TASKS
+    if own and not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
+        tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
+        raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
+    known = {item.name: item.default for item in fields(TASKS.get(name, OwnDataOptions)) if item.name != "data"}
     if parameters.get("protocol", "ours") not in PROTOCOLS:
         raise InputError(f"{name}: protocol is {parameters['protocol']!r}; give ours or paper")
-    if "protocol" not in known:  # every named task accepts a protocol, but these data do not depend on it
+    if not own and "protocol" not in known:  # every named task accepts a protocol, but these data do not depend on it
         parameters.pop("protocol", None)
     for parameter, value in parameters.items():
-        if parameter not in known and parameter in OwnDataOptions.__dataclass_fields__:
-            raise InputError(f"--{parameter} is for your own files, and {name!r} is a named task; leave it out")
         if parameter not in known:
-            has = f"it has {', '.join(known) or 'none'}{nearest(parameter, known)}"
+            has = f"it has {', '.join(known)}{nearest(parameter, known)}"
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
         kind = {str: str, float: (int, float)}.get(type(known[parameter]), int)
-        if not isinstance(value, kind):
+        if not own and not isinstance(value, kind):
             raise InputError(f"{name}: {parameter} is {value!r}; give a value like {known[parameter]}")
-    return TASKS[name](data=data, **parameters)
+    return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
 
 
 def encode(

@@ -9,7 +9,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.rows import row_hash
 from reservoir.tasks.source import Piece, Source, classes_of, full_lengths, generated_pieces
-from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors
+from reservoir.tasks.task import SPLITS, Split, Task, Tokens, Vectors
 
 PIECE_ROWS = 1024  # drawn from one generator; part of the tasks, because another number would give other rows
 HELD_OUT_BITS = range(6, 21)  # bits of an input: enough that each split has inputs, and few enough to list all inputs
@@ -29,6 +29,8 @@ class _Bits(Source):
     seed: int = 0
 
     name: ClassVar[str]
+    copies: ClassVar[int] = 0  # strings besides the patterns
+    floor: ClassVar[float | None] = None  # accuracy of copying the visible input, if it is above that of a constant
     endless = True
 
     def __post_init__(self) -> None:
@@ -37,6 +39,22 @@ class _Bits(Source):
             raise InputError(f"{self.name}: n, patterns, token_bits and rows must be above 0; increase them")
         if self.n % self.token_bits:
             raise InputError(f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change one")
+
+    @property
+    def task(self) -> Task:
+        """The description of the task; the last string is read out."""
+        per_string = self.n // self.token_bits
+        return Task(
+            name=self.name,
+            form=Vectors(self.token_bits),
+            max_tokens=(self.patterns + self.copies) * per_string,
+            classes=2,
+            readout_tokens=per_string,
+            outputs=self.token_bits,
+            floor=self.floor,
+            # An option that is off is left out, because it is newer than the keys of the tasks.
+            parameters={name: value for name, value in vars(self).items() if name != "data" and value is not False},
+        )
 
     def pieces(self) -> list[Piece]:
         """Return ranges of rows, each drawn by a separate generator."""
@@ -54,25 +72,6 @@ class _Bits(Source):
         """Return the bits and the labels of `PIECE_ROWS` rows."""
         raise NotImplementedError
 
-    def scaling(self) -> Scaling:
-        """Return the identity."""
-        return Scaling.constant(1.0, self.token_bits)
-
-    def _task(self, strings: int, floor: float | None = None) -> Task:
-        """Return the description of a task with ``strings`` bit strings, the last of which is read out."""
-        per_string = self.n // self.token_bits
-        return Task(
-            name=self.name,
-            form=Vectors(self.token_bits),
-            max_tokens=strings * per_string,
-            classes=2,
-            readout_tokens=per_string,
-            outputs=self.token_bits,
-            floor=floor,
-            # An option that is off is left out, because it is newer than the keys of the tasks.
-            parameters={name: value for name, value in vars(self).items() if name != "data" and value is not False},
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class BitMemory(_Bits):
@@ -89,7 +88,7 @@ class BitMemory(_Bits):
     token_bits: int = 50
     mask: float = 0.5
 
-    name = "bit-memory"
+    name, copies = "bit-memory", 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,9 +96,9 @@ class BitMemory(_Bits):
             raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
 
     @property
-    def task(self) -> Task:
-        """The description of the task."""
-        return self._task(self.patterns + 1, floor=1 - self.mask / 2)
+    def floor(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Accuracy of copying the visible bits and guessing the others."""
+        return 1 - self.mask / 2
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
         strings = 2 * draw.integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8) - 1
@@ -130,11 +129,6 @@ class BitXor(_Bits):
         super().__post_init__()
         if self.held_out and self.n * self.patterns not in HELD_OUT_BITS:
             raise InputError("bit-xor: held_out needs n * patterns from 6 to 20; leave it out")
-
-    @property
-    def task(self) -> Task:
-        """The description of the task."""
-        return self._task(self.patterns)
 
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
         shape = (PIECE_ROWS, self.patterns, self.n)

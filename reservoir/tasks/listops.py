@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.source import Piece, Source, classes_of, find_file, generated_pieces
+from reservoir.tasks.source import Piece, Source, classes_of, find_file, generated_pieces, padded, read_texts
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
 OPERATIONS: dict[str, Callable[[list[int]], int]] = {
@@ -201,13 +201,8 @@ class ListOps(Source):
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
-            expressions = []
-            for row, text in enumerate(x.tolist()):
-                with as_input_error(f"row {row}: not an expression of ListOps", "correct it"):
-                    expressions.append(parse(text)[0])
-                if len(expressions[-1]) > self.task.max_tokens and not self._paper:
-                    raise InputError(f"row {row}: {len(expressions[-1])} symbols; give at most {self.task.max_tokens}")
-            return self._pad(expressions)[:2]
+            most = None if self._paper else self.task.max_tokens
+            return self._pad(read_texts(x.tolist(), lambda text: parse(text)[0], most))[:2]
         return super().encode(x, lengths)
 
     @property
@@ -241,9 +236,8 @@ class ListOps(Source):
         """Return expressions as cut and padded rows, their lengths, and the number of rows that were cut."""
         if self._paper:
             expressions = [symbols.replace(bytes([CLOSE]), b"") for symbols in expressions]
-        width, lengths = self.task.max_tokens, np.array([len(symbols) for symbols in expressions], np.int32)
-        padded = b"".join(symbols[:width].ljust(width, b"\0") for symbols in expressions)
-        x = np.frombuffer(bytearray(padded), np.uint8).reshape(len(expressions), width)
+        width = self.task.max_tokens
+        x, lengths = padded(expressions, width)
         real = np.full_like(lengths, width) if self._paper else np.minimum(lengths, width)
         return x, real, int((lengths > width).sum())
 

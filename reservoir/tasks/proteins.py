@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.source import Piece, Source, classes_of, find_file
+from reservoir.tasks.source import Piece, Source, classes_of, find_file, padded, read_texts
 from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
@@ -82,32 +82,20 @@ class Homology(Source):
         for row, record in enumerate(records):
             problem = f"{path}, row {row}: not a protein with 'primary' and 'fold_label'"
             with as_input_error(problem, "fetch the file again"):
-                proteins.append(_checked(record["primary"]))
+                proteins.append(self._encoded(record["primary"]))
                 folds.append(record["fold_label"])
                 if folds[-1] not in range(FOLDS):
                     raise ValueError(f"its fold_label is {folds[-1]!r}, not in 0..{FOLDS - 1}")
-        tokens = self._tokens(proteins, self.batch if piece.part == "train" else 4 * self.batch)
-        kept = np.flatnonzero(tokens <= self.max_tokens)
-        if not len(kept):
-            problem = f"{path}: all {len(proteins)} proteins are longer than {self.max_tokens} tokens"
-            raise InputError(f"{problem}; increase max_tokens")
-        x, lengths = self._rows([proteins[row] for row in kept]), tokens[kept]
+        x, lengths = self._padded(proteins, self.batch if piece.part == "train" else 4 * self.batch)
+        kept = np.flatnonzero(lengths <= self.max_tokens)
         y = classes_of(np.array(folds)[kept])
-        rows = Split(x=x, y=y, lengths=lengths, dropped=len(proteins) - len(kept))
+        rows = Split(x=x[kept], y=y, lengths=lengths[kept], dropped=len(proteins) - len(kept))
         return {"valid": rows, "test": rows} if self._paper and piece.part == "valid" else {piece.part: rows}
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
-            texts = []
-            for row, text in enumerate(x.tolist()):
-                with as_input_error(f"row {row}: not a protein", "correct or remove it"):
-                    texts.append(_checked(text))
-            longest = self.max_tokens - 2 * self._paper
-            if max(map(len, texts)) > longest:
-                row = int(np.argmax([len(text) for text in texts]))
-                raise InputError(f"row {row}: {len(texts[row])} amino acids; give at most {longest}")
-            return self._rows(texts), np.minimum(self._tokens(texts, 4 * self.batch), self.max_tokens)
+            return self._padded(read_texts(x.tolist(), self._encoded, self.max_tokens), 4 * self.batch)
         x, found = super().encode(x, lengths)
         return x, batch_lengths(found, 4 * self.batch) if self._paper and lengths is None else found
 
@@ -126,18 +114,18 @@ class Homology(Source):
     def _file(self, split: str) -> Path:
         return find_file("homology", self.data, FOLDERS, (f"remote_homology_{PARTS[split]}.json",))
 
-    def _rows(self, proteins: list[str]) -> np.ndarray:
-        ids = {symbol: number for number, symbol in enumerate(self._symbols)}
-        x = np.zeros((len(proteins), self.max_tokens), np.uint8)
-        for row, protein in enumerate(proteins):
-            symbols = ["<cls>", *protein, "<sep>"] if self._paper else protein
-            x[row, : len(symbols)] = [ids[symbol] for symbol in symbols]
-        return x
+    def _encoded(self, protein: str) -> bytes:
+        """Return the symbols of a protein; raise `ValueError` if it is empty or has another letter."""
+        if unknown := sorted(set(protein) - set(LETTERS)):
+            raise ValueError(f"{unknown[0]!r} is not an amino acid; the letters are {LETTERS}")
+        if not protein:
+            raise ValueError("it has no amino acids")
+        return bytes(map(self._symbols.index, ("<cls>", *protein, "<sep>") if self._paper else protein))
 
-    def _tokens(self, proteins: list[str], batch: int) -> np.ndarray:
-        """Return the number of tokens of each protein (rows,), with padding under the paper's protocol."""
-        lengths = np.array([len(protein) for protein in proteins], np.int32)
-        return batch_lengths(lengths + 2, batch) if self._paper else lengths
+    def _padded(self, proteins: list[bytes], batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return symbols (rows, max_tokens), and lengths (rows,), with padding under the paper's protocol."""
+        x, lengths = padded(proteins, self.max_tokens)
+        return x, batch_lengths(lengths, batch) if self._paper else lengths
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
@@ -149,12 +137,3 @@ def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
             rows = bucket[first : first + batch]
             padded[rows] = lengths[rows].max()
     return padded
-
-
-def _checked(protein: str) -> str:
-    """Return a protein; raise `ValueError` if it has no letters, or one that is not an amino acid."""
-    if unknown := sorted(set(protein) - set(LETTERS)):
-        raise ValueError(f"{unknown[0]!r} is not an amino acid; the letters are {LETTERS}")
-    if not protein:
-        raise ValueError("it has no amino acids")
-    return protein

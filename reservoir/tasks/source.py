@@ -1,13 +1,13 @@
 """Sources of the rows of a task: files or a generator, read in pieces that do not depend on each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 
@@ -48,8 +48,9 @@ class Source:
         raise NotImplementedError
 
     def scaling(self) -> Scaling | None:
-        """Return the map from stored values to the values that the model reads; None for symbols."""
-        return None
+        """Return the map from stored values to those that the model reads, by default the same; None for symbols."""
+        form = self.task.form
+        return Scaling.constant(1.0, form.dim) if isinstance(form, Vectors) else None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return new sequences as stored sequences and their lengths; `encode` of a subclass also reads raw inputs."""
@@ -84,6 +85,24 @@ def full_lengths(x: np.ndarray) -> np.ndarray:
 def classes_of(rows: np.ndarray) -> np.ndarray:
     """Return class numbers (rows,) as labels (rows, 1, 1)."""
     return rows.astype(np.int64)[:, None, None]
+
+
+def read_texts(texts: Iterable[str], read: Callable[[str], bytes], most: int | None) -> list[bytes]:
+    """Return the symbols that ``read`` makes of each text; refuse more than ``most``. Errors name the row."""
+    found = []
+    for row, text in enumerate(texts):
+        with as_input_error(f"row {row}: not readable", "correct it, or leave it out"):
+            found.append(read(text))
+            if most and len(found[-1]) > most:
+                raise ValueError(f"it has {len(found[-1])} tokens, more than {most}")
+    return found
+
+
+def padded(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of symbols, cut and padded to (rows, width), and their lengths before that."""
+    x = b"".join(symbols[:width].ljust(width, b"\0") for symbols in rows)
+    lengths = np.array([len(symbols) for symbols in rows], np.int32)
+    return np.frombuffer(bytearray(x), np.uint8).reshape(len(rows), width), lengths
 
 
 def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
@@ -121,23 +140,20 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
     raise InputError(f"task {task!r}: no file {wanted} in {data}; {REMEDY}")
 
 
-class FreshRows:
-    """The endless training rows of a generated task, drawn separately from its splits; row n is always the same."""
+def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:
+    """Return a function of row numbers that draws endless training rows; row n is always the same."""
 
-    def __init__(self, source: Source, seed: int) -> None:
+    @lru_cache(maxsize=8)
+    def drawn(block: int) -> Split:
         # The first row of a piece seeds its generator: these pieces begin far after every prepared one.
-        self._first = (seed + 1) << 48
-        self._source = source
-        self._piece = lru_cache(maxsize=8)(self._generate)
+        low = ((seed + 1) << 48) + block * FRESH_ROWS
+        return source.read(Piece("train", low, low + FRESH_ROWS))["train"]
 
-    def __call__(self, numbers: np.ndarray) -> Split:
-        """Return the rows of these numbers, in their order."""
+    def rows(numbers: np.ndarray) -> Split:
         blocks, which = np.unique(numbers // FRESH_ROWS, return_inverse=True)
-        parts = [self._piece(int(block)) for block in blocks]
-        rows = which * FRESH_ROWS + numbers % FRESH_ROWS
-        x, y, lengths = (np.concatenate([getattr(p, n) for p in parts])[rows] for n in ("x", "y", "lengths"))
+        parts = [drawn(int(block)) for block in blocks]
+        places = which * FRESH_ROWS + numbers % FRESH_ROWS
+        x, y, lengths = (np.concatenate([getattr(p, n) for p in parts])[places] for n in ("x", "y", "lengths"))
         return Split(x=x, y=y, lengths=lengths)
 
-    def _generate(self, block: int) -> Split:
-        low = self._first + block * FRESH_ROWS
-        return self._source.read(Piece("train", low, low + FRESH_ROWS))["train"]
+    return rows

@@ -144,16 +144,12 @@ def test_tokenizer_decodes_to_the_same_text(prose):
     [
         ("zipff", 256, "zipff.: no such file or folder; name a text file, a folder, or one of uniform, zipf"),
         ("small", 5000, "--vocabulary 5000: the tokens of a text are 256 bytes; leave"),
-        ("empty", 256, "it has no text"),
-        ("bare", 256, "it has no text"),
         ("broken.gz", 256, r"broken.gz: not readable"),
     ],
 )
 def test_mistakes_end_in_one_line(name, vocabulary, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small").write_text(PROSE * 10, encoding="utf-8")
-    (tmp_path / "empty").touch()
-    (tmp_path / "bare").mkdir()
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"text" * 100)[:-9])
     with pytest.raises(InputError, match=message) as caught:
         corpus_named(name, vocabulary)

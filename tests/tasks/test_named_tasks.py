@@ -16,7 +16,7 @@ from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, evaluate, parse, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 from reservoir.tasks.rows import HELD_OUT, SHARES, held_out, row_hash, stratified
-from reservoir.tasks.source import FRESH_ROWS, FreshRows
+from reservoir.tasks.source import FRESH_ROWS, fresh_rows
 from tests.tasks.samples import decode_text
 
 GENERATED = [
@@ -98,18 +98,18 @@ def test_the_papers_bit_xor_keeps_its_key():
 def test_a_fresh_row_depends_only_on_its_number_and_the_seed(source):
     assert source.endless
     numbers = np.array([FRESH_ROWS + 3, 0, 5, 5, FRESH_ROWS - 1])
-    rows, again = FreshRows(source, 7)(numbers), FreshRows(source, 7)
+    rows, again = fresh_rows(source, 7)(numbers), fresh_rows(source, 7)
     for place, number in enumerate(numbers):
         one = again(np.array([number]))
         np.testing.assert_array_equal(one.x[0], rows.x[place])
         np.testing.assert_array_equal(one.y[0], rows.y[place])
         assert one.lengths[0] == rows.lengths[place]
-    assert not np.array_equal(FreshRows(source, 8)(numbers).x, rows.x)
+    assert not np.array_equal(fresh_rows(source, 8)(numbers).x, rows.x)
 
 
 def test_fresh_rows_are_not_those_that_are_scored():
     source = GENERATED[1]
-    fresh = {row.tobytes() for row in FreshRows(source, 0)(np.arange(3 * FRESH_ROWS)).x}
+    fresh = {row.tobytes() for row in fresh_rows(source, 0)(np.arange(3 * FRESH_ROWS)).x}
     for piece in source.pieces():
         for rows in source.read(piece).values():
             assert not fresh & {row.tobytes() for row in rows.x}
@@ -359,7 +359,7 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     assert np.array_equal(x, valid.x) and np.array_equal(lengths, valid.lengths)
     again = encode(source.task, x)
     assert np.array_equal(again[0], x) and np.array_equal(again[1], lengths)
-    with pytest.raises(InputError, match="29 amino acids; give at most 28"):
+    with pytest.raises(InputError, match="31 tokens, more than 30"):
         encode(source.task, np.array(["A" * 29]))
 
 

@@ -13,7 +13,7 @@ from reservoir.backbones import Backbone
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
-from reservoir.pretraining.corpora import HELD_OUT, Corpus, corpus_named
+from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
@@ -84,8 +84,8 @@ def check_folder(out: Path) -> None:
         raise InputError(f"--out {out}: this is a file, or a folder with other files; name an empty or a new folder")
 
 
-def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
-    """Save a model, and the tokenizer of a text corpus, for the transformers library; replace each file atomically."""
+def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
+    """Save a model, and its tokenizer if it has one, for the transformers library; replace each file atomically."""
     from transformers import PreTrainedTokenizerFast
 
     remove_parts(out)
@@ -94,7 +94,6 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
     try:
         with system_errors():
             model.model.save_pretrained(part)
-        tokenizer = getattr(corpus, "tokenizer", None)
         if tokenizer is not None:
             # Without this configuration, transformers would use the tokenizer of the family's published models.
             PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(part)
@@ -160,7 +159,7 @@ def pretrain(
             seconds=round(state.seconds, 1),
             **bits,
         )
-        save_model(out, model, source)
+        save_model(out, model, source.tokenizer)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
         write_checked(run.path / RESULT, done.to_dict())  # last, so that a resumed run draws its plot

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reservoir.errors import InputError, as_input_error
+from reservoir.errors import as_input_error
 from reservoir.tasks.images.patches import augmented, patches
 from reservoir.tasks.images.source import ImageSource
 from reservoir.tasks.rows import held_out
@@ -16,7 +16,7 @@ from reservoir.tasks.task import Split
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 BATCH_ROWS = 10_000
 RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image
-MAX_BYTES = 64 * 2**20  # twice the size of a batch
+MAX_BYTES = 64 * 2**20  # that are read; twice the size of a batch
 FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BLOCK = 128  # images converted at once, so that their intermediate values stay in the processor's cache
@@ -24,10 +24,8 @@ BLOCK = 128  # images converted at once, so that their intermediate values stay 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return images (rows, 32, 32, 3) and labels (rows,), as bytes, from a file of binary records or a pickle."""
-    if path.stat().st_size > MAX_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size} bytes, not the 31 million of a batch; check the file")
-    data = path.read_bytes()
-    with as_input_error(f"{path}: not a batch of CIFAR-10", "fetch the file again"):
+    with as_input_error(f"{path}: not a batch of CIFAR-10", "fetch the file again"), path.open("rb") as file:
+        data = file.read(MAX_BYTES)
         if path.suffix == ".bin":  # a record is a label and the red, green and blue values, a byte each
             records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
             values, labels = records[:, 1:], records[:, 0]
