@@ -302,11 +302,3 @@ def test_a_resumed_pretraining_on_bits_gives_the_same_weights(made, root, tmp_pa
 def test_options_that_do_not_apply_are_refused(flags, message, root, tmp_path, refusal):
     arguments = ["pretrain", "bit-memory", "--out", tmp_path / "bits", "--cache", root, "--backbone", SHAPE, *flags]
     assert message in refusal(*arguments)
-
-
-@pytest.fixture
-def letters(tmp_path):
-    """Return a file of 6 kB."""
-    path = tmp_path / "letters.txt"
-    path.write_bytes(np.random.default_rng(0).choice(list(b"aeiou "), 6000).astype(np.uint8).tobytes())
-    return path

@@ -94,6 +94,25 @@ def test_the_papers_bit_xor_keeps_its_key():
     assert "held_out" not in task_named("bit-xor").task.parameters
 
 
+def test_every_pair_is_in_the_split_of_its_swapped_pair_and_has_its_sum():
+    source = task_named("modular-addition", modulus=23)
+    splits = source.read(*source.pieces())
+    found = {name: {tuple(row) for row in rows.x[:, :2].tolist()} for name, rows in splits.items()}
+    assert set.union(*found.values()) == {(a, b) for a in range(23) for b in range(23)}
+    assert sum(map(len, found.values())) == 23**2 and len(found["train"]) > 0.8 * 23**2
+    for name, rows in splits.items():
+        assert {(b, a) for a, b in found[name]} == found[name]
+        assert [(a + b) % 23 for a, b in rows.x[:, :2].tolist()] == rows.y.ravel().tolist()
+        assert (rows.x[:, 2] == 23).all() and (rows.lengths == 3).all()
+    x, lengths = encode(source.task, splits["test"].x)
+    assert (lengths == 3).all() and x is splits["test"].x
+
+
+def test_a_modulus_below_two_is_refused():
+    with pytest.raises(InputError, match="modulus is 1; give"):
+        task_named("modular-addition", modulus=1)
+
+
 @pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.task.name)
 def test_a_fresh_row_depends_only_on_its_number_and_the_seed(source):
     assert source.endless
@@ -147,32 +166,19 @@ def test_stratified_divides_every_class_alike(labels):
             assert abs((members == name).sum() - share * len(members)) <= 1
 
 
-OPERATIONS = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(np.median(v)), "[SM": lambda v: sum(v) % 10}
+OPERATIONS = {
+    "MIN": lambda *v: min(v),
+    "MAX": lambda *v: max(v),
+    "MED": lambda *v: int(np.median(v)),
+    "SM": lambda *v: sum(v) % 10,
+}
 
 
-def value_of(words):
-    """Return the value of an expression, by recursion over its words."""
-    word = next(words)
-    if word not in OPERATIONS:
-        return int(word)
-    arguments = []
-    while words.peek() != "]":
-        arguments.append(value_of(words))
-    next(words)
-    return OPERATIONS[word](arguments)
-
-
-class Words:
-    """An iterator over words with one word of lookahead."""
-
-    def __init__(self, text):
-        self.words = [w for w in text.split() if w not in "()"]
-
-    def __next__(self):
-        return self.words.pop(0)
-
-    def peek(self):
-        return self.words[0]
+def value_of(text):
+    """Return the value of an expression, which Python computes as nested calls of functions: ``MAX(2,SM(3,4,),),``."""
+    words = [word for word in text.split() if word not in "()"]
+    calls = [{"[": f"{word[1:]}(", "]": "),"}.get(word[0], f"{word},") for word in words]
+    return eval("".join(calls), dict(OPERATIONS))[0]
 
 
 def read_splits(source):
@@ -187,7 +193,7 @@ def read_splits(source):
 EXPRESSIONS = st.recursive(
     st.sampled_from("0123456789"),
     lambda inner: st.tuples(st.sampled_from(sorted(OPERATIONS)), st.lists(inner, min_size=1, max_size=5)).map(
-        lambda t: f"{t[0]} {' '.join(t[1])} ]"
+        lambda t: f"[{t[0]} {' '.join(t[1])} ]"
     ),
     max_leaves=30,
 )
@@ -199,7 +205,7 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(text):
     symbols, value = parse(text)
     assert decode_text(symbols) == text
     assert parse(decode_text(symbols, nested=True)) == (symbols, value)
-    assert evaluate(symbols) == value == value_of(Words(text))
+    assert evaluate(symbols) == value == value_of(text)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +250,7 @@ def test_a_generated_piece_is_a_split_of_different_expressions():
     rows = set()
     for split in splits.values():
         real = [decode_text(x[:n]) for x, n in zip(split.x, split.lengths, strict=True)]
-        assert [value_of(Words(text)) for text in real] == split.y.ravel().tolist()
+        assert [value_of(text) for text in real] == split.y.ravel().tolist()
         rows |= set(real)
     assert len(rows) == 600
     assert source.task.form.vocabulary == len(SYMBOLS) == 16
@@ -257,7 +263,7 @@ def lra_files(folder, rows=(40, 12, 9), shortest=100, longest=900):
     for seed, (name, number) in enumerate(zip(("train", "val", "test"), rows, strict=True)):
         expressions = random_expressions(np.random.default_rng(seed), 2048, 10, 10, shortest, longest)
         texts = [decode_text(expression, nested=True) for expression in expressions[:number]]
-        values = [value_of(Words(text)) for text in texts]
+        values = [value_of(text) for text in texts]
         lines = ["Source\tTarget", *(f"{t}\t{v}" for t, v in zip(texts, values, strict=True))]
         (folder / f"basic_{name}.tsv").write_text("\n".join(lines) + "\n")
         written[name.replace("val", "valid")] = (texts, values)
