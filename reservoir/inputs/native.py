@@ -381,10 +381,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 def open_native(
     task: Task, name: str, init: str, depth: int | None
 ) -> tuple[Task, Backbone, NativeInput, Reader, Mapping[str, str]]:
-    """Load a pretrained model with its native input.
-
-    Returns the task with the model's own tokens, the model, its embeddings, its reader, and the SHA-256 of these two.
-    """
+    """Return a task with a model's own tokens, the model, its embeddings and reader, and the SHA-256 of these two."""
     reader = open_reader(task, name, init)
     backbone, embedding = load_native(name, depth)
     if isinstance(reader, SoundReader):

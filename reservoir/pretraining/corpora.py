@@ -32,10 +32,7 @@ class HeldOut(NamedTuple):
 
 
 class Text:
-    """The bytes of a file (gzipped or not), or of a folder's files in the order of their names; a token is a byte.
-
-    The first 90% are train, the next 5% valid, and the last 5% test.
-    """
+    """The bytes of a file, gzipped or not, or of a folder's files in the order of their names, split 90/5/5%."""
 
     unit, vocabulary, entropy = "byte", BYTES, None
 

@@ -113,7 +113,7 @@ def _grow(
 PIECE_ROWS = 4096  # drawn from one generator; part of the task, because another number would give other rows
 MAX_LINE = 2**20  # letters of a line that are read; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
-NEVER_TWICE = 64  # equal expressions of so many symbols are unlikely: below 1e-10 among a million rows
+NEVER_TWICE = 64  # symbols of expressions that are not compared: a million rows have equal ones with probability 1e-10
 
 FOLDERS = ("", "listops", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -121,9 +121,8 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 
 @dataclass(frozen=True, kw_only=True)
 class ListOps(Source):
-    """Evaluate expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
+    """Evaluate expressions of Long Range Arena's files if the data folder has them, else generated ones; ten classes.
 
-    Long Range Arena's files are read if the data folder has them; otherwise expressions are generated.
     ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost, generated expressions have 500
     to 2,000 symbols, padding counts as input (the last position is read), and the test split is the validation split.
     """

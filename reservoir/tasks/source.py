@@ -21,10 +21,7 @@ class Piece(NamedTuple):
 
 
 class Source:
-    """Rows of a task: read in pieces, by any number of processes.
-
-    A source can be sent to another process: it holds settings and paths, never arrays or open files.
-    """
+    """Rows of a task, read in pieces by any number of processes; it holds settings and paths, never arrays or files."""
 
     raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated

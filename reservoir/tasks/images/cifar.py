@@ -61,16 +61,13 @@ def grey(images: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(ImageSource):
-    """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
-
-    About a tenth of the training rows, chosen by `reservoir.tasks.rows.held_out`, is the validation split.
-    """
+    """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants."""
 
     views: int = 0  # augmented copies of each training row, added after the training rows
 
     augments = True
     name, shape, channels, labels = "cifar10", (32, 32, 3), 3, CLASSES
-    offset, scale = 255 * np.array([0.4914, 0.4822, 0.4465]), 1 / (255 * np.array([0.2023, 0.1994, 0.2010]))
+    mean, deviation = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
     def files(self) -> list[Path]:
         """Return the six batches; binary files are preferred to pickles."""
@@ -83,7 +80,7 @@ class Cifar10(ImageSource):
         return [*train, Piece("test", 5, 6), *views]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return train and valid, or test, or a view of train."""
+        """Return test, or train and valid, which is about a tenth of the rows, or a view of train."""
         path = self.files()[piece.lo]
         images, labels = read_batch(path)
         rows = BATCH_ROWS * piece.lo + np.arange(len(images))
@@ -105,7 +102,7 @@ class Cifar10Lra(Cifar10):
     """CIFAR-10 in grey, one pixel per token: 1,024 tokens, scaled to [-1, 1]."""
 
     name, channels, patch = "cifar10-lra", 1, 1
-    offset, scale = np.array([127.5]), np.array([1 / 127.5])
+    mean, deviation = (0.5,), (0.5,)
 
     def tokens(self, images: np.ndarray) -> np.ndarray:
         """Return the sequences (rows, 1024, 1) of images (rows, 32, 32, 3), all of bytes."""

@@ -23,7 +23,6 @@ class Digits(ImageSource):
     """The 1,797 handwritten digits of scikit-learn: 16 tokens of 2x2 pixels from 0 to 16, split 60/20/20 by class."""
 
     name, shape, patch, white = "digits", (8, 8), 2, 16
-    offset, scale = np.zeros(1), np.array([1 / 16])
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the three splits."""
@@ -37,15 +36,11 @@ class Digits(ImageSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(ImageSource):
-    """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels.
-
-    About a tenth of the training file, chosen by `reservoir.tasks.rows.held_out`, is the validation split.
-    """
+    """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels."""
 
     protocol: str = "ours"  # "paper": images are not padded and have 49 tokens, as in the authors' code
 
     name, shape = "mnist", (28, 28)
-    offset, scale = np.zeros(1), np.array([1 / 255])
 
     @property
     def border(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -61,7 +56,7 @@ class Mnist(ImageSource):
         return [Piece("train", 0, 60_000), Piece("t10k", 0, 10_000)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
-        """Return train and valid, or test."""
+        """Return test, or train and valid, which is about a tenth of the training file."""
         images, labels = self._pair(piece.part)
         rows = self.split(images, read_idx(images, (28, 28)), read_idx(labels))
         valid = held_out(np.arange(len(rows)))

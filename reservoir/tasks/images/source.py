@@ -27,8 +27,8 @@ class ImageSource(Source):
     patch: ClassVar[int] = 4  # side of a patch in pixels
     labels: ClassVar[tuple[str, ...]] = ()
     white: ClassVar[int] = 255  # the largest value
-    offset: ClassVar[np.ndarray]  # (channels,): subtracted from stored values
-    scale: ClassVar[np.ndarray]  # (channels,): then multiplied
+    mean: ClassVar[tuple[float, ...]] = (0.0,)  # of the standardisation of each channel, for values from 0 to 1
+    deviation: ClassVar[tuple[float, ...]] = (1.0,)
     border = 0  # pixels of zero padding at each edge
 
     @property
@@ -57,8 +57,8 @@ class ImageSource(Source):
         """Return the map from stored bytes to standardised or whitened values."""
         if self.window:
             return Scaling.constant(1 / LEVELS, self.window**2 * self.channels, offset=128)
-        offset, scale = (np.tile(one, self.patch**2).astype(np.float32) for one in (self.offset, self.scale))
-        return Scaling(offset=offset, scale=scale)
+        offset, deviation = (self.white * np.tile(one, self.patch**2) for one in (self.mean, self.deviation))
+        return Scaling(offset=offset.astype(np.float32), scale=(1 / deviation).astype(np.float32))
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return images (rows, *shape) of whole numbers, or sequences, as sequences."""
