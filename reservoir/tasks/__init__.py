@@ -64,9 +64,12 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         if parameter not in known:
             has = f"it has {', '.join(known)}{nearest(parameter, known)}"
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
-        kind = {str: str, float: (int, float)}.get(type(known[parameter]), int)
-        if not own and not isinstance(value, kind):
-            raise InputError(f"{name}: {parameter} is {value!r}; give a value like {known[parameter]}")
+        default = known[parameter]
+        kind = {str: str, float: (int, float)}.get(type(default), int)
+        # Whole numbers may be 0 only if this is the default.
+        wrong = not isinstance(value, kind) or (kind is int and value < bool(default))
+        if wrong and not own and value != default:
+            raise InputError(f"{name}: {parameter} is {value!r}; give a value like {default}")
     return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
 
 

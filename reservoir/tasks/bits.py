@@ -34,9 +34,6 @@ class _Bits(Source):
     endless = True
 
     def __post_init__(self) -> None:
-        counts = (self.n, self.patterns, self.token_bits, self.train_rows, self.valid_rows, self.test_rows)
-        if min(counts) < 1:
-            raise InputError(f"{self.name}: n, patterns, token_bits and rows must be above 0; increase them")
         if self.n % self.token_bits:
             raise InputError(f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change one")
 

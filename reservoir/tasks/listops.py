@@ -145,9 +145,8 @@ class ListOps(Source):
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
             raise InputError(f"listops: source is {self.source!r}; give auto, files or generated")
-        rows = (self.train_rows, self.valid_rows, self.test_rows)
-        if min(self.max_tokens, *rows, self.depth - 1, self.arguments - 1) < 1:
-            raise InputError("listops: max_tokens and rows must be above 0, depth and arguments above 1; increase them")
+        if min(self.depth, self.arguments) < 2:
+            raise InputError("listops: depth and arguments must be above 1; increase them")
 
     @property
     def task(self) -> Task:

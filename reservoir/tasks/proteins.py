@@ -47,10 +47,6 @@ class Homology(Source):
 
     raw = "texts of amino acids, or "
 
-    def __post_init__(self) -> None:
-        if min(self.max_tokens, self.batch) < 1:
-            raise InputError(f"homology: max_tokens is {self.max_tokens} and batch {self.batch}; give numbers above 0")
-
     @property
     def task(self) -> Task:
         """The description of the task."""

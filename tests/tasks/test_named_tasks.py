@@ -66,7 +66,7 @@ def test_bit_xor_has_the_shape_of_the_paper_and_its_sums():
     [
         ({"n": 7, "token_bits": 2}, "multiple of token_bits"),
         ({"mask": 1.5}, "probability"),
-        ({"n": 0}, "above 0"),
+        ({"n": 0}, "n is 0; give a value like 1000"),
         ({"n": "x"}, "n is 'x'; give a value like 1000"),
     ],
 )
