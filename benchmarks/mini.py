@@ -92,8 +92,7 @@ def main() -> None:
     compute = choose_compute(arguments.compute, device)
     model = load_language_model(arguments.model, device)
     text = Text(arguments.text)
-    held_out = text.held_out("test", (model.max_tokens or 1024) + 1)
-    held_out = held_out.head(arguments.windows or len(held_out))
+    held_out = HeldOut(*(part[: arguments.windows] for part in text.held_out("test", (model.max_tokens or 1024) + 1)))
     size = sum(p.numel() for p in model.parameters())
     name = f"{arguments.model.name}, {size / 1e6:.1f} million parameters, {compute}"
     found = {name: bits_per_byte(model, text, held_out, compute)} | compressed(held_out)

@@ -368,7 +368,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
-    vocabulary: int = option(256, "Vocabulary size for nesting, zipf, uniform and bit-memory; that of texts is 256.")
+    vocabulary: int = option(256, "Vocabulary size of streams and bit-memory; that of texts is 256.", within(2, 10**6))
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
     short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")

@@ -1015,7 +1015,7 @@ def pretrain(
     resume : bool, default=False
         Resume from the last checkpoint.
     vocabulary : int, default=256
-        Vocabulary size for nesting, zipf, uniform and bit-memory; that of texts is 256.
+        Vocabulary size of streams and bit-memory; that of texts is 256.
     batch_tokens : int, default=4096
         Tokens per optimizer step.
     context : int, optional

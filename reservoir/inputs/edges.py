@@ -16,7 +16,6 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
 
     Each row is a window of an image of opaque random discs ("dead leaves", Lee, Mumford and Huang 2001), which has
     edges like those of photographs. It is contrast-normalised and whitened like the task's windows. No data are used.
-    Raises `InputError` if the tokens of the task are not windows of images.
     """
     window = task.parameters.get("window")
     if not window or not isinstance(task.form, Vectors):

@@ -28,7 +28,6 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TEXT_TOKENS = 64  # typical tokens of a text, from which the batch size is computed
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
 MAX_SAMPLES = 2**18  # samples in a batch of sounds; the first convolution makes 400 bytes of each
@@ -38,15 +37,18 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiec
 class TextReader:
     """Converts texts to token IDs; texts that are too long for the model are counted, and cut or read in pieces."""
 
-    kind, row_tokens = "tokenizer", TEXT_TOKENS
+    kind = "tokenizer"
+    row_tokens = 64  # typical tokens of a text, from which the batch size is computed
 
-    def __init__(self, tokenizer: Any, positions: int | None, embeddings: int | None = None) -> None:
-        self._tokenizer, self.embeddings = tokenizer, embeddings
+    embeddings: int | None = None  # of the model; set after it is loaded
+
+    def __init__(self, tokenizer: Any, positions: int | None) -> None:
+        self._tokenizer = tokenizer
         highest = max(tokenizer.get_vocab().values(), default=0)
         if highest > MAX_TOKEN_ID:  # writing its rules as JSON would take minutes
             raise ValueError(f"it has the token ID {highest:,}, more than {MAX_TOKEN_ID:,}")
         stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
-        self.max_tokens = min(positions or stated or DEFAULT_MAX_TOKENS, stated or positions or DEFAULT_MAX_TOKENS)
+        self.max_tokens = min(filter(None, (positions, stated)), default=DEFAULT_MAX_TOKENS)
         self.form = Tokens(len(tokenizer))
         special = tokenizer("")["input_ids"]
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
@@ -94,11 +96,8 @@ class TextReader:
 
     def places(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the position of the last token of each letter, (rows, letters); -1 after the end of a text."""
-        found = [self._places(text) for text in self._texts(x, lengths)]
-        places = np.full((len(found), max(map(len, found))), -1, np.int64)
-        for row, tokens in enumerate(found):
-            places[row, : len(tokens)] = tokens
-        return places
+        found = [torch.from_numpy(self._places(text)) for text in self._texts(x, lengths)]
+        return nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1).numpy()
 
     def _places(self, text: str) -> np.ndarray:
         read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
@@ -111,10 +110,9 @@ class TextReader:
             spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
             begins, numbers = np.array(spans).T
             return numbers[np.searchsorted(begins, ends) - 1]  # the last token that begins before each end
-        special = self._tokenizer("")["input_ids"]
-        if tokens - len(special) != len(ends):
+        if tokens - len(self._tokenizer("")["input_ids"]) != len(ends):
             raise InputError("labels of every token need a model with a tokenizer.json; use another model")
-        return np.arange(len(ends)) + int(bool(special) and special[0] == read["input_ids"][0])
+        return np.arange(len(ends)) + self.has_cls
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
         # The rules in a damaged tokenizer.json fail only on some texts.
@@ -123,6 +121,7 @@ class TextReader:
             return self._tokenizer(texts, **options)
 
     def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
+        """Return stored texts, with spaces between letters that the tokenizer needs apart."""
         texts = texts_of(x, lengths)
         return [" ".join(text) for text in texts] if self.spaced else texts
 
@@ -162,8 +161,8 @@ def has_tokenizer(name: str) -> bool:
     return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
 
 
-def read_tokenizer(name: str, positions: int | None, embeddings: int | None = None) -> TextReader:
-    """Return the reader of a model with this many positions and embeddings, by its folder, GGUF file or hub name."""
+def read_tokenizer(name: str, positions: int | None) -> TextReader:
+    """Return the reader of a model with this many positions, by its folder, GGUF file or hub name."""
     from transformers import AutoTokenizer
 
     silence_transformers()
@@ -180,7 +179,7 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
         if tokenizer.is_fast:
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
-        return TextReader(tokenizer, positions, embeddings)
+        return TextReader(tokenizer, positions)
 
 
 def _check_tokenizer(source: str, *, local: bool) -> None:
@@ -213,8 +212,6 @@ def _check_class(name: object, kind: str) -> None:
     if found is not None and not right and not hasattr(found, "_backends"):
         raise ValueError(f"it names the class {str(name)[:60]!r}, which is not a {kind}")
 
-
-PREPROCESSOR = "preprocessor_config.json"
 
 MAX_SIDE = 4096  # pixels; the largest models read 1,024
 BLANKS = ((97, 61), (50, 120))  # sizes of two images that show whether a processor gives all images one size
@@ -249,14 +246,14 @@ class PixelReader:
         from PIL import Image
 
         self._processor, self._images = processor, images
-        sides = (processor.to_dict().get(name) for name in ("size", "crop_size", "pad_size"))
-        if (longest := max(side or 0 for each in sides if each for side in each.values())) > MAX_SIDE:
+        settings = processor.to_dict()
+        sizes = [settings.get(name) or {} for name in ("size", "crop_size", "pad_size")]
+        if (longest := max(side or 0 for size in sizes for side in size.values())) > MAX_SIDE:
             raise ValueError(f"it gives images of {longest:,} pixels, more than {MAX_SIDE:,}")
-        sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
-        if len(sizes) > 1:
+        size, other = (self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS)
+        if size != other:
             raise ValueError("it gives images of several sizes; set a size with height and width, or a crop")
         self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
-        size = sizes.pop()
         # The model reads whole patches of the pixels (channels, height, width) that the processor gives.
         self.height, self.width = (side // self.patch * self.patch for side in size)
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
@@ -359,10 +356,8 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 
     silence_transformers()
     local = local_files_only(name)
-    remedy = f"add or repair it, or use --input {'orthogonal' if family.reads == 'pixels' else 'kernels'}"
-    with as_input_error(f"backbone {name!r}: its {PREPROCESSOR} is not usable", remedy):
-        if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
-            raise ValueError("the folder has no such file")
+    problem = f"backbone {name!r}: its preprocessor_config.json is not usable"
+    with as_input_error(problem, "add or repair it, or use another --input"):
         if family.reads == "pixels":
             check_pillow()
             settings, _ = BaseImageProcessor.get_image_processor_dict(name, local_files_only=local)
@@ -376,8 +371,6 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             )
             return PixelReader(processor, config, partial(images_of, task))
         extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local)
-        if extractor.feature_size != 1:
-            raise ValueError(f"it gives {extractor.feature_size} values per sample, not 1")
         reader = SoundReader(extractor, config, task.max_tokens)
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
@@ -388,10 +381,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 def open_native(
     task: Task, name: str, init: str, depth: int | None
 ) -> tuple[Task, Backbone, NativeInput, Reader, Mapping[str, str]]:
-    """Load a pretrained model with its native input.
-
-    Returns the task with the model's own tokens, the model, its embeddings, its reader, and the SHA-256 of these two.
-    """
+    """Return a task with a model's own tokens, the model, its embeddings and reader, and the SHA-256 of these two."""
     reader = open_reader(task, name, init)
     backbone, embedding = load_native(name, depth)
     if isinstance(reader, SoundReader):
@@ -404,10 +394,7 @@ def open_native(
         backbone.set_positions("embeddings.position_embeddings", positions)
         embedding = PatchInput(embedding)
     else:
-        tokens, reader.embeddings = reader.form.vocabulary, getattr(embedding, "num_embeddings", None)
-        if reader.embeddings is not None and tokens > reader.embeddings:
-            start = f"backbone {name!r}: its tokenizer has {tokens:,} tokens, but the model has"
-            raise InputError(f"{start} {reader.embeddings:,} embeddings; use the model's own tokenizer")
+        reader.embeddings = getattr(embedding, "num_embeddings", None)
     seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
     return seen, backbone, NativeInput(embedding), reader, digests

@@ -1,72 +1,47 @@
 """Corpora for pretraining: the bytes of a text, and synthetic streams of tokens.
 
 The streams follow Chiang and Lee 2020, "Pre-Training a Language Model Without Human Language": the gain from a corpus
-without words shows the gain from the order of tokens alone. The paper trains masked models and fine-tunes them on
-language; here models predict the next token, so that the least possible loss on independent tokens is known.
+without words is that from the order of tokens alone. The paper trains masked models; here they predict the next token.
 """
 
 import gzip
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, check_expansion
+from reservoir.tasks.task import SPLITS
 
 HELD_OUT = ("valid", "test")
-
-MAX_VOCABULARY = 2**20
-"""Largest vocabulary: larger than that of any tokenizer, and small enough for its embeddings to fit in memory."""
-
 BYTES = 256
-TRAIN, VALID = 0.90, 0.05
-
-SEEN = 0.25
-"""Share of a held-out window of text that repeats the window before, so that every counted token has a context."""
-
+TRAIN, VALID = 0.90, 0.05  # shares of a text
+SEEN = 0.25  # share of a held-out window that repeats the window before, so that every counted token has a context
 HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down to whole windows
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Windows of a held-out part, int (count, tokens), each of whose tokens is predicted at most once.
+class HeldOut(NamedTuple):
+    """Windows of a held-out part, each of whose tokens is predicted at most once."""
 
-    ``first`` (count,) is the index of the first predicted token of each window, at least 1; earlier tokens are context.
-    """
-
-    windows: np.ndarray
-    first: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def head(self, count: int) -> "HeldOut":
-        """Return the first ``count`` windows, at least one."""
-        count = max(1, count)
-        return HeldOut(self.windows[:count], self.first[:count])
+    windows: np.ndarray  # (count, tokens) of int
+    first: np.ndarray  # (count,): the first predicted token of each window, at least 1; earlier tokens are context
 
 
 class Text:
-    """The bytes of a file (gzipped or not), or of a folder's files in the order of their names; a token is a byte.
+    """The bytes of a file, gzipped or not, or of a folder's files in the order of their names, split 90/5/5%."""
 
-    The first 90% are train, the next 5% valid, and the last 5% test.
-    """
-
-    unit, vocabulary = "byte", BYTES
-    entropy = None  # not known
+    unit, vocabulary, entropy = "byte", BYTES, None
 
     def __init__(self, path: Path) -> None:
         text = _read(path)
         self._name, self._sum, self.tokenizer = path.name, hashlib.sha256(text).hexdigest(), byte_tokenizer()
         ends = [int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID))]
         parts = np.split(np.frombuffer(text, np.uint8), ends)
-        names: list[str] = ["train", *HELD_OUT]
-        self._tokens = dict(zip(names, parts, strict=True))
+        self._tokens: dict[str, np.ndarray] = dict(zip(SPLITS, parts, strict=True))
 
     def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
         """Return windows at random positions of the training part, int64 (count, tokens)."""
@@ -96,12 +71,10 @@ class Text:
 
 
 def _read(path: Path) -> bytes:
+    """Return the bytes of a file, or of the files of a folder."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     with as_input_error(f"corpus {path}: not readable", "give another file or folder"):
-        text = b"".join(_unpacked(file) if file.suffix == ".gz" else file.read_bytes() for file in files)
-    if not text:
-        raise InputError(f"corpus {path}: it has no text; give another file or folder")
-    return text
+        return b"".join(_unpacked(file) if file.suffix == ".gz" else file.read_bytes() for file in files)
 
 
 def _unpacked(path: Path) -> bytes:
@@ -127,7 +100,7 @@ def byte_tokenizer() -> Any:
 class Stream:
     """Independent tokens with probabilities (vocabulary,). ``entropy`` is the least mean loss in bits, or None."""
 
-    unit = "token"
+    unit, tokenizer = "token", None
 
     def __init__(self, name: str, probabilities: np.ndarray) -> None:
         self.vocabulary, self._name, self._probabilities = len(probabilities), name, probabilities
@@ -158,9 +131,8 @@ class Nesting(Stream):
 
     The length of each sequence is even and uniform from ``shortest`` to ``longest``. At each position a token is opened
     with probability ``push``; otherwise the token that was opened last is closed. A token is always opened if the stack
-    is empty, and closed if the stack is as deep as the number of remaining tokens. Opened tokens follow Zipf's law. An
-    opening and its closing token are two symbols, ``k`` and ``k + vocabulary / 2``, so that the tokens determine the
-    stack; other corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token with the same symbol.
+    is empty, and closed if the stack is as deep as the number of remaining tokens. Opened tokens follow Zipf's law. The
+    closing token of ``k`` is ``k + vocabulary / 2``.
     """
 
     push, shortest, longest = 0.4, 90, 120
@@ -205,32 +177,24 @@ def zipf_law(count: int) -> np.ndarray:
     return weights / weights.sum()
 
 
+# Constructor of each stream, by name; the argument is the vocabulary size.
 STREAMS: dict[str, Callable[[int], Stream]] = {
     "uniform": lambda vocabulary: Stream("uniform", np.full(vocabulary, 1 / vocabulary)),
     "zipf": lambda vocabulary: Stream("zipf", zipf_law(vocabulary)),
     "nesting": Nesting,
 }
-"""Constructor of each stream, by name; the argument is the vocabulary size."""
-
 Corpus = Stream | Text
-"""A corpus: training windows, held-out parts, the least possible loss if known, and a description."""
 
 
 def corpus_named(name: str, vocabulary: int) -> Corpus:
     """Return the stream with a name, even if a file has the same name, or else the text at a path."""
     known = ", ".join((*STREAMS, "bit-memory"))
-    if not name:
-        raise InputError(f"corpus '': name a text file, a folder, or one of {known}")
-    if vocabulary > MAX_VOCABULARY:
-        raise InputError(f"--vocabulary {vocabulary}: give at most {MAX_VOCABULARY:,}")
     if name in STREAMS:
-        if vocabulary < 2:
-            raise InputError(f"--vocabulary {vocabulary}: give at least 2 tokens for {name}")
         if name == "nesting" and vocabulary % 2:
             raise InputError(f"--vocabulary {vocabulary}: give an even number; nesting pairs each token with another")
         return STREAMS[name](vocabulary)
-    if not Path(name).exists():
-        raise InputError(f"corpus {name}: no such file or folder; name a text file, a folder, or one of {known}")
+    if not name or not Path(name).exists():
+        raise InputError(f"corpus {name!r}: no such file or folder; name a text file, a folder, or one of {known}")
     if vocabulary != BYTES:
         raise InputError(f"--vocabulary {vocabulary}: the tokens of a text are {BYTES} bytes; leave --vocabulary out")
     return Text(Path(name))

@@ -23,9 +23,9 @@ MEASURED_TOKENS = 8192  # tokens of one forward pass over held-out windows
 VALID_TOKENS = 2**16  # largest number of held-out tokens in a validation
 CONTEXT = 1024  # default of the longest context, in tokens
 STEPS, LEARNING_RATE = 2000, 2e-3
-
+# Options and constants that change the result, besides the corpus and the precision.
 RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_rate", "warm_up", "weight_decay")
-"""Options that change the result, besides the corpus and the precision."""
+RECIPE += ("seed", "beta2", "clip")
 
 
 class LanguageModel(nn.Module):
@@ -87,13 +87,6 @@ class PretrainRecipe(PretrainOptions):
     beta2: float = 0.99  # high, because steps have few tokens
     clip: float = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_tokens < self.context:
-            raise InputError(f"--batch-tokens {self.batch_tokens}: give at least one window, {self.context} tokens")
-        if self.short > self.context:
-            raise InputError(f"--short {self.short}: give at most the context, {self.context}")
-
     @property
     def stages(self) -> dict[int, int]:
         """Window length of each stage, in tokens, by the first step of the stage (from 0)."""
@@ -125,17 +118,21 @@ class PretrainRecipe(PretrainOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that changes the result, as JSON values."""
-        return {name: getattr(self, name) for name in (*RECIPE, "seed", "beta2", "clip")}
+        return {name: getattr(self, name) for name in RECIPE}
 
 
 def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions, seed: int) -> PretrainRecipe:
     """Return the options with all defaults resolved for a model."""
-    longest = min(model.max_tokens or CONTEXT, CONTEXT) if options.context is None else options.context
-    if model.max_tokens is not None and longest > model.max_tokens:
-        raise InputError(f"--context {longest}: {backbone} has only {model.max_tokens:,} positions; give no more")
-    short = max(1, longest // 4) if options.short is None else options.short
-    rate = LEARNING_RATE if options.learning_rate is None else options.learning_rate
-    return PretrainRecipe(**vars(options) | {"context": longest, "short": short, "learning_rate": rate, "seed": seed})
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    context = given.setdefault("context", min(model.max_tokens or CONTEXT, CONTEXT))
+    short = given.setdefault("short", max(1, context // 4))
+    if model.max_tokens is not None and context > model.max_tokens:
+        raise InputError(f"--context {context}: {backbone} has only {model.max_tokens:,} positions; give no more")
+    if options.batch_tokens < context:
+        raise InputError(f"--batch-tokens {options.batch_tokens}: give at least one window, {context} tokens")
+    if short > context:
+        raise InputError(f"--short {short}: give at most the context, {context}")
+    return PretrainRecipe(**given, seed=seed)
 
 
 class LanguageSteps:
@@ -159,8 +156,7 @@ class LanguageSteps:
         self._parameters = [*matrices, *vectors]
         self._device = self._parameters[0].device
         # A window has one token more than the model reads, because the last one is only a target.
-        tokens = {window: window + 1 for window in recipe.stages.values()}
-        self._valid = {w: corpus.held_out("valid", count).head(VALID_TOKENS // count) for w, count in tokens.items()}
+        self._valid = {window: corpus.held_out("valid", window + 1) for window in recipe.stages.values()}
 
     def draw(self, step: int) -> Tensor:
         """Return the windows of a step, int64 (windows, tokens)."""
@@ -184,24 +180,25 @@ class LanguageSteps:
 
     def validate(self, step: int) -> dict[str, float]:
         """Return the loss on validation windows as long as those of the last step."""
-        return {"valid_bits": self.measure(self._valid[self._recipe.window(step - 1)])}
+        return {"valid_bits": self.measure(self._valid[self._recipe.window(step - 1)], VALID_TOKENS)}
 
     def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
         """Return True: the last weights are kept, because losses on windows of different lengths cannot be compared."""
         return True
 
     @torch.no_grad()
-    def measure(self, held_out: HeldOut) -> float:
-        """Return the mean loss of the counted tokens in bits."""
-        total, number = 0.0, 0
-        size = max(1, MEASURED_TOKENS // held_out.windows.shape[1])
-        for at in range(0, len(held_out), size):
+    def measure(self, held_out: HeldOut, most: int | None = None) -> float:
+        """Return the mean loss in bits of the counted tokens in the first windows, of ``most`` tokens in all."""
+        tokens, total, number = held_out.windows.shape[1], 0.0, 0
+        count = len(held_out.windows) if most is None else min(len(held_out.windows), max(1, most // tokens))
+        size = max(1, MEASURED_TOKENS // tokens)
+        for at in range(0, count, size):
             # The last batch is filled up with windows that do not count, so that a compiled model has one shape.
-            some = np.minimum(np.arange(at, at + size), len(held_out) - 1)
-            real = np.arange(at, at + size) < len(held_out)
+            rows = np.arange(at, at + size)
+            some = np.minimum(rows, count - 1)
             windows = torch.from_numpy(held_out.windows[some].astype(np.int64)).to(self._device)
-            first = torch.from_numpy(np.where(real, held_out.first[some], windows.shape[1])).to(self._device)
-            counted = torch.arange(1, windows.shape[1], device=self._device) >= first[:, None]
+            first = torch.from_numpy(np.where(rows < count, held_out.first[some], tokens)).to(self._device)
+            counted = torch.arange(1, tokens, device=self._device) >= first[:, None]
             total += float((self._losses(windows).double() * counted).sum())
             number += int(counted.sum())
         return total / number / math.log(2)

@@ -1,6 +1,7 @@
 """Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir.tasks.own` reads your own files and folders."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +9,11 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.bits import BitMemory, BitXor
+from reservoir.tasks.bits import BitMemory, BitXor, ModularAddition
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.mnist import Digits, Mnist
+from reservoir.tasks.images.source import ImageSource
 from reservoir.tasks.listops import ListOps
-from reservoir.tasks.modular import ModularAddition
 from reservoir.tasks.own.data import OwnData, own_name, read_new
 from reservoir.tasks.own.hub import PREFIX
 from reservoir.tasks.own.images import decoded
@@ -29,7 +30,8 @@ __all__ = ["SPLITS", "TASKS", "Piece", "Scaling", "Source", "Split", "Task", "To
 __all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
 __all__ += ["task_named"]
 
-TASKS: dict[str, Callable[..., Source]] = {
+# Dataclasses of ``data`` (the folder of the files) and the task's parameters.
+TASKS: dict[str, type[Any]] = {
     "bit-memory": BitMemory,
     "bit-xor": BitXor,
     "modular-addition": ModularAddition,
@@ -40,9 +42,7 @@ TASKS: dict[str, Callable[..., Source]] = {
     "cifar10-lra": Cifar10Lra,
     "homology": Homology,
 }
-"""The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
-IMAGES = ("digits", "mnist", "cifar10", "cifar10-lra")
 PROTOCOLS = ("ours", "paper")  # "paper" repeats the authors' code, with its mistakes; "ours" corrects them
 
 
@@ -52,20 +52,24 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     ``parameters`` are the parameters of the named task, or the fields of `OwnDataOptions`.
     """
     own = name not in TASKS
-    named = Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)
-    if own and not named:
+    if own and not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
         tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
-    if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):
-        del parameters["protocol"]  # every named task accepts a protocol, but these data do not depend on it
-    flags = OwnDataOptions.__dataclass_fields__
-    known = flags if own else [p for p in getattr(TASKS[name], "__dataclass_fields__", {}) if p != "data"]
-    for parameter in parameters:
-        if parameter not in known and parameter in flags:
-            raise InputError(f"--{parameter} is for your own files, and {name!r} is a named task; leave it out")
+    known = {item.name: item.default for item in fields(TASKS.get(name, OwnDataOptions)) if item.name != "data"}
+    if parameters.get("protocol", "ours") not in PROTOCOLS:
+        raise InputError(f"{name}: protocol is {parameters['protocol']!r}; give ours or paper")
+    if not own and "protocol" not in known:  # every named task accepts a protocol, but these data do not depend on it
+        parameters.pop("protocol", None)
+    for parameter, value in parameters.items():
         if parameter not in known:
-            has = f"it has {', '.join(known) or 'none'}{nearest(parameter, known)}"
+            has = f"it has {', '.join(known)}{nearest(parameter, known)}"
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
+        default = known[parameter]
+        kind = {str: str, float: (int, float)}.get(type(default), int)
+        # Whole numbers may be 0 only if this is the default.
+        wrong = not isinstance(value, kind) or (kind is int and value < bool(default))
+        if wrong and not own and value != default:
+            raise InputError(f"{name}: {parameter} is {value!r}; give a value like {default}")
     return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
 
 
@@ -83,7 +87,7 @@ def encode(
 
 def shows_images(task: Task) -> bool:
     """Return whether the sequences of a task are images."""
-    return task.pictures > 0 or task.name in IMAGES
+    return task.pictures > 0 or issubclass(TASKS.get(task.name, object), ImageSource)
 
 
 def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
@@ -94,4 +98,4 @@ def images_of(task: Task, x: np.ndarray) -> Iterator["Image"]:
     from PIL import Image
 
     for image in TASKS[task.name](**task.parameters).images(x):
-        yield Image.fromarray(image.squeeze(-1) if image.shape[2:] == (1,) else image).convert("RGB")
+        yield Image.fromarray(np.repeat(image, 3 // image.shape[2], axis=2))

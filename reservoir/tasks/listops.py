@@ -1,47 +1,45 @@
 """ListOps: the value of a nested expression, generated or from Long Range Arena's files.
 
 An expression is a digit, or an operator with 2 or more expressions and a closing bracket: ``[MAX 4 [MIN 2 3 ] 0 ]``.
-``MIN``, ``MAX`` and ``MED`` (the median, truncated to an integer) have their usual meaning; ``SM`` is the sum modulo
-10. The language and the generator's probabilities are those of Nangia and Bowman, "ListOps" (2018), as Long Range Arena
-(Tay et al. 2021) uses them.
+The operators are the minimum, the maximum, the median (truncated), and ``SM``, the sum modulo 10. The language and the
+generator's probabilities are those of Nangia and Bowman (2018), as Long Range Arena (Tay et al. 2021) uses them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file, generated_pieces
+from reservoir.errors import InputError, as_input_error
+from reservoir.tasks.source import Piece, Source, classes_of, find_file, generated_pieces, padded, read_texts
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
-SYMBOLS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
-"""The vocabulary, which never changes: padding, ten digits, four operators and the closing bracket."""
-
+OPERATIONS: dict[str, Callable[[list[int]], int]] = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda numbers: int(median(numbers)),
+    "[SM": lambda numbers: sum(numbers) % 10,
+}
+SYMBOLS = ("<pad>", *"0123456789", *OPERATIONS, "]")  # the vocabulary, which never changes
 DIGIT, OPERATOR, CLOSE = 1, 11, 15  # the first digit, the first operator, and the closing bracket
 OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
-_IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if number}
-_PARENTHESES = bytes([CLOSE + 1, CLOSE + 2])
+_IDS = {symbol: number for number, symbol in enumerate(SYMBOLS) if number}
 _BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
 
 
 def parse(text: str) -> tuple[bytes, int]:
-    """Return the symbols of an expression, without parentheses, and its value."""
-    words = text.split()
-    if unknown := next((word for word in words if word not in _IDS), None):
-        raise InputError(f"{unknown!r} is not a symbol of ListOps; use {' '.join(SYMBOLS[1:])} and parentheses")
-    numbers = bytes(map(_IDS.__getitem__, words))
+    """Return the symbols of an expression, without parentheses, and its value; raise `ValueError` if it has none."""
     # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat the brackets.
-    symbols = numbers.translate(None, _PARENTHESES)
-    opened, closed = (numbers.count(parenthesis) for parenthesis in _PARENTHESES)
+    words = text.replace("(", " ").replace(")", " ").split()
+    if unknown := next((word for word in words if word not in _IDS), None):
+        raise ValueError(f"{unknown!r} is not a symbol of ListOps; use {' '.join(_IDS)} and parentheses")
+    symbols = bytes(map(_IDS.__getitem__, words))
     value = evaluate(symbols)
-    # Every pair of parentheses joins two parts, so there are none, or one fewer than symbols.
-    if value is None or opened != closed or opened not in (0, len(symbols) - 1):
-        what = "brackets" if value is None else "parentheses"
-        shown = text if len(text) <= 60 else text[:60] + "..."
-        raise InputError(f"the {what} of {shown!r} do not balance; correct the expression")
+    if value is None:
+        raise ValueError(f"the brackets of {text[:60]!r} do not balance")
     return symbols, value
 
 
@@ -58,18 +56,8 @@ def evaluate(symbols: bytes) -> int | None:
             operator, *arguments = levels.pop()
             if not levels or not arguments:
                 return None
-            levels[-1].append(_apply(operator, arguments))
+            levels[-1].append(OPERATIONS[SYMBOLS[operator]](arguments))
     return levels[0][1] if len(levels) == 1 and len(levels[0]) == 2 else None
-
-
-def _apply(operator: int, arguments: list[int]) -> int:
-    name = SYMBOLS[operator]
-    if name == "[SM":
-        return sum(arguments) % 10
-    arguments.sort()
-    if name == "[MED":
-        return (arguments[(len(arguments) - 1) // 2] + arguments[len(arguments) // 2]) // 2
-    return arguments[0 if name == "[MIN" else -1]
 
 
 def random_expressions(
@@ -81,12 +69,12 @@ def random_expressions(
     parts: list[bytes] = []  # of each node of the level below, if its tree is kept
     places: list[int] = []  # the parent of each of these nodes
     for tree, symbol, parent in reversed(levels):
-        inside: dict[int, list[bytes]] = {}
+        inside = [b""] * len(tree)
         for place, part in zip(places, parts, strict=True):
-            inside.setdefault(place, []).append(part)
+            inside[place] += part
         nodes = np.flatnonzero(kept[tree])
         parts = [
-            _BYTES[number] + b"".join(inside[node]) + _BYTES[CLOSE] if number >= OPERATOR else _BYTES[number]
+            _BYTES[number] + inside[node] + _BYTES[CLOSE] if number >= OPERATOR else _BYTES[number]
             for node, number in zip(nodes.tolist(), symbol[nodes].tolist(), strict=True)
         ]
         places = parent[nodes].tolist()
@@ -122,15 +110,10 @@ def _grow(
     return levels, length
 
 
-PIECE_ROWS = 4096
-"""Expressions drawn from one generator; part of the task's definition, because another number would give other rows."""
-
-PIECE_BYTES = 2**24  # bytes of a file that are read at a time
-MAX_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have about 20,000
+PIECE_ROWS = 4096  # drawn from one generator; part of the task, because another number would give other rows
+MAX_LINE = 2**20  # letters of a line that are read; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
-NEVER_TWICE = 64
-"""Expressions of at least this many symbols are not compared: they have at least 22 random digits, so the probability
-of two equal ones among a million rows is below 1e-10. Shorter ones are drawn in one piece, without duplicates."""
+NEVER_TWICE = 64  # symbols of expressions that are not compared: a million rows have equal ones with probability 1e-10
 
 FOLDERS = ("", "listops", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -138,12 +121,10 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 
 @dataclass(frozen=True, kw_only=True)
 class ListOps(Source):
-    """Evaluate expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
+    """Evaluate expressions of Long Range Arena's files if the data folder has them, else generated ones; ten classes.
 
-    Symbols are numbered as in `SYMBOLS`. Long Range Arena's files are read if the data folder has them; otherwise
-    expressions are generated. ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost,
-    generated expressions have 500 to 2,000 symbols, all are cut at ``max_tokens``, padding counts as input (the last
-    position is read), and the test split is the validation split.
+    ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost, generated expressions have 500
+    to 2,000 symbols, padding counts as input (the last position is read), and the test split is the validation split.
     """
 
     data: Path | None = None
@@ -159,16 +140,13 @@ class ListOps(Source):
     arguments: int = 10  # maximum number of arguments of an operator
     seed: int = 0  # seed of the generated rows, which are all different
 
+    raw = "texts like '[MAX 2 3 ]', or "
+
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
             raise InputError(f"listops: source is {self.source!r}; give auto, files or generated")
-        check_protocol("listops", self.protocol)
-        rows = (self.train_rows, self.valid_rows, self.test_rows)
-        if min(self.max_tokens, *rows, self.depth - 1, self.arguments - 1) < 1:
-            raise InputError("listops: max_tokens and rows must be above 0, depth and arguments above 1; increase them")
-        if self._lengths[0] > self._lengths[1]:
-            shortest, longest = self._lengths
-            raise InputError(f"listops: min_length {shortest} is above max_length {longest}; increase max_length")
+        if min(self.depth, self.arguments) < 2:
+            raise InputError("listops: depth and arguments must be above 1; increase them")
 
     @property
     def task(self) -> Task:
@@ -181,7 +159,7 @@ class ListOps(Source):
         if not self._from_files:
             names = ("train_rows", "valid_rows", "test_rows", "depth", "arguments", "seed")
             parameters |= {name: getattr(self, name) for name in names}
-            parameters |= {"min_length": self._lengths[0], "max_length": self._lengths[1]}
+            parameters |= zip(("min_length", "max_length"), self._lengths, strict=True)
         return Task(
             name="listops",
             form=Tokens(CLOSE if self._paper else CLOSE + 1),
@@ -195,14 +173,9 @@ class ListOps(Source):
         return [self._file(split) for split in self._rows] if self._from_files else []
 
     def pieces(self) -> list[Piece]:
-        """Return byte ranges of the files, or ranges of rows with a generator each."""
+        """Return one piece per file, or ranges of rows with a generator each."""
         if self._from_files:
-            return [
-                Piece(split, lo, min(lo + PIECE_BYTES, size))
-                for split in self._rows
-                for size in [self._file(split).stat().st_size]
-                for lo in range(0, size, PIECE_BYTES)
-            ]
+            return [Piece(split, 0, 1) for split in self._rows]
         if self._lengths[0] < NEVER_TWICE:
             return [Piece("all", 0, sum(self._rows.values()))]
         return generated_pieces([self._rows.get(split, 0) for split in SPLITS], PIECE_ROWS)
@@ -210,38 +183,29 @@ class ListOps(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the expressions of a piece with their values."""
         if self._from_files:
-            expressions, values = self._read_file(piece)
+            expressions, values = self._read_file(piece.part)
         else:
-            part = SPLITS.index(piece.part) if piece.part in SPLITS else len(SPLITS)
-            draw = np.random.default_rng([self.seed, part, piece.lo])
+            draw = np.random.default_rng([self.seed, (*SPLITS, "all").index(piece.part), piece.lo])
             expressions = self._distinct(draw, piece.hi - piece.lo)
             values = [evaluate(symbols) for symbols in expressions]
         x, lengths, cut = self._pad(expressions)
         rows = Split(x=x, y=classes_of(np.array(values, np.int8)), lengths=lengths, cut=cut)
         splits = {piece.part: rows}
         if piece.part == "all":
-            ends = dict(zip(self._rows, np.cumsum(list(self._rows.values())).tolist(), strict=True))
-            splits = {name: rows.take(slice(end - self._rows[name], end)) for name, end in ends.items()}
+            parts = np.repeat([*self._rows], [*self._rows.values()])
+            splits = {name: rows.take(parts == name) for name in self._rows}
         return splits | ({"test": splits["valid"]} if self._paper and "valid" in splits else {})
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
-            expressions = []
-            for row, text in enumerate(x.tolist()):
-                try:
-                    symbols, _ = parse(text)
-                    if len(symbols) > self.task.max_tokens and not self._paper:
-                        raise InputError(f"{len(symbols)} symbols; give at most {self.task.max_tokens}")
-                except InputError as error:
-                    raise InputError(f"row {row}: {error}") from None
-                expressions.append(symbols)
-            return self._pad(expressions)[:2]
-        return check_symbols(self.task, x, lengths, "texts like '[MAX 2 3 ]'")
+            most = None if self._paper else self.task.max_tokens
+            return self._pad(read_texts(x.tolist(), lambda text: parse(text)[0], most))[:2]
+        return super().encode(x, lengths)
 
     @property
     def endless(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether pieces are drawn separately; short expressions form one piece, so that none is in two splits."""
+        """Whether more training rows than are prepared can be generated."""
         return not self._from_files and not self._paper and self._lengths[0] >= NEVER_TWICE
 
     @property
@@ -270,9 +234,8 @@ class ListOps(Source):
         """Return expressions as cut and padded rows, their lengths, and the number of rows that were cut."""
         if self._paper:
             expressions = [symbols.replace(bytes([CLOSE]), b"") for symbols in expressions]
-        width, lengths = self.task.max_tokens, np.array([len(symbols) for symbols in expressions], np.int32)
-        padded = b"".join(symbols[:width].ljust(width, b"\0") for symbols in expressions)
-        x = np.frombuffer(bytearray(padded), np.uint8).reshape(len(expressions), width)
+        width = self.task.max_tokens
+        x, lengths = padded(expressions, width)
         real = np.full_like(lengths, width) if self._paper else np.minimum(lengths, width)
         return x, real, int((lengths > width).sum())
 
@@ -289,43 +252,19 @@ class ListOps(Source):
             raise InputError(f"{start} symbols, not {rows}; allow other lengths or ask for fewer rows")
         return list(found)[:rows]
 
-    def _read_file(self, piece: Piece) -> tuple[list[bytes], list[int]]:
-        """Return the expressions and values of the lines that begin in a piece of a file."""
-        path = self._file(piece.part)
-        lines = _lines(path, piece.lo, piece.hi)
-        if piece.lo == 0:
-            header = lines.pop(0).split("\t") if lines else []
-            if header[:2] != ["Source", "Target"]:
-                raise InputError(f"{path}: its columns are {header}, not Source and Target; fetch the file again")
-        found = []
-        for row, line in enumerate(lines):
-            text, _, target = line.partition("\t")
-            try:
-                found.append(parse(text))
-                if target != str(found[-1][1]):
-                    problem = f"Target is {target[:20]}, which is not the value of the expression"
-                    raise InputError(f"{problem}; fetch the file again")
-            except InputError as error:
-                with path.open("rb") as file:
-                    blocks = iter(lambda: file.read(min(PIECE_BYTES, max(piece.lo - 1 - file.tell(), 0))), b"")
-                    before = 1 + sum(block.count(b"\n") for block in blocks)  # with the header
-                raise InputError(f"{path}, line {before + row + 1}: {error}") from None
-        return [symbols for symbols, _ in found], [value for _, value in found]
-
-
-def _lines(path: Path, lo: int, hi: int) -> list[str]:
-    with path.open("rb") as file:
-        if lo:
-            file.seek(lo - 1)
-            file.readline(MAX_LINE)
-        start = file.tell()
-        size = hi - start
-        block = file.read(size) + file.readline(MAX_LINE) if size > 0 else b""
-    try:
-        lines = block.decode().splitlines()
-    except UnicodeDecodeError as error:
-        problem = f"{path}: byte {start + error.start} is not text"
-        raise InputError(f"{problem}; unpack the file, or fetch it again") from None
-    if max(map(len, lines), default=0) >= MAX_LINE:
-        raise InputError(f"{path}: a line of more than {MAX_LINE} characters; fetch the file again")
-    return lines
+    def _read_file(self, split: str) -> tuple[list[bytes], list[int]]:
+        """Return the expressions of a file and their values."""
+        path, expressions, values = self._file(split), [], []
+        with path.open(errors="replace") as file:
+            lines = iter(lambda: file.readline(MAX_LINE), "")
+            if next(lines, "").split()[:2] != ["Source", "Target"]:
+                raise InputError(f"{path}: its columns are not Source and Target; unpack it, or fetch it again")
+            for number, line in enumerate(lines, 2):
+                text, _, target = line.rstrip("\n").partition("\t")
+                with as_input_error(f"{path}, line {number}: no expression with its value", "fetch the file again"):
+                    symbols, value = parse(text)
+                    if target != str(value):
+                        raise ValueError(f"its value is not {target[:20]}")
+                expressions.append(symbols)
+                values.append(value)
+        return expressions, values

@@ -7,26 +7,22 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file
+from reservoir.tasks.source import Piece, Source, classes_of, find_file, padded, read_texts
 from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
 SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, which never changes
-TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
-"""The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` after it."""
-
+TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))  # of TAPE's tokenizer
 FOLDS = 1195
 PAPER_OUTPUTS = 1200  # outputs of the authors' output layer; five of them are unused
 
-PARTS = {
+PARTS = {  # the part of TAPE for each split
     "train": "train",
     "valid": "valid",
     "test": "test_fold_holdout",
     "test_superfamily": "test_superfamily_holdout",
     "test_family": "test_family_holdout",
 }
-"""The part of TAPE for each split."""
-
 FOLDERS = ("", "remote_homology", "homology")
 BUCKET = 100  # number of batches that TAPE's loader sorts by length together
 
@@ -39,10 +35,9 @@ class Homology(Source):
     Proteins longer than ``max_tokens`` are dropped, and counted.
 
     ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs, and tests on the
-    validation split. Lu et al. (2021) pad each protein to the longest of its batch and read the last position, so a
-    prediction depends on the batch; they drop whole batches longer than ``max_tokens``, and multiply accuracy by the
-    share that remains. Here `batch_lengths` assigns the batches when the data are prepared: ``batch`` rows for training
-    and four times as many for validation, as in their loader. Padding is therefore part of the data and the cache key.
+    validation split. As in the code of Lu et al. (2021), each protein is padded to the longest of its batch, the last
+    position is read, and whole batches longer than ``max_tokens`` are dropped. `batch_lengths` assigns the batches:
+    ``batch`` rows for training and four times as many for validation.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -50,10 +45,7 @@ class Homology(Source):
     protocol: str = "ours"
     batch: int = 2  # rows of a batch under the paper's protocol, padded to one length
 
-    def __post_init__(self) -> None:
-        check_protocol("homology", self.protocol)
-        if min(self.max_tokens, self.batch) < 1:
-            raise InputError(f"homology: max_tokens is {self.max_tokens} and batch {self.batch}; give numbers above 0")
+    raw = "texts of amino acids, or "
 
     @property
     def task(self) -> Task:
@@ -80,44 +72,27 @@ class Homology(Source):
         path = self._file(piece.part)
         with as_input_error(f"{path}: not a complete JSON file", "fetch the file again"):
             records = json.loads(path.read_bytes())
-        if not isinstance(records, list) or not records:
+        if not isinstance(records, list):
             raise InputError(f"{path}: not a list of proteins; check that it is a file of TAPE's raw data")
-        letters, folds = [], []
+        proteins, folds = [], []
         for row, record in enumerate(records):
-            where = f"{path}, row {row}"
-            if not isinstance(record, dict):
-                kind = type(record).__name__
-                problem = f"{where}: {kind}, not an object with 'primary' and 'fold_label'"
-                raise InputError(f"{problem}; fetch the file again")
-            sequence, fold = record.get("primary"), record.get("fold_label")
-            if type(fold) is not int or not 0 <= fold < FOLDS:
-                problem = f"{where}: fold_label is {str(fold)[:40]!r}, not in 0..{FOLDS - 1}"
-                raise InputError(f"{problem}; fetch the file again")
-            if not isinstance(sequence, str):
-                kind = type(sequence).__name__
-                raise InputError(f"{where}: primary is {kind}, not a text of amino acids; fetch the file again")
-            letters.append(_amino_acids(where, sequence))
-            folds.append(fold)
-        tokens = self._tokens(letters, self.batch if piece.part == "train" else 4 * self.batch)
-        kept = np.flatnonzero(tokens <= self.max_tokens)
-        if not len(kept):
-            problem = f"{path}: all {len(letters)} proteins are longer than {self.max_tokens} tokens"
-            raise InputError(f"{problem}; increase max_tokens")
-        x, lengths = self._rows([letters[row] for row in kept]), tokens[kept]
+            problem = f"{path}, row {row}: not a protein with 'primary' and 'fold_label'"
+            with as_input_error(problem, "fetch the file again"):
+                proteins.append(self._encoded(record["primary"]))
+                folds.append(record["fold_label"])
+                if folds[-1] not in range(FOLDS):
+                    raise ValueError(f"its fold_label is {folds[-1]!r}, not in 0..{FOLDS - 1}")
+        x, lengths = self._padded(proteins, self.batch if piece.part == "train" else 4 * self.batch)
+        kept = np.flatnonzero(lengths <= self.max_tokens)
         y = classes_of(np.array(folds)[kept])
-        rows = Split(x=x, y=y, lengths=lengths, dropped=len(letters) - len(kept))
+        rows = Split(x=x[kept], y=y, lengths=lengths[kept], dropped=len(proteins) - len(kept))
         return {"valid": rows, "test": rows} if self._paper and piece.part == "valid" else {piece.part: rows}
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
-            texts = [_amino_acids(f"row {row}", text) for row, text in enumerate(x.tolist())]
-            longest = self.max_tokens - 2 * self._paper
-            if max(map(len, texts)) > longest:
-                row = int(np.argmax([len(text) for text in texts]))
-                raise InputError(f"row {row}: {len(texts[row])} amino acids; give at most {longest}")
-            return self._rows(texts), np.minimum(self._tokens(texts, 4 * self.batch), self.max_tokens)
-        x, found = check_symbols(self.task, x, lengths, "texts of amino acids")
+            return self._padded(read_texts(x.tolist(), self._encoded, self.max_tokens), 4 * self.batch)
+        x, found = super().encode(x, lengths)
         return x, batch_lengths(found, 4 * self.batch) if self._paper and lengths is None else found
 
     @property
@@ -135,21 +110,18 @@ class Homology(Source):
     def _file(self, split: str) -> Path:
         return find_file("homology", self.data, FOLDERS, (f"remote_homology_{PARTS[split]}.json",))
 
-    def _rows(self, proteins: list[np.ndarray]) -> np.ndarray:
-        place = np.zeros(128, np.uint8)
-        place[[ord(letter) for letter in LETTERS]] = [self._symbols.index(letter) for letter in LETTERS]
-        x = np.zeros((len(proteins), self.max_tokens), np.uint8)
-        first = int(self._paper)
-        for row, letters in enumerate(proteins):
-            x[row, first : first + len(letters)] = place[letters]
-            if self._paper:
-                x[row, [0, len(letters) + 1]] = TAPE_SYMBOLS.index("<cls>"), TAPE_SYMBOLS.index("<sep>")
-        return x
+    def _encoded(self, protein: str) -> bytes:
+        """Return the symbols of a protein; raise `ValueError` if it is empty or has another letter."""
+        if unknown := sorted(set(protein) - set(LETTERS)):
+            raise ValueError(f"{unknown[0]!r} is not an amino acid; the letters are {LETTERS}")
+        if not protein:
+            raise ValueError("it has no amino acids")
+        return bytes(map(self._symbols.index, ("<cls>", *protein, "<sep>") if self._paper else protein))
 
-    def _tokens(self, proteins: list[np.ndarray], batch: int) -> np.ndarray:
-        """Return the number of tokens of each protein (rows,), with padding under the paper's protocol."""
-        lengths = np.array([len(letters) for letters in proteins], np.int32)
-        return batch_lengths(lengths + 2, batch) if self._paper else lengths
+    def _padded(self, proteins: list[bytes], batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return symbols (rows, max_tokens), and lengths (rows,), with padding under the paper's protocol."""
+        x, lengths = padded(proteins, self.max_tokens)
+        return x, batch_lengths(lengths, batch) if self._paper else lengths
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
@@ -161,14 +133,3 @@ def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
             rows = bucket[first : first + batch]
             padded[rows] = lengths[rows].max()
     return padded
-
-
-def _amino_acids(where: str, text: str) -> np.ndarray:
-    letters = np.frombuffer(text.encode("latin-1", "replace"), np.uint8)
-    if not len(letters):
-        raise InputError(f"{where}: an empty sequence; remove it")
-    known = np.isin(letters, np.frombuffer(LETTERS.encode(), np.uint8))
-    if not known.all():
-        place = int(np.argmin(known))
-        raise InputError(f"{where}, letter {place}: {text[place]!r} is not an amino acid; the letters are {LETTERS}")
-    return letters

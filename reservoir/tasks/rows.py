@@ -9,10 +9,7 @@ SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a 
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return a 64-bit hash of each row number: output ``row`` of SplitMix64 (Steele, Lea and Flood 2014).
-
-    A hash does not depend on other rows, so pieces can be processed separately.
-    """
+    """Return a 64-bit hash of each row number: output ``row`` of SplitMix64 (Steele, Lea and Flood 2014)."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     return _mix(_mix(np.array([seed], np.uint64)) + golden * (rows.astype(np.uint64) + np.uint64(1)))
 

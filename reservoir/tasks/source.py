@@ -1,14 +1,14 @@
 """Sources of the rows of a task: files or a generator, read in pieces that do not depend on each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors
+from reservoir.errors import InputError, as_input_error
+from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 
 class Piece(NamedTuple):
@@ -21,11 +21,9 @@ class Piece(NamedTuple):
 
 
 class Source:
-    """Rows of a task: read in pieces, by any number of processes.
+    """Rows of a task, read in pieces by any number of processes; it holds settings and paths, never arrays or files."""
 
-    A source can be sent to another process: it holds settings and paths, never arrays or open files.
-    """
-
+    raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
     augments = False  # whether the paper's training augments the images at every step
 
@@ -39,24 +37,33 @@ class Source:
         return []
 
     def pieces(self) -> Sequence[Piece]:
-        """Return the pieces in order; they depend on the settings and the files alone."""
-        raise NotImplementedError
+        """Return the pieces in order, by default one; they depend on the settings and the files alone."""
+        return [Piece("all", 0, 1)]
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the rows of one piece by split. The rows of a split follow the order of the pieces."""
         raise NotImplementedError
 
     def scaling(self) -> Scaling | None:
-        """Return the map from stored values to the values that the model reads; None for symbols."""
-        return None
+        """Return the map from stored values to those that the model reads, by default the same; None for symbols."""
+        form = self.task.form
+        return Scaling.constant(1.0, form.dim) if isinstance(form, Vectors) else None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return new inputs, raw or as sequences, as stored sequences and their lengths."""
-        raise NotImplementedError
-
-    def images(self, x: np.ndarray) -> np.ndarray:
-        """Return stored sequences of an image task as images (rows, height, width[, 3]) of bytes."""
-        raise NotImplementedError
+        """Return new sequences as stored sequences and their lengths; `encode` of a subclass also reads raw inputs."""
+        form, most, where = self.task.form, self.task.max_tokens, f"task {self.task.name!r}"
+        if isinstance(form, Vectors):
+            fits, shape = x.dtype.kind in "uif" and x.shape[1:] == (most, form.dim), f"{most}, {form.dim}"
+        else:
+            fits, shape = x.dtype.kind in "ui" and x.ndim == 2 and 0 < x.shape[1] <= most, f"at most {most}"
+        if not fits:
+            problem = f"{where}: inputs of shape {x.shape} and type {x.dtype}"
+            raise InputError(f"{problem}; give {self.raw}sequences of shape (rows, {shape})")
+        if isinstance(form, Vectors):
+            return x, full_lengths(x)
+        clean_symbols(where, x, full_lengths(x), form.vocabulary)
+        ends = np.where(x != 0, np.arange(1, x.shape[1] + 1), 1).max(axis=1)  # zeros at the end are padding
+        return x, ends.astype(np.int32) if lengths is None else lengths
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one augmented view of stored sequences with these row numbers."""
@@ -77,29 +84,22 @@ def classes_of(rows: np.ndarray) -> np.ndarray:
     return rows.astype(np.int64)[:, None, None]
 
 
-def check_protocol(task: str, protocol: str) -> None:
-    """Refuse a protocol that a task does not have."""
-    if protocol not in {"ours", "paper"}:
-        raise InputError(f"{task}: protocol is {protocol!r}; give ours or paper")
+def read_texts(texts: Iterable[str], read: Callable[[str], bytes], most: int | None) -> list[bytes]:
+    """Return the symbols that ``read`` makes of each text; refuse more than ``most``. Errors name the row."""
+    found = []
+    for row, text in enumerate(texts):
+        with as_input_error(f"row {row}: not readable", "correct it, or leave it out"):
+            found.append(read(text))
+            if most and len(found[-1]) > most:
+                raise ValueError(f"it has {len(found[-1])} tokens, more than {most}")
+    return found
 
 
-def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
-    """Return ``x`` if it is an array of this task's sequences (rows, tokens, dim), or refuse it."""
-    assert isinstance(task.form, Vectors)
-    if x.ndim != 3 or x.shape[1:] != (task.max_tokens, task.form.dim) or x.dtype.kind not in "uif":
-        start = f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give raw images, or sequences"
-        raise InputError(f"{start} of shape (rows, {task.max_tokens}, {task.form.dim})")
-    return x
-
-
-def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return new symbols (rows, tokens) and their lengths without padding; errors name ``texts`` as the other form."""
-    assert isinstance(task.form, Tokens)
-    if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
-        problem = f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}"
-        raise InputError(f"{problem}; give {texts}, or symbols of shape (rows, at most {task.max_tokens})")
-    clean_symbols(f"task {task.name!r}", x, full_lengths(x), task.form.vocabulary)
-    return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
+def padded(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of symbols, cut and padded to (rows, width), and their lengths before that."""
+    x = b"".join(symbols[:width].ljust(width, b"\0") for symbols in rows)
+    lengths = np.array([len(symbols) for symbols in rows], np.int32)
+    return np.frombuffer(bytearray(x), np.uint8).reshape(len(rows), width), lengths
 
 
 def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
@@ -126,43 +126,31 @@ REMEDY = "name the folder with --data DIR or RESERVOIR_DATA"
 FRESH_ROWS = 1024  # number of rows of an endless task that are generated at a time
 
 
-def data_folder(task: str, data: Path | None, wanted: str) -> Path:
-    """Return the data folder of a task that needs the ``wanted`` files; raise `InputError` if there is none."""
-    if data is None:
-        raise InputError(f"task {task!r} needs {wanted}, and no data folder was given; {REMEDY}")
-    if not data.is_dir():
-        raise InputError(f"task {task!r}: the data folder {data} does not exist; {REMEDY}")
-    return data
-
-
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
     """Return the first of several file names that exists in one of the folders below the data folder."""
-    wanted = " or ".join(names[:2])
-    data = data_folder(task, data, f"its files ({wanted}, ...)")
-    places = [data / folder for folder in folders]
-    if found := next((path for place in places for name in names if (path := place / name).is_file()), None):
+    wanted = " or ".join(names)
+    if data is None:
+        raise InputError(f"task {task!r} needs its files ({wanted}, ...), and no data folder was given; {REMEDY}")
+    paths = [data / folder / name for folder in folders for name in names]
+    if found := next((path for path in paths if path.is_file()), None):
         return found
-    where = " or ".join(str(place) for place in places)
-    raise InputError(f"task {task!r}: no file {wanted} in {where}; {REMEDY}")
+    raise InputError(f"task {task!r}: no file {wanted} in {data}; {REMEDY}")
 
 
-class FreshRows:
-    """The endless training rows of a generated task, drawn separately from its splits; row n is always the same."""
+def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:
+    """Return a function of row numbers that draws endless training rows; row n is always the same."""
 
-    def __init__(self, source: Source, seed: int) -> None:
+    @lru_cache(maxsize=8)
+    def drawn(block: int) -> Split:
         # The first row of a piece seeds its generator: these pieces begin far after every prepared one.
-        self._first = (seed + 1) << 48
-        self._source = source
-        self._piece = lru_cache(maxsize=8)(self._generate)
+        low = ((seed + 1) << 48) + block * FRESH_ROWS
+        return source.read(Piece("train", low, low + FRESH_ROWS))["train"]
 
-    def __call__(self, numbers: np.ndarray) -> Split:
-        """Return the rows of these numbers, in their order."""
+    def rows(numbers: np.ndarray) -> Split:
         blocks, which = np.unique(numbers // FRESH_ROWS, return_inverse=True)
-        parts = [self._piece(int(block)) for block in blocks]
-        rows = which * FRESH_ROWS + numbers % FRESH_ROWS
-        x, y, lengths = (np.concatenate([getattr(p, n) for p in parts])[rows] for n in ("x", "y", "lengths"))
+        parts = [drawn(int(block)) for block in blocks]
+        places = which * FRESH_ROWS + numbers % FRESH_ROWS
+        x, y, lengths = (np.concatenate([getattr(p, n) for p in parts])[places] for n in ("x", "y", "lengths"))
         return Split(x=x, y=y, lengths=lengths)
 
-    def _generate(self, block: int) -> Split:
-        low = self._first + block * FRESH_ROWS
-        return self._source.read(Piece("train", low, low + FRESH_ROWS))["train"]
+    return rows

@@ -113,7 +113,8 @@ def test_tokens_without_an_embedding_are_refused(tmp_path: Path):
     rules = json.loads((folder / "tokenizer.json").read_text())
     rules["model"]["vocab"]["cat"] = 25  # the model has 20 embeddings
     (folder / "tokenizer.json").write_text(json.dumps(rules))
-    reader = read_tokenizer(str(folder), 32, embeddings=20)
+    reader = read_tokenizer(str(folder), 32)
+    reader.embeddings = 20
     assert "token ID 25" in outcome(lambda: reader(*codes_of("here", ["the cat"])))
 
 

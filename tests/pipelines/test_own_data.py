@@ -46,7 +46,7 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["prepare", "digits", "--label", "y"], "--label is for your own files, and 'digits' is a named task"),
+        (["prepare", "digits", "--label", "y"], "task 'digits' has no parameter 'label'; it has"),
         (["prepare", "t.csv", "--label", "wrad"], "no column 'wrad' (--label) among v0, v1, v2, v3, ward"),
         (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
         (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate does not apply to data of this kind"),

@@ -151,7 +151,7 @@ def test_an_error_in_one_piece_leaves_nothing(data, tmp_path, number, processes)
     samples.cifar_files(folder, samples.cifar_arrays())
     batch = folder / "cifar-10-batches-bin" / "data_batch_4.bin"
     batch.write_bytes(batch.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"data_batch_4.bin: \d+ bytes"):
+    with pytest.raises(InputError, match=r"data_batch_4.bin: not a batch"):
         prepare("cifar10", data=folder, cache=tmp_path / "cache", workers=number)
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
 

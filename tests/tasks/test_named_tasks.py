@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.tasks import Tokens, check_split, encode, listops, task_named
+from reservoir.tasks import Tokens, check_split, encode, task_named
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, evaluate, parse, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 from reservoir.tasks.rows import HELD_OUT, SHARES, held_out, row_hash, stratified
-from reservoir.tasks.source import FRESH_ROWS, FreshRows
+from reservoir.tasks.source import FRESH_ROWS, fresh_rows
 from tests.tasks.samples import decode_text
 
 GENERATED = [
@@ -63,7 +63,12 @@ def test_bit_xor_has_the_shape_of_the_paper_and_its_sums():
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
-    [({"n": 7, "token_bits": 2}, "multiple of token_bits"), ({"mask": 1.5}, "probability"), ({"n": 0}, "above 0")],
+    [
+        ({"n": 7, "token_bits": 2}, "multiple of token_bits"),
+        ({"mask": 1.5}, "probability"),
+        ({"n": 0}, "n is 0; give a value like 1000"),
+        ({"n": "x"}, "n is 'x'; give a value like 1000"),
+    ],
 )
 def test_impossible_settings_of_bit_memory_are_refused(parameters, message):
     with pytest.raises(InputError, match=message):
@@ -89,22 +94,41 @@ def test_the_papers_bit_xor_keeps_its_key():
     assert "held_out" not in task_named("bit-xor").task.parameters
 
 
+def test_every_pair_is_in_the_split_of_its_swapped_pair_and_has_its_sum():
+    source = task_named("modular-addition", modulus=23)
+    splits = source.read(*source.pieces())
+    found = {name: {tuple(row) for row in rows.x[:, :2].tolist()} for name, rows in splits.items()}
+    assert set.union(*found.values()) == {(a, b) for a in range(23) for b in range(23)}
+    assert sum(map(len, found.values())) == 23**2 and len(found["train"]) > 0.8 * 23**2
+    for name, rows in splits.items():
+        assert {(b, a) for a, b in found[name]} == found[name]
+        assert [(a + b) % 23 for a, b in rows.x[:, :2].tolist()] == rows.y.ravel().tolist()
+        assert (rows.x[:, 2] == 23).all() and (rows.lengths == 3).all()
+    x, lengths = encode(source.task, splits["test"].x)
+    assert (lengths == 3).all() and x is splits["test"].x
+
+
+def test_a_modulus_below_two_is_refused():
+    with pytest.raises(InputError, match="modulus is 1; give"):
+        task_named("modular-addition", modulus=1)
+
+
 @pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.task.name)
 def test_a_fresh_row_depends_only_on_its_number_and_the_seed(source):
     assert source.endless
     numbers = np.array([FRESH_ROWS + 3, 0, 5, 5, FRESH_ROWS - 1])
-    rows, again = FreshRows(source, 7)(numbers), FreshRows(source, 7)
+    rows, again = fresh_rows(source, 7)(numbers), fresh_rows(source, 7)
     for place, number in enumerate(numbers):
         one = again(np.array([number]))
         np.testing.assert_array_equal(one.x[0], rows.x[place])
         np.testing.assert_array_equal(one.y[0], rows.y[place])
         assert one.lengths[0] == rows.lengths[place]
-    assert not np.array_equal(FreshRows(source, 8)(numbers).x, rows.x)
+    assert not np.array_equal(fresh_rows(source, 8)(numbers).x, rows.x)
 
 
 def test_fresh_rows_are_not_those_that_are_scored():
     source = GENERATED[1]
-    fresh = {row.tobytes() for row in FreshRows(source, 0)(np.arange(3 * FRESH_ROWS)).x}
+    fresh = {row.tobytes() for row in fresh_rows(source, 0)(np.arange(3 * FRESH_ROWS)).x}
     for piece in source.pieces():
         for rows in source.read(piece).values():
             assert not fresh & {row.tobytes() for row in rows.x}
@@ -142,32 +166,19 @@ def test_stratified_divides_every_class_alike(labels):
             assert abs((members == name).sum() - share * len(members)) <= 1
 
 
-OPERATIONS = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(np.median(v)), "[SM": lambda v: sum(v) % 10}
+OPERATIONS = {
+    "MIN": lambda *v: min(v),
+    "MAX": lambda *v: max(v),
+    "MED": lambda *v: int(np.median(v)),
+    "SM": lambda *v: sum(v) % 10,
+}
 
 
-def value_of(words):
-    """Return the value of an expression, by recursion over its words."""
-    word = next(words)
-    if word not in OPERATIONS:
-        return int(word)
-    arguments = []
-    while words.peek() != "]":
-        arguments.append(value_of(words))
-    next(words)
-    return OPERATIONS[word](arguments)
-
-
-class Words:
-    """An iterator over words with one word of lookahead."""
-
-    def __init__(self, text):
-        self.words = [w for w in text.split() if w not in "()"]
-
-    def __next__(self):
-        return self.words.pop(0)
-
-    def peek(self):
-        return self.words[0]
+def value_of(text):
+    """Return the value of an expression, which Python computes as nested calls of functions: ``MAX(2,SM(3,4,),),``."""
+    words = [word for word in text.split() if word not in "()"]
+    calls = [{"[": f"{word[1:]}(", "]": "),"}.get(word[0], f"{word},") for word in words]
+    return eval("".join(calls), dict(OPERATIONS))[0]
 
 
 def read_splits(source):
@@ -182,7 +193,7 @@ def read_splits(source):
 EXPRESSIONS = st.recursive(
     st.sampled_from("0123456789"),
     lambda inner: st.tuples(st.sampled_from(sorted(OPERATIONS)), st.lists(inner, min_size=1, max_size=5)).map(
-        lambda t: f"{t[0]} {' '.join(t[1])} ]"
+        lambda t: f"[{t[0]} {' '.join(t[1])} ]"
     ),
     max_leaves=30,
 )
@@ -194,7 +205,7 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(text):
     symbols, value = parse(text)
     assert decode_text(symbols) == text
     assert parse(decode_text(symbols, nested=True)) == (symbols, value)
-    assert evaluate(symbols) == value == value_of(Words(text))
+    assert evaluate(symbols) == value == value_of(text)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +217,6 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(text):
         ("", "brackets"),
         ("1 2", "brackets"),
         ("[MAX 2 ] 3", "brackets"),
-        ("( [MAX 2 3 ]", "parentheses"),
-        ("( ( [MAX 2 ) 3 ] )", "parentheses"),
         ("[AVG 2 3 ]", "'\\[AVG' is not a symbol of ListOps"),
     ],
 )
@@ -241,7 +250,7 @@ def test_a_generated_piece_is_a_split_of_different_expressions():
     rows = set()
     for split in splits.values():
         real = [decode_text(x[:n]) for x, n in zip(split.x, split.lengths, strict=True)]
-        assert [value_of(Words(text)) for text in real] == split.y.ravel().tolist()
+        assert [value_of(text) for text in real] == split.y.ravel().tolist()
         rows |= set(real)
     assert len(rows) == 600
     assert source.task.form.vocabulary == len(SYMBOLS) == 16
@@ -254,28 +263,23 @@ def lra_files(folder, rows=(40, 12, 9), shortest=100, longest=900):
     for seed, (name, number) in enumerate(zip(("train", "val", "test"), rows, strict=True)):
         expressions = random_expressions(np.random.default_rng(seed), 2048, 10, 10, shortest, longest)
         texts = [decode_text(expression, nested=True) for expression in expressions[:number]]
-        values = [value_of(Words(text)) for text in texts]
+        values = [value_of(text) for text in texts]
         lines = ["Source\tTarget", *(f"{t}\t{v}" for t, v in zip(texts, values, strict=True))]
         (folder / f"basic_{name}.tsv").write_text("\n".join(lines) + "\n")
         written[name.replace("val", "valid")] = (texts, values)
     return written
 
 
-@pytest.mark.parametrize("step", [2**24, 5000])
-def test_files_are_read_whole_whatever_the_pieces(tmp_path, monkeypatch, step):
-    monkeypatch.setattr(listops, "PIECE_BYTES", step)
+def test_files_are_read_whole(tmp_path):
     written = lra_files(tmp_path / "listops")
     source = task_named("listops", data=tmp_path)
     assert source.task.parameters == {"source": "files", "max_tokens": 512}
-    parts = [source.read(piece) for piece in source.pieces()]
-    for name, (texts, values) in written.items():
-        mine = [part[name] for part in parts if name in part and len(part[name])]
-        assert np.concatenate([m.y for m in mine]).ravel().tolist() == values
-        x, lengths = np.concatenate([m.x for m in mine]), np.concatenate([m.lengths for m in mine])
+    for name, rows in read_splits(source).items():
+        texts, values = written[name]
+        assert rows.y.ravel().tolist() == values
         whole = [parse(text)[0] for text in texts]
-        for row, expression in enumerate(whole):
-            assert x[row, : lengths[row]].tobytes() == expression[:512]
-        assert sum(m.cut for m in mine) == sum(len(expression) > 512 for expression in whole)
+        assert [x[:n].tobytes() for x, n in zip(rows.x, rows.lengths, strict=True)] == [one[:512] for one in whole]
+        assert rows.cut == sum(len(expression) > 512 for expression in whole)
 
 
 def test_the_protocol_of_the_paper(tmp_path):
@@ -361,21 +365,20 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     assert np.array_equal(x, valid.x) and np.array_equal(lengths, valid.lengths)
     again = encode(source.task, x)
     assert np.array_equal(again[0], x) and np.array_equal(again[1], lengths)
-    with pytest.raises(InputError, match="29 amino acids; give at most 28"):
+    with pytest.raises(InputError, match="31 tokens, more than 30"):
         encode(source.task, np.array(["A" * 29]))
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"primary": "ACJD", "fold_label": 3}, r"row 2, letter 2: 'J' is not an amino acid"),
-        ({"primary": "ACd", "fold_label": 3}, r"letter 2: 'd'"),
-        ({"primary": "ACé", "fold_label": 3}, r"letter 2: 'é'"),
-        ({"primary": "", "fold_label": 3}, "an empty sequence"),
-        ({"primary": "ACD", "fold_label": 1195}, "fold_label is '1195'"),
-        ({"primary": "ACD"}, "fold_label is 'None'"),
-        ({"primary": 5, "fold_label": 1}, "primary is int"),
-        ("ACD", "str, not an object with"),
+        ({"primary": "ACJD", "fold_label": 3}, "row 2: .* \\('J' is not an amino acid"),
+        ({"primary": "ACé", "fold_label": 3}, "'é' is not"),
+        ({"primary": "", "fold_label": 3}, "no amino acids"),
+        ({"primary": "ACD", "fold_label": 1195}, "fold_label is 1195"),
+        ({"primary": "ACD"}, "'fold_label'"),
+        ({"primary": 5, "fold_label": 1}, "not a protein with"),
+        ("ACD", "not a protein with"),
     ],
 )
 def test_a_bad_record_is_named(tmp_path, record, message):

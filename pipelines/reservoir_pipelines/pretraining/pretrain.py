@@ -2,22 +2,23 @@
 
 import shutil
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from reservoir_cache import fault_point, refuse_links, sync
+from reservoir_cache import refuse_links
 
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
-from reservoir.pretraining.corpora import HELD_OUT, MAX_VOCABULARY, Corpus, corpus_named
+from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir.training.trainer import DivergedError
-from reservoir_pipelines.files import remove_parts, share, system_errors, temporary_path, write_checked
+from reservoir_pipelines.files import remove_parts, replace_file, system_errors, temporary_path, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import plot_pretraining
 from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
@@ -79,20 +80,12 @@ class Pretraining(Record):
 def check_folder(out: Path) -> None:
     """Raise `InputError` unless the folder is new or empty, or holds a pretraining run."""
     refuse_links(out / RUN)
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: this is a file; name a folder")
-    if out.exists() and not (out / RUN).is_dir() and any(out.iterdir()):
-        raise InputError(f"--out {out}: the folder contains other files; name an empty or a new folder")
+    if out.exists() and not (out / RUN).is_dir() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out}: this is a file, or a folder with other files; name an empty or a new folder")
 
 
-def has_model(out: Path, corpus: Corpus) -> bool:
-    """Return whether the folder has the files that `save_model` writes."""
-    tokenizer = [] if getattr(corpus, "tokenizer", None) is None else ["tokenizer.json", "tokenizer_config.json"]
-    return all(any(out.glob(file)) for file in ("config.json", "model*.safetensors", *tokenizer))
-
-
-def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
-    """Save a model, and the tokenizer of a text corpus, for the transformers library; replace each file atomically."""
+def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
+    """Save a model, and its tokenizer if it has one, for the transformers library; replace each file atomically."""
     from transformers import PreTrainedTokenizerFast
 
     remove_parts(out)
@@ -101,17 +94,11 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
     try:
         with system_errors():
             model.model.save_pretrained(part)
-        tokenizer = getattr(corpus, "tokenizer", None)
         if tokenizer is not None:
             # Without this configuration, transformers would use the tokenizer of the family's published models.
             PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(part)
         for file in part.iterdir():
-            share(file)
-            sync(file)
-        for file in part.iterdir():
-            fault_point("gathered")
-            file.replace(out / file.name)
-        sync(out)
+            replace_file(out / file.name, partial(shutil.copyfile, file))
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -120,11 +107,8 @@ FINAL_TOKENS = 2**18  # largest number of held-out tokens for the final losses
 BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 
-LEARNING_RATE = 5e-4
-"""The constant learning rate for bit-memory: after 300 steps of 34 rows, ``mini`` recalls over 99.9% of the bits."""
-
-UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
-"""Options of language models that do not apply to bit-memory."""
+LEARNING_RATE = 5e-4  # for bit-memory: after 300 steps of 34 rows, ``mini`` recalls over 99.9% of the bits
+UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")  # options that do not apply to bit-memory
 
 
 def pretrain(
@@ -151,9 +135,9 @@ def pretrain(
     with run.lock():
         run.start(make_config(settings, device))
         state, result = run.state, run.result
-        if result and has_model(out, source):
+        if result:
             return Pretraining(**{**result, "folder": str(out)})
-        if state.step and not options.resume and not result:  # a finished run whose model is missing writes it again
+        if state.step and not options.resume:
             problem = f"{out}: this run is at step {state.step:,} of {recipe.steps:,}"
             raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start again")
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
@@ -163,9 +147,7 @@ def pretrain(
         except DivergedError as error:
             raise DivergedError(f"{error}; use a smaller --learning-rate", error.step, error.state) from None
         notify("measuring the losses on held-out parts")  # with the last weights
-        bits: dict[str, Any] = {
-            f"{split}_bits": steps.measure(part.head(FINAL_TOKENS // window)) for split, part in held_out.items()
-        }
+        bits: dict[str, Any] = {f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()}
         done = Pretraining(
             folder=str(out),
             corpus=described,
@@ -177,7 +159,7 @@ def pretrain(
             seconds=round(state.seconds, 1),
             **bits,
         )
-        save_model(out, model, source)
+        save_model(out, model, source.tokenizer)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
         write_checked(run.path / RESULT, done.to_dict())  # last, so that a resumed run draws its plot
@@ -192,8 +174,6 @@ def _pretrain_bit_memory(
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
             raise InputError(f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option; remove the flag")
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
-    if not 1 <= vocabulary <= MAX_VOCABULARY:
-        raise InputError(f"--vocabulary {vocabulary}: give a whole number from 1 to {MAX_VOCABULARY:,}")
     if rows < 1:
         raise InputError(f"--batch-tokens {options.batch_tokens}: give at least one row, {ROW_TOKENS} tokens")
     model = LanguageModel(backbone, vocabulary, seed)
@@ -227,5 +207,4 @@ def _pretrain_bit_memory(
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:
     """Copy the weights of a backbone into a language model of the same shape, except the token embeddings."""
     missing, unexpected = model.model.base_model.load_state_dict(backbone.model.state_dict(), strict=False)
-    if unexpected or not all(name.startswith(backbone.family.unused) for name in missing):
-        raise RuntimeError("the backbone and its language model have different weights; this is a bug in reservoir")
+    assert not unexpected and all(name.startswith(backbone.family.unused) for name in missing)

@@ -24,7 +24,7 @@ from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
-from reservoir.tasks.source import FreshRows, Source
+from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
 from reservoir.training.groups import frozen_digest, parse_groups, set_dropout, trained_layer
 from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
@@ -234,7 +234,7 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
     tokens = BATCH_TOKENS[devices.kind(model.device)]
     fresh, views = kind == "fresh", augment if kind == "augmented" else None
     rows = TrainingRows(
-        train=FreshRows(source, seed) if fresh else StoredRows(scaled("train"), seed, views),
+        train=fresh_rows(source, seed) if fresh else StoredRows(scaled("train"), seed, views),
         valid=scaled("valid"),
         test=scaled("test"),
         convert=convert,

@@ -1,15 +1,11 @@
 """Patches of images as tokens, and augmented views of images."""
 
-from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from reservoir.errors import InputError
 from reservoir.tasks.rows import row_hash
-from reservoir.tasks.source import classes_of, full_lengths
-from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
 PADDING = 4  # width in pixels of the black border that a crop may include
 MAX_DEGREES = 20.0
@@ -33,46 +29,21 @@ def joined(tokens: np.ndarray, side: int, size: int) -> np.ndarray:
     return images.reshape(rows, side, side, -1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Windows2d:
-    """Overlapping square windows of an image as tokens, contrast-normalised and whitened (Coates, Ng and Lee 2011).
+def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray:
+    """Return overlapping windows, bytes (rows, tokens, dim), of images (rows, side, side, channels) of bytes.
 
-    Each window is centred and divided by its standard deviation, then multiplied by the fixed matrix of `whitening`.
-    Values are stored as bytes, ``128 + 24 * value``.
+    As in Coates, Ng and Lee (2011), each window of ``window`` pixels a side is centred, divided by its standard
+    deviation, and multiplied by the fixed matrix of `whitening`. Values are stored as bytes, ``128 + 24 * value``.
     """
-
-    window: int  # side in pixels
-    stride: int  # pixels from one window to the next, down and to the right
-
-    def task(self, plain: Task, side: int, channels: int) -> Task:
-        """Return the task of square images with these windows as tokens; refuse windows that do not fill the image."""
-        steps, rest = divmod(side + 2 * MARGIN - self.window, max(self.stride, 1))
-        if not (2 <= self.window <= side and 1 <= self.stride <= self.window) or rest:
-            start = f"task {plain.name!r}: windows of {self.window} pixels with stride {self.stride} do not fill"
-            raise InputError(f"{start} {side} + {2 * MARGIN} pixels; try window=6 and stride=2")
-        parameters = {**plain.parameters, "window": self.window, "stride": self.stride}
-        form = Vectors(self.window**2 * channels)
-        return replace(plain, form=form, max_tokens=(steps + 1) ** 2, parameters=parameters)
-
-    def scaling(self, dim: int) -> Scaling:
-        """Return the map from stored bytes to whitened values."""
-        return Scaling.constant(1 / LEVELS, dim, offset=128)
-
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Return the whitened windows, bytes (rows, tokens, dim), of images (rows, side, side[, channels]) of bytes."""
-        images = images.reshape(*images.shape[:3], -1)
-        matrix = whitening(self.window, images.shape[3])
-        blocks = [self._tokens(images[lo : lo + BLOCK], matrix) for lo in range(0, len(images), BLOCK)]
-        return np.concatenate(blocks) if blocks else np.empty((0, 0, len(matrix)), np.uint8)
-
-    def _tokens(self, images: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        margins = (MARGIN, MARGIN)
-        framed = np.pad(images, ((0, 0), margins, margins, (0, 0)), mode="edge").astype(np.float32)
-        windows = sliding_window_view(framed, (self.window, self.window), axis=(1, 2))[
-            :, :: self.stride, :: self.stride
-        ]
-        values = windows.transpose(0, 1, 2, 4, 5, 3).reshape(len(images), -1, len(matrix))
-        return np.clip(np.rint(contrast_normalised(values) @ matrix * LEVELS + 128), 0, 255).astype(np.uint8)
+    matrix, margins, found = whitening(window, images.shape[3]), (MARGIN, MARGIN), []
+    for lo in range(0, len(images), BLOCK):
+        block = images[lo : lo + BLOCK]
+        framed = np.pad(block, ((0, 0), margins, margins, (0, 0)), mode="edge").astype(np.float32)
+        windows = sliding_window_view(framed, (window, window), axis=(1, 2))[:, ::stride, ::stride]
+        values = windows.transpose(0, 1, 2, 4, 5, 3).reshape(len(block), -1, len(matrix))
+        levels = np.rint(contrast_normalised(values) @ matrix * LEVELS + 128)
+        found.append(np.clip(levels, 0, 255).astype(np.uint8))
+    return np.concatenate(found)
 
 
 def contrast_normalised(windows: np.ndarray) -> np.ndarray:
@@ -99,22 +70,14 @@ def whitening(window: int, channels: int) -> np.ndarray:
     return ((vectors / roots) @ vectors.T).astype(np.float32)
 
 
-def image_split(x: np.ndarray, labels: np.ndarray) -> Split:
-    """Return a split of sequences that all have the full length, with one class each."""
-    return Split(x=x, y=classes_of(labels), lengths=full_lengths(x))
-
-
 def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
     """Return augmented view number ``view``, from 1, of images (rows, height, width, channels), in their dtype.
 
     A view is a crop of the image with a black margin, flipped in half of the cases, and rotated by at most 20 degrees;
     each pixel takes the value of the nearest original pixel. Row number and view alone determine crop, flip and angle.
     """
-    views = [
-        _transformed(images[lo : lo + BLOCK], row_hash(rows[lo : lo + BLOCK], seed=view))
-        for lo in range(0, len(images), BLOCK)
-    ]
-    return np.concatenate(views) if views else images
+    blocks = [slice(lo, lo + BLOCK) for lo in range(0, len(images), BLOCK)]
+    return np.concatenate([_transformed(images[block], row_hash(rows[block], seed=view)) for block in blocks])
 
 
 def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
@@ -133,9 +96,7 @@ def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
     row, column = row + down[:, None, None], column + right[:, None, None]
     inside &= (row >= 0) & (row < height) & (column >= 0) & (column < width)
     place = np.where(inside, row * width + column, height * width)
-    flat = np.concatenate(
-        [images.reshape(rows, height * width, channels), np.zeros((rows, 1, channels), images.dtype)], 1
-    )
+    flat = np.pad(images.reshape(rows, height * width, channels), ((0, 0), (0, 1), (0, 0)))
     return np.take_along_axis(flat, place.reshape(rows, -1, 1), axis=1).reshape(images.shape)
 
 
