@@ -105,6 +105,17 @@ def write_texts(path, words=WORDS, kinds=KINDS):
     return path
 
 
+@pytest.mark.parametrize("names", [("sequence", "family"), ("seq", "kind"), ("review", "rating")])
+def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
+    labels = [KINDS.index(kind) for kind in KINDS] if names[1] == "rating" else KINDS
+    path = write(tmp_path / "t.csv", dict(zip(names, (WORDS, labels), strict=True)))
+    source = task_named(str(path))
+    assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
+    path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(path.read_text().splitlines())))
+    with pytest.raises(InputError, match="no column of labels"):
+        list(task_named(str(path)).pieces())
+
+
 def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
     words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
     whole = task_named(str(write_texts(tmp_path / "t.csv", words)))

@@ -74,7 +74,8 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     roles = Roles()
     for name in separated(asked.drop):
         require_column(table, name if known is None else None, "drop")
-        frame.drop(columns=name, errors="ignore", inplace=True)
+        if name in frame:
+            frame.pop(name)
     others = {*values, asked.text or ""}
     roles.labels = [named("label")] if named("label") else usual_labels(table, others, alone=known is None)
     if known is None and not asked.label and len(roles.labels) == 1 and roles.labels[0] not in {"label", "y"}:
@@ -87,6 +88,12 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     taken = {*roles.labels, roles.id, roles.group, "split", asked.time}
     taken |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
     rest = [name for name in frame if name not in taken]
+    label = _beside_sequence(frame, rest) if known is None and not roles.labels else ""
+    if label:
+        roles.labels = [label]
+        roles.chosen["label"] = label
+        roles.notes.append(f"the column {label!r} is the label")
+        rest.remove(label)
     roles.sequence = named("text") or _sequence(table, roles, rest, known)
     if known is None and (not roles.labels or roles.sequence in roles.labels):
         refuse_unlabelled(table)
@@ -121,6 +128,14 @@ def _id_column(table: Table, taken: Collection[str | None], known: Mapping[str, 
         ways = f"--id {flag} if all rows of an id are one sequence, --group {flag} if each row is one"
         raise InputError(f"{problem}; pass {ways}, or --drop {flag}")
     return name
+
+
+def _beside_sequence(frame: Any, names: Sequence[str]) -> str:
+    """Return the one of two columns that is not a sequence; "" for other numbers of columns or of sequences."""
+    different = {name: 2 * frame[name].astype(str).nunique() > len(frame) for name in names}
+    sequences = [n for n in names if is_sequences(frame[n]) or (different[n] and is_text(frame[n]))]
+    others = [name for name in names if name not in sequences]
+    return others[0] if len(sequences) == len(others) == 1 else ""
 
 
 def _sequence(table: Table, roles: Roles, rest: list[str], known: Mapping[str, Any] | None) -> str:

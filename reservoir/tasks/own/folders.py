@@ -78,6 +78,8 @@ def labels_from_table(
         columns.require_column(table, name, "" if new else role)
     key, rows = _joined(table, asked.id, names)
     labels = [asked.label] if asked.label else columns.usual_labels(table, {key}, alone=not new)
+    others = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
+    labels = labels or (others if len(others) == 1 else [])
     if not labels:
         columns.refuse_unlabelled(table)
     left = [str(cell) for cell in table.frame[key].drop(index=rows)]
