@@ -20,10 +20,9 @@ from reservoir.pooling import raw_features
 from reservoir.readouts.linear import Block, RereadableBlocks, Targets, balanced_weights, has_labels, samples
 from reservoir.readouts.ridge import Moments, balance_raw, fold_moments, training_moments
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.task import Task
+from reservoir.tasks.task import SPLITS, Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
-from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 
 Features = Extraction | FeatureStore | Path | str
@@ -47,14 +46,15 @@ MEMORY_BYTES = 2**28  # largest size of features, or of the raw input of a split
 class Source(ABC):
     """The samples of each split of an entry, in row order; they can be iterated any number of times."""
 
+    name: str
     store: FeatureStore
     some: SomeRows | None = None
     emphasis: np.ndarray | None = None  # the weight of each feature, (w,), if the raw input is read with columns
 
     @property
-    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, as results show them."""
+        return (self.name,)
 
     @abstractmethod
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -97,17 +97,16 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class ColumnSource(Source):
-    """Samples of one cached column, such as ``block06/mean``; ``title`` is its name if there are several entries."""
+    """Samples of one cached column, such as ``block06/mean``, or ``2:block06/mean`` if there are several entries."""
 
     store: FeatureStore
-    column: str
-    title: str = ""
+    name: str
     some: SomeRows | None = field(default=None, compare=False)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The title, or the name of the column without one."""
-        return (self.title or self.column,)
+    def column(self) -> str:
+        """The name of the column in its entry."""
+        return self.name.rpartition(":")[2]
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the samples of each shard, or of some rows."""
@@ -137,15 +136,10 @@ class RawSource(Source):
 
     prepared: Prepared
     store: FeatureStore
-    title: str = RAW
+    name: str = RAW
     features: InputFeatures | None = None
     some: SomeRows | None = field(default=None, compare=False)
     _memory: dict[str, Iterable[Any]] = field(init=False, default_factory=dict, compare=False)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The title."""
-        return (self.title,)
 
     def tokens(self) -> int:
         """Return 1, or the number of tokens if every token has a label."""
@@ -183,14 +177,8 @@ class JoinedSource(Source):
     some: SomeRows | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
-        first = self.parts[0]
-        object.__setattr__(self, "store", first.store)
-        object.__setattr__(self, "some", first.some)
-        for part in self.parts[1:]:
-            if part.tokens() != first.tokens():
-                names = "+".join(self.columns)
-                problem = f"{names}: one column has a sample per token, another one per row"
-                raise InputError(f"{problem}; join columns of one kind")
+        object.__setattr__(self, "store", self.parts[0].store)
+        object.__setattr__(self, "some", self.parts[0].some)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -207,8 +195,8 @@ class JoinedSource(Source):
             rows = min(len(x) for x, _ in found)
             y = found[0][1][:rows]
             if len(found) < len(streams) or any(not np.array_equal(other[:rows], y) for _, other in found):
-                names = "+".join(self.columns)
-                raise InputError(f"{names}: the entries hold different rows; extract both with the same --limit")
+                problem = f"{'+'.join(self.columns)}: the columns hold different rows, or samples per token and per row"
+                raise InputError(f"{problem}; join columns of one kind, extracted with the same --limit")
             yield np.concatenate([x[:rows] for x, _ in found], axis=1), y
             for number, (x, labels) in enumerate(found):
                 if len(x) > rows:
@@ -226,8 +214,7 @@ class JoinedSource(Source):
     def emphasis(self) -> np.ndarray | None:
         """The weight of each feature, (w,), if the raw input is one of the parts."""
         raw = [isinstance(part, RawSource) for part in self.parts]
-        widths = [next(part.blocks("train"))[0].shape[1] for part in self.parts] if any(raw) else []
-        return balance_raw(np.repeat(raw, widths)) if widths else None
+        return balance_raw(np.repeat(raw, [part.width() for part in self.parts])) if any(raw) else None
 
 
 @dataclass(frozen=True)
@@ -251,11 +238,7 @@ class Pool:
             path = Path() if isinstance(one, FeatureStore) else Path(require_path(one, "fit: features"))
             if path.is_file():
                 raise InputError(f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))")
-            stores.append(one if isinstance(one, FeatureStore) else FeatureStore(path))
-        for store in stores:
-            if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
-                name = store.entry.path.name
-                raise InputError(f"{name}: it has no split {lacking[0]!r}; give an entry that extract made")
+            store = one if isinstance(one, FeatureStore) else FeatureStore(path)
             # The key does not cover this record, so anyone may have changed it; its parts are read later.
             made, remedy = store.entry.made_with, "extract its task again"
             with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
@@ -264,11 +247,14 @@ class Pool:
                 scaling_from_json(made.get("scaling"))
                 if store.entry.spec.init["kind"] != IMPORTED:
                     Reservoir(**made["reservoir"])
+            if not {*SPLITS} <= {*store.splits}:
+                raise InputError(f"{store.entry.path.name}: not all of its splits have features; {remedy}")
+            stores.append(store)
         first = stores[0].entry.spec
         for store in stores[1:]:
             if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
                 names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
-                raise InputError(f"{names} hold different rows; extract both from the same data with the same limit")
+                raise InputError(f"{names} hold different rows; extract both from the same data with the same --limit")
         return cls(tuple(stores))
 
     @property
@@ -295,14 +281,9 @@ class Pool:
         return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
 
     @property
-    def grouped(self) -> bool:
-        """Whether rows have groups, which cross-validation never splits."""
-        return self.store["train"].groups is not None and self.store["valid"].groups is not None
-
-    @property
     def rows(self) -> dict[str, int]:
         """The number of rows of each split."""
-        return {split: self.store[split].rows for split in ("train", "valid", "test")}
+        return {split: self.store[split].rows for split in SPLITS}
 
     def folder(self, columns: Sequence[str], most: int, options: FitOptions) -> Path:
         """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
@@ -338,10 +319,8 @@ class Pool:
             if found := self.raw():
                 return found
             raise InputError("raw: the prepared data was removed; run reservoir prepare, then extract again")
-        number, colon, column = name.partition(":")
-        if not colon:
-            return ColumnSource(self.store, name, some=self.some)
-        return ColumnSource(self.stores[int(number) - 1], column, name, self.some)
+        number, colon, _ = name.partition(":")
+        return ColumnSource(self.stores[int(number) - 1] if colon else self.store, name, self.some)
 
 
 class Tried(NamedTuple):
@@ -391,10 +370,6 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
         rows, by_folds = pool.rows["train"], bool(folds)
         wanted = [*readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)]
-    tried = {part for name in wanted for part in name.split("+")}
-    left = [column for column in cached if column.endswith("/all") and column not in tried]
-    if left and not named and not summed:
-        notify(f"--columns {columns} leaves out the columns of all tokens, {', '.join(left)}; name one to try it")
     if not wanted:
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
         raise InputError(f"no columns to fit; {have}")
@@ -515,11 +490,9 @@ def draw_folds(
     Fold sizes differ by one row at most; with class labels (rows,), this also holds within each class. Rows of one
     group (rows,) share a fold: the largest come first, each to the fold with the fewest rows of its classes.
     """
-    units = rows if groups is None else len(np.unique(groups))
+    units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
     if not 2 <= folds <= units:
-        what = "rows" if groups is None else "groups"
-        problem = f"cross-validation cannot use {folds} folds for {units} {what}"
-        raise InputError(f"{problem}; use 2 or more, and no more than {what}")
+        raise InputError(f"cross-validation cannot use {folds} folds for {units} {what}; use 2 to {units}")
     draw = np.random.default_rng((0, repeat))
     if groups is not None:
         return _assign_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)

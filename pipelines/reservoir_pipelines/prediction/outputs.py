@@ -2,9 +2,8 @@
 
 import csv
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from reservoir.tasks.own.tables import import_pyarrow
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import as_json
 from reservoir_pipelines.prediction.predict import Prediction
-
-BATCH = 4096  # predictions in memory at a time
 
 
 class PredictionEvaluator(Iterator[Prediction]):
@@ -72,97 +69,77 @@ def check_out(out: Path) -> None:
         import_pyarrow(f"--out {out}")
 
 
-def columns_of(predictions: Sequence[Prediction], *, also: Collection[str], first: int = 0) -> dict[str, list[Any]]:
-    """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
+def rows_of(predictions: Iterable[Prediction], also: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield predictions as rows of a table: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
     If rows have several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. The columns
-    ``truth`` and ``problem`` are there if they are in ``also``; ``first`` is the first row. Sets are in ``set``,
-    intervals in ``low`` and ``high``.
+    ``truth`` and ``problem`` are there if they are in ``also``. Sets are in ``set``, intervals in ``low`` and ``high``.
     """
-    if not predictions:
-        return {}
-    named = predictions[0].id is not None
-    columns: dict[str, list[Any]] = {
-        "id" if named else "row": [p.id if named else n for n, p in enumerate(predictions, first)]
-    }
-    if predictions[0].each:  # all labels of a row in one cell: letters as one text, others separated by spaces
-        for name in ("label", "truth") if "truth" in also else ("label",):
-            cells = [one.as_text(getattr(one, name)) for one in predictions]
-            columns[name] = [" ".join(map(str, _flat(cell))) if isinstance(cell, list) else cell for cell in cells]
-        return columns | _problems(predictions, also)
-    several = isinstance(predictions[0].label, list)
-    labels = [_flat(one.label) for one in predictions]
-    probabilities = [_flat(one.probabilities) for one in predictions]
-    truths = [_flat(one.truth) if one.truth is not None else [None] * len(labels[0]) for one in predictions]
-    classes = predictions[0].classes
-    for place in range(len(labels[0])):
-        suffix = f"_{place}" if several else ""
-        columns[f"label{suffix}"] = [row[place] for row in labels]
-        for number, name in enumerate(classes if probabilities[0] else ()):
-            columns[f"p{suffix}_{name}"] = [row[place * len(classes) + number] for row in probabilities]
-        if "truth" in also:
-            columns[f"truth{suffix}"] = [row[place] for row in truths]
-    if predictions[0].set is not None:
-        columns["set"] = [one.set for one in predictions]
-    elif predictions[0].interval is not None:
-        columns["low"], columns["high"] = map(list, zip(*(one.interval or () for one in predictions), strict=True))
-    return columns | _problems(predictions, also)
+    for number, one in enumerate(predictions):
+        row: dict[str, Any] = {"row": number} if one.id is None else {"id": one.id}
+        if one.each:
+            row |= {name: _in_one_cell(one.as_text(getattr(one, name))) for name in ("label", "truth")}
+        else:
+            labels = _flat(one.label)
+            truths = [None] * len(labels) if one.truth is None else _flat(one.truth)
+            chances = np.reshape(_flat(one.probabilities), (len(labels), -1)).tolist()
+            for place, label in enumerate(labels):
+                suffix = f"_{place}" if isinstance(one.label, list) else ""
+                row[f"label{suffix}"] = label
+                row |= {f"p{suffix}_{name}": chance for name, chance in zip(one.classes, chances[place], strict=False)}
+                row[f"truth{suffix}"] = truths[place]
+        if one.set is not None:
+            row["set"] = one.set
+        elif one.interval is not None:
+            row["low"], row["high"] = one.interval
+        row["problem"] = one.problem
+        # A column of true labels is called truth, or truth_0 and so on.
+        left_out = {"truth", "problem"}.difference(also)
+        yield {name: cell for name, cell in row.items() if name.partition("_")[0] not in left_out}
 
 
-def _problems(predictions: Sequence[Prediction], also: Collection[str]) -> dict[str, list[str | None]]:
-    return {"problem": [one.problem for one in predictions]} if "problem" in also else {}
+def columns_of(predictions: Iterable[Prediction], *, also: Collection[str]) -> dict[str, list[Any]]:
+    """Return predictions as columns (see `rows_of`)."""
+    rows = [*rows_of(predictions, also)]
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 def write_predictions(out: Path, predictions: Iterable[Prediction], *, also: Collection[str]) -> None:
-    """Write predictions in batches while they are computed; the file appears when it is complete."""
-    replace_file(out, lambda part: WRITERS[out.suffix](part, iter(predictions), also))
+    """Write predictions; the file appears when it is complete."""
+    replace_file(out, lambda part: WRITERS[out.suffix](part, predictions, also))
 
 
-def _write_csv(part: Path, predictions: Iterator[Prediction], also: Collection[str]) -> None:
+def _write_csv(part: Path, predictions: Iterable[Prediction], also: Collection[str]) -> None:
     with part.open("x", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        for columns in _batches(predictions, also):
-            if not file.tell():
-                writer.writerow(columns)
-            if "set" in columns:
+        for number, row in enumerate(rows_of(predictions, also)):
+            if not number:
+                writer.writerow(row)
+            if "set" in row:
                 # A column p_CLASS shows whether the name of a class contains the separator.
-                as_text = partial(json.dumps, ensure_ascii=False) if any("|" in name for name in columns) else "|".join
-                columns["set"] = [as_text([*map(str, classes)]) for classes in columns["set"]]
-            writer.writerows(zip(*columns.values(), strict=True))
+                as_text = partial(json.dumps, ensure_ascii=False) if any("|" in name for name in row) else "|".join
+                row["set"] = as_text([*map(str, row["set"])])
+            writer.writerow(row.values())
 
 
-def _write_jsonl(part: Path, predictions: Iterator[Prediction], also: Collection[str]) -> None:
+def _write_jsonl(part: Path, predictions: Iterable[Prediction], _: Collection[str]) -> None:
     with part.open("x", encoding="utf-8") as file:
         file.writelines(json.dumps(as_json(one.to_dict())) + "\n" for one in predictions)
 
 
-def _write_parquet(part: Path, predictions: Iterator[Prediction], also: Collection[str]) -> None:
+def _write_parquet(part: Path, predictions: Iterable[Prediction], also: Collection[str]) -> None:
     arrow = import_pyarrow(part)
-    batches = _batches(predictions, also)
-    first = arrow.table(next(batches, {}))
-    # If the first rows have no label, the column of true labels gets the type of the predicted labels.
-    labels = {name: name.replace("truth", "label", 1) for name in first.column_names if name.startswith("truth")}
-    schema = first.schema
-    for place, field in enumerate(schema):
-        if field.name in (*labels, "problem") and arrow.types.is_null(field.type):
-            kind = schema.field(labels[field.name]).type if field.name in labels else arrow.string()
-            schema = schema.set(place, field.with_type(kind))
-    with arrow.parquet.ParquetWriter(part, schema) as writer:
-        writer.write_table(first.cast(schema))
-        for columns in batches:
-            with as_input_error("--out: one column has labels of several types", "write .csv"):
-                table = arrow.table(columns, schema=schema)
-            writer.write_table(table)
+    columns = columns_of(predictions, also=also)
+    with as_input_error("--out: one column has labels of several types", "write .csv"):
+        arrow.parquet.write_table(arrow.table(columns), part)
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 
-def _batches(predictions: Iterator[Prediction], also: Collection[str]) -> Iterator[dict[str, list[Any]]]:
-    first = 0
-    while batch := [*islice(predictions, BATCH)]:
-        yield columns_of(batch, also=also, first=first)
-        first += len(batch)
+def _in_one_cell(labels: Any) -> Any:
+    """Return a list of labels as one text, separated by spaces, and anything else unchanged."""
+    return " ".join(map(str, _flat(labels))) if isinstance(labels, list) else labels
 
 
 def _flat(nested: Any) -> list[Any]:
