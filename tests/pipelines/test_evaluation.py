@@ -11,7 +11,7 @@ from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.fitting.baselines import _summaries
 from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.sources import Pool
-from reservoir_pipelines.prediction.outputs import PredictionEvaluator
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -169,7 +169,7 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     done, file = own("classes")
     arrays = dict(np.load(file))
     np.savez(tmp_path / "other.npz", x=arrays["x"], y=np.where(np.arange(40) < 10, "sideways", arrays["y"]))
-    found = PredictionEvaluator(list(predict(done.saved, tmp_path / "other.npz"))).result()
+    found = evaluate_predictions(predict(done.saved, tmp_path / "other.npz"))
     assert found.classes == ("down", "up", "sideways") and found.recall["sideways"] == 0
     assert "classes that the readout does not know count as wrong: sideways" in capsys.readouterr().err
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
@@ -177,13 +177,13 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
         list(predict(done.saved, tmp_path / "wide.npz"))
     with h5py.File(tmp_path / "new.h5", "w") as hdf:
         hdf["x"], hdf["y"] = arrays["x"], arrays["y"].astype("S4")
-    expected = PredictionEvaluator(list(predict(done.saved, file))).result()
-    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "new.h5"))).result().to_dict() == expected.to_dict()
+    expected = evaluate_predictions(predict(done.saved, file))
+    assert evaluate_predictions(predict(done.saved, tmp_path / "new.h5")).to_dict() == expected.to_dict()
     np.savez(tmp_path / "plain.npz", x=arrays["x"])
-    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "plain.npz"))).result() is None
+    assert evaluate_predictions(predict(done.saved, tmp_path / "plain.npz")) is None
     done, file = own("values")
     np.savez(tmp_path / "odd.npz", x=np.load(file)["x"], y=[*np.load(file)["y"][:37].astype(str), "n.d.", "nan", "inf"])
-    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "odd.npz"))).result().samples == 37
+    assert evaluate_predictions(predict(done.saved, tmp_path / "odd.npz")).samples == 37
     assert "3 of 40 rows have no label, so the scores leave them out" in capsys.readouterr().err
 
 

@@ -4,7 +4,6 @@ import csv
 import importlib
 import json
 import math
-import tracemalloc
 
 import h5py
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.prediction.outputs import PredictionEvaluator, write_predictions
+from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_predictions
 from reservoir_pipelines.prediction.predict import Prediction
 from sklearn import metrics
 
@@ -78,9 +77,9 @@ def test_labels_in_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, 
     found = list(predict(fitted, write(tmp_path / f"new{suffix}", x, y)))
     labels = [one.label for one in found]
     expected = metrics.balanced_accuracy_score(y, labels)
-    assert PredictionEvaluator(found).result().scores["balanced_accuracy"] == pytest.approx(expected) and expected > 0.5
+    assert evaluate_predictions(found).scores["balanced_accuracy"] == pytest.approx(expected) and expected > 0.5
     plain = list(predict(fitted, write(tmp_path / f"plain{suffix}", x, None)))
-    assert [one.label for one in plain] == labels and PredictionEvaluator(plain).result() is None
+    assert [one.label for one in plain] == labels and evaluate_predictions(plain) is None
 
 
 def test_columns_are_matched_by_name(fitted, tmp_path, refusal):
@@ -201,25 +200,6 @@ def test_a_readout_without_probabilities_gives_none(tmp_path, capsys):
     assert (tmp_path / "p.csv").read_text().splitlines()[0] == "row,label,truth"
     assert run(["predict", str(done.saved), str(tmp_path / "new.npz")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["probabilities"] == {}
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_predictions_are_written_while_they_are_made_in_bounded_memory(tmp_path, suffix):
-    def many(count):
-        for row in range(count):
-            truth = "a" if row > 5000 else None
-            yield Prediction(label="b", probabilities=[0.25, 0.75], classes=("a", "b"), truth=truth, id=f"row {row}")
-
-    peaks = []
-    for count in (6_000, 30_000):
-        evaluator = PredictionEvaluator(many(count))
-        tracemalloc.start()
-        write_predictions(tmp_path / f"found{suffix}", evaluator, also=["truth"])
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        assert evaluator.result().samples == count - 5001
-    # Each of 24,000 further rows needs about 20 bytes for its evaluation, not the 0.6 KB of a prediction.
-    assert peaks[1] - peaks[0] < 24_000 * 60
 
 
 def test_predict_computes_a_block_only_when_it_is_reached(fitted, tmp_path, monkeypatch):
@@ -434,7 +414,7 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
     one = Prediction(label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
-    write_predictions(tmp_path / "piped.csv", [one], also=())
+    write_predictions(tmp_path / "piped.csv", [one])
     assert next(csv.DictReader((tmp_path / "piped.csv").open(encoding="utf-8")))["set"] == '["é|b"]'
 
 

@@ -33,7 +33,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed."""
     raw = pool.raw()
     if raw is None:
-        notify("baselines: skipped, because the prepared data was removed; run reservoir prepare to restore it")
+        notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []
     task = raw.prepared.task
     known = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
@@ -86,7 +86,7 @@ def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit])
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
     every = next((n for n in range(1, 1 + max(1, samples // MIN_ROWS)) if work(n) <= most), 0)
     if not every:
-        notify(f"{raw.name}: only a ridge classifier is fitted, because logistic regression takes too long")
+        notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
     if every > 1:
         notify(f"{raw.name}: logistic regression is fitted to one in {every} training rows")

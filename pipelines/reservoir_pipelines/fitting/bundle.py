@@ -1,7 +1,7 @@
 """A readout on disk: its weights, and a JSON file with everything else that predictions need.
 
-The JSON names the files of weights by the SHA-256 of their content and has a checksum. It is replaced atomically after
-the weights are on disk, so a reader sees the old or the new bundle, even if a writer is killed or several write.
+The JSON has a checksum, and the SHA-256 of the files of weights. It is replaced atomically after the weights are on
+disk, so a reader sees the old or the new bundle, even if a writer is killed or several write.
 """
 
 import hashlib
@@ -28,9 +28,8 @@ from reservoir_pipelines.preparation.prepared import scaling_from_json
 FORMAT = 3
 READABLE = (2, 3)  # format 2 has no links, calls the input digests ``door``, and does not name its estimators
 CARD = "readout.json"
+# The SHA-256 digests in the specification of an entry with native input.
 INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
-"""The SHA-256 digests in the specification of an entry with native input."""
-
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
@@ -106,7 +105,7 @@ class Bundle:
         rank = math.ceil(round((rows + 1) * coverage, 9))
         if not rows:
             problem = f"readout {where}: it has no validation scores for --coverage"
-            raise InputError(f"{problem}; fit a readout that has one label per row, and probabilities of classes")
+            raise InputError(f"{problem}; fit one label per row, with probabilities")
         if rank > rows:
             least = math.ceil(round(coverage / (1 - coverage), 9))
             problem = f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}"
@@ -132,10 +131,14 @@ class Bundle:
             weights, card["readout"] = self.readout.to_arrays()
             arrays |= weights
         else:
+            import skops.io
+
             assert isinstance(self.readout, EstimatorReadout)
-            files[ESTIMATOR] = _save_estimator(self.readout)
-            targets = self.readout.targets
-            card["estimator"] = {"name": self.readout.name, "outputs": targets.outputs, "classes": targets.classes}
+            name, targets = self.readout.name, self.readout.targets
+            with as_input_error(f"readout {name}: cannot be saved", "choose another estimator"):
+                files[ESTIMATOR] = skops.io.dumps(self.readout.model)
+            notify(f"readout {name} is not linear: it is saved with skops, and predict needs --trust")
+            card["estimator"] = {"name": name, "outputs": targets.outputs, "classes": targets.classes}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
         for suffix, data in files.items():
             digest = hashlib.sha256(data).hexdigest()
@@ -175,20 +178,9 @@ class Bundle:
             )
 
 
-def _save_estimator(readout: EstimatorReadout) -> bytes:
-    """Return a fitted pipeline as the bytes of a skops archive, and print that loading it needs ``--trust``."""
-    import skops.io
-
-    with as_input_error(f"readout {readout.name}: cannot be saved", "choose another estimator"):
-        data = skops.io.dumps(readout.model)
-    notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
-    return data
-
-
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
     """Return the estimator of a bundle, and print the types in its archive; open nothing without ``trust``."""
     import skops.io
-    from sklearn.pipeline import Pipeline
 
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
@@ -198,8 +190,6 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     named = ", ".join(types) or "only types that skops trusts"
     notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
     model = skops.io.loads(data, trusted=types)
-    if not isinstance(model, Pipeline):
-        raise InputError(f"readout {folder}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
     targets = Targets(int(described["outputs"]), int(described["classes"]))
     return EstimatorReadout(model=model, targets=targets, name=name)
 
@@ -223,9 +213,8 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:
-            raise InputError(
-                f"readout {folder} has format {card['format']}, which this version cannot read; fit it again"
-            )
+            problem = f"readout {folder}: format {card['format']} needs another version of reservoir"
+            raise InputError(f"{problem}; fit it again")
         try:
             files = {name: read_regular(folder / Path(name).name) for name in card["files"]}
         except FileNotFoundError:
@@ -234,5 +223,5 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             continue  # another process has just replaced the bundle
         for name, data in files.items():
             if hashlib.sha256(data).hexdigest() != card["files"][name]:
-                raise InputError(f"readout {folder / name}: damaged, its checksum does not match; fit it again")
+                raise InputError(f"readout {folder / name}: damaged (checksum mismatch); fit it again")
         return card, {name.rpartition(".")[2]: data for name, data in files.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reservoir_cache import make_folder
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts.evaluation import compare
@@ -36,7 +36,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     ridge = fitter if isinstance(fitter, RidgeFitter) else None
     sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()
     if sizes and not ridge:
-        raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge, not {options.readout}")
+        raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge")
     if tried.most and (not ridge or folds):
         raise InputError("--columns best:N needs --readout ridge and --select valid; pass both, or join columns as a+b")
     device = choose_device(place.device)
@@ -91,13 +91,11 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
 
 def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     """Return ``100,1000,10000`` as ascending numbers of rows, none larger than ``rows``."""
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise InputError(f"--curve {text}: not a list of numbers of rows; write one such as 100,1000,10000")
-    return tuple(sorted({min(size, rows) for size in sizes}))
+    with as_input_error(f"--curve {text}: not a list of numbers of rows", "write 100,1000"):
+        sizes = {min(int(part), rows) for part in text.split(",")}
+    if min(sizes) < 1:
+        raise InputError(f"--curve {text}: give positive numbers of rows")
+    return tuple(sorted(sizes))
 
 
 def _warn(chosen: FinalReadout) -> None:

@@ -58,14 +58,11 @@ CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFit:
-    """The scores of every setting of one readout on one source, and the index of the best setting.
-
-    ``solve`` returns the model of the best setting; it is None after `add_fit` found another fit to be better.
-    """
+    """The scores of every setting of one readout on one source, and the index of the best setting."""
 
     results: tuple[Result, ...]
     best: int
-    solve: Callable[[], Readout] | None
+    solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
     layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
 
     @property
@@ -78,14 +75,6 @@ class ColumnFit:
         """The model of the best setting, solved anew each time."""
         assert self.solve is not None, "only the best fit keeps its model"
         return self.solve()
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the best penalty is an end of the grid, and no other penalty has the same score."""
-        alphas = [result.alpha or 0.0 for result in self.results]
-        others = [result.valid_score for result in self.results if result is not self.result]
-        at_end = self.result.alpha in (min(alphas), max(alphas))
-        return at_end and bool(others) and self.result.valid_score > max(others)
 
 
 def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFit:
@@ -119,7 +108,9 @@ def fit_penalties(
 ) -> ColumnFit:
     """Return the fit of a grid of penalties; with ``widens``, use a wider grid if an end scores best."""
     found = column_fit(readout, columns, swept(alphas))
-    wider = extended_alphas(alphas, found.best) if widens and found.at_edge else None
+    others = [result.valid_score for result in found.results if result is not found.result]
+    leads = found.result.valid_score > max(others, default=math.inf)
+    wider = extended_alphas(alphas, found.best) if widens and leads else None
     return found if wider is None else column_fit(readout, columns, swept(wider))
 
 
@@ -148,7 +139,7 @@ class RidgeFitter(PenaltyFitter):
     refits: bool = False
     one_standard_error: bool = False
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
-    _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
@@ -314,9 +305,8 @@ class EstimatorFitter:
         if balanced:
             values["class_weight"] = ["balanced"]
         grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
-        return cls(
-            path=path, estimator=_estimator(path, classes, grid[0]), grid=grid, classes=classes, balanced=balanced
-        )
+        estimator = _estimator(path, classes, grid[0])
+        return cls(path=path, estimator=estimator, grid=grid, classes=classes, balanced=balanced)
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every combination to a source and choose one by its score on valid."""
@@ -324,23 +314,17 @@ class EstimatorFitter:
         x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
         results: list[Result] = []
         readouts: list[Readout] = []
+        problem = f"--readout {self.path}: cannot be fitted to {'+'.join(source.columns)}"
         for settings in self.grid:
-            with as_input_error(
-                f"--readout {self.path}: cannot be fitted to {'+'.join(source.columns)}", "correct its parameters"
-            ):
+            with as_input_error(problem, "correct its parameters"):
                 model, converged = self._pipeline(settings, targets, x, y)
             fitted = EstimatorReadout(model=model, targets=targets, name=self.path)
             readouts.append(linear_form(fitted, x) or fitted)
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
-            result = Result(
-                columns=source.columns,
-                readout=f"{self.path}({values})" if values else self.path,
-                alpha=None,
-                valid_score=accuracy_of(readouts[-1], source.blocks("valid")),
-                metric=targets.metric,
-                converged=converged,
-            )
-            results.append(result)
+            name = f"{self.path}({values})" if values else self.path
+            score = accuracy_of(readouts[-1], source.blocks("valid"))
+            kind = {"columns": source.columns, "readout": name, "alpha": None, "metric": targets.metric}
+            results.append(Result(**kind, valid_score=score, converged=converged))
         best = max(range(len(results)), key=lambda number: results[number].valid_score)
         return ColumnFit(results=tuple(results), best=best, solve=partial(readouts.__getitem__, best))
 
@@ -362,10 +346,7 @@ class EstimatorFitter:
 
 
 Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
-"""Type of the objects that fit one kind of readout to a source under all its settings."""
-
-Fitted = tuple[ColumnFit, Source, Fitter]
-"""The fit of a source, the source, and the fitter that made the fit."""
+Fitted = tuple[ColumnFit, Source, Fitter]  # the fitter made the fit of the source
 
 
 def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
@@ -373,19 +354,19 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
     from sklearn.base import BaseEstimator, is_classifier, is_regressor
 
     module, _, name = path.rpartition(".")
-    remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
+    remedy = "use ridge, logistic, weighted or a path such as sklearn.svm.LinearSVC"
     with as_input_error(f"--readout {path}: no such readout", remedy):
         found = getattr(import_module(module), name)
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
     # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
     foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
     if not estimates or foreign:
-        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name another class")
-    with as_input_error(f"--readout {path}: cannot be created", "change its parameters, or name another class"):
+        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor")
+    with as_input_error(f"--readout {path}: cannot be created", "correct its parameters"):
         suits = (is_classifier if classes else is_regressor)(found().set_params(**settings))
     if not suits:
-        kind = "classifier, and the labels are classes" if classes else "regressor, and the labels are numbers"
-        raise InputError(f"--readout {path}: it is not a {kind}; name another class")
+        kind = "classifier" if classes else "regressor"
+        raise InputError(f"--readout {path}: not a {kind}, which the labels need; name another class")
     return found
 
 
@@ -433,7 +414,7 @@ def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFi
     fits = _fit_each("race", replace(pool, some=tried.raced), tried.columns, quick)
     ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
     most, rows = math.ceil(len(fits) / 3), len(tried.raced["train"])
-    notify(f"race: the best {most} of {len(fits)} columns on {rows:,} training rows are fitted to all rows")
+    notify(f"race: the best {most} of {len(fits)} columns on {rows:,} rows are fitted to all rows")
     lost = [fit.result for fit in ranked[most:]]
     going_on = [name for name, fit in zip(tried.columns, fits, strict=True) if fit.result not in lost]
     return _fit_each("fit", pool, going_on, fitter), tuple(lost)
@@ -488,10 +469,9 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
 
 
 def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
-    """Return the nonconformity score of every validation row, ascending, (n,).
+    """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
 
-    The score is one minus the probability of the row's class, or the distance from the true value (split conformal
-    prediction, Vovk et al. 2005). The array is empty if rows have several labels or the readout has no probabilities.
+    It is one minus the probability of the row's class, or the distance from the true value (Vovk et al. 2005).
     """
     targets = readout.targets
     if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):

@@ -1,8 +1,4 @@
-"""A fitted scikit-learn estimator as a readout.
-
-A linear estimator is stored as coefficients. Any other is stored as a skops archive, which can run code when it is
-loaded or used, so it is loaded only if the user trusts its origin.
-"""
+"""A fitted scikit-learn estimator as a readout: coefficients if it is linear, else an archive that can run code."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -17,7 +17,7 @@ from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.plan import RAW, choose_folds, readout_candidates, single_columns
 from reservoir.pooling import raw_features
-from reservoir.readouts.linear import Block, RereadableBlocks, Targets, balanced_weights, has_labels, samples
+from reservoir.readouts.linear import Block, FoldBlock, RereadableBlocks, Targets, balanced_weights, has_labels, samples
 from reservoir.readouts.ridge import Moments, balance_raw, fold_moments, training_moments
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import SPLITS, Task
@@ -25,14 +25,12 @@ from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 
+# What `fit` takes: the result of `extract`, or the folder of an entry.
 Features = Extraction | FeatureStore | Path | str
-"""What `fit` takes: the result of `extract`, or the folder of an entry."""
-
+# Row numbers to read, by split; a split that has no row numbers is read whole.
 SomeRows = Mapping[str, np.ndarray]
-"""Row numbers to read, by split; a split that has no row numbers is read whole."""
-
+# A function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width).
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width)."""
 
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
@@ -57,7 +55,7 @@ class Source(ABC):
         return (self.name,)
 
     @abstractmethod
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
 
     def stream(self, split: str) -> RereadableBlocks:
@@ -108,7 +106,7 @@ class ColumnSource(Source):
         """The name of the column in its entry."""
         return self.name.rpartition(":")[2]
 
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield the samples of each shard, or of some rows."""
         part, kept = self.store[split], self.kept(split)
         if isinstance(kept, np.ndarray):
@@ -145,13 +143,13 @@ class RawSource(Source):
         """Return 1, or the number of tokens if every token has a label."""
         return self.prepared.task.readout_tokens if self.prepared.task.each else 1
 
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
         if split not in self._memory:
             self._memory[split] = in_memory_if_small(RereadableBlocks(self._computed, (split,)))
         yield from self._memory[split]
 
-    def _computed(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _computed(self, split: str) -> Iterator[Block]:
         features = self.features or partial(raw_features, self.prepared.task, self.prepared.scaling)
         labels, start = self.store[split].labels[self.kept(split)], 0
         for x, lengths in self.rows(split):
@@ -159,7 +157,7 @@ class RawSource(Source):
             yield samples(found if found.ndim == 3 else found[:, None], labels[start : start + len(x)])
             start += len(x)
 
-    def rows(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def rows(self, split: str) -> Iterator[Block]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
         index, whole = self.store[split].index[self.kept(split)], self.prepared.split(split)
         step = IMAGE_ROWS if self.prepared.task.pictures else RAW_ROWS
@@ -185,7 +183,7 @@ class JoinedSource(Source):
         """The columns in the order in which they are joined."""
         return tuple(column for part in self.parts for column in part.columns)
 
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield blocks of samples that end where a shard of any part ends."""
         streams = [part.blocks(split) for part in self.parts]
         while True:
@@ -195,7 +193,7 @@ class JoinedSource(Source):
             rows = min(len(x) for x, _ in found)
             y = found[0][1][:rows]
             if len(found) < len(streams) or any(not np.array_equal(other[:rows], y) for _, other in found):
-                problem = f"{'+'.join(self.columns)}: the columns hold different rows, or samples per token and per row"
+                problem = f"{'+'.join(self.columns)}: the columns have different samples"
                 raise InputError(f"{problem}; join columns of one kind, extracted with the same --limit")
             yield np.concatenate([x[:rows] for x, _ in found], axis=1), y
             for number, (x, labels) in enumerate(found):
@@ -254,7 +252,7 @@ class Pool:
         for store in stores[1:]:
             if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
                 names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
-                raise InputError(f"{names} hold different rows; extract both from the same data with the same --limit")
+                raise InputError(f"{names} hold different rows; extract both with the same --limit")
         return cls(tuple(stores))
 
     @property
@@ -318,7 +316,7 @@ class Pool:
         if name == RAW:
             if found := self.raw():
                 return found
-            raise InputError("raw: the prepared data was removed; run reservoir prepare, then extract again")
+            raise InputError("raw: the prepared data was removed; run reservoir prepare")
         number, colon, _ = name.partition(":")
         return ColumnSource(self.stores[int(number) - 1] if colon else self.store, name, self.some)
 
@@ -371,7 +369,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         rows, by_folds = pool.rows["train"], bool(folds)
         wanted = [*readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)]
     if not wanted:
-        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
+        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again"
         raise InputError(f"no columns to fit; {have}")
     names = tuple(dict.fromkeys(wanted))
     races = not named and not most and options.select == "auto" and len(names) >= RACED_COLUMNS
@@ -404,26 +402,20 @@ def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray |
 
 
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
-    """Return the fold of each sample in train, then valid, (n, repeats), for repeated random assignments.
-
-    Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
-    """
+    """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold."""
     counts, labels = (np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels))
     groups, of = groups_of(source.store, source.some), _row_classes(source, labels, classes)
     found = [draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat) for repeat in range(repeats)]
     return np.repeat(np.stack(found, axis=1), counts, axis=0)
 
 
-def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
     """Yield all samples of train, then of valid, each block with its part of ``folds`` (see `assign_folds`)."""
     return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
 
 
 def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
-    """Return the moments of a cached column: of all training samples, or of each fold of train and valid.
-
-    The moments are computed from ``blocks`` once, and stored in the entry. The result is None if none are stored.
-    """
+    """Return the moments of a column's training samples or folds, stored in its entry; None if none are stored."""
     if not isinstance(source, ColumnSource) or source.some:
         return None
     # With at most four samples per feature, the float64 moments would be larger than the float16 features.
@@ -453,13 +445,8 @@ def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
     return blocks
 
 
-def stage_blocks(
-    source: Source, sizes: np.ndarray, classes: int, draw: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield blocks of training samples with the stage of a learning curve that adds each sample, (m,).
-
-    Stage i has the rows whose rank in a random order, stratified by class, is in [sizes[i - 1], sizes[i]).
-    """
+def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
+    """Yield blocks of training samples with the number of the first of the ``sizes`` that has each sample, (m,)."""
     counts = source.counts("train")
     ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
     stages = np.repeat(np.searchsorted(sizes, ranks, side="right"), counts)
@@ -474,7 +461,7 @@ def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray
     return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
 
 
-def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[FoldBlock]:
     """Yield blocks of samples, each with its part of ``numbers`` (n,), which has one for each sample in order."""
     start = 0
     for x, y in blocks:
@@ -487,8 +474,7 @@ def draw_folds(
 ) -> np.ndarray:
     """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
 
-    Fold sizes differ by one row at most; with class labels (rows,), this also holds within each class. Rows of one
-    group (rows,) share a fold: the largest come first, each to the fold with the fewest rows of its classes.
+    Fold sizes, also those within each class, differ by one row at most, unless rows of one group share a fold.
     """
     units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
     if not 2 <= folds <= units:
@@ -505,10 +491,7 @@ def draw_folds(
 
 
 def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:
-    """Return the rank of each row in a random order, (rows,); each ``draw`` is another order of the same rows.
-
-    With class labels (rows,), the first n rows, for any n, have the class shares of all rows to within one row each.
-    """
+    """Return the rank of each row in a random order, (rows,), in which any first n rows have the shares of classes."""
     generator = np.random.default_rng((1, draw))
     ranks = generator.permutation(rows)
     if labels is None:

@@ -48,28 +48,27 @@ class Explanation(Record):
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     """Plot what each position of some sequences adds to the score of their predicted class."""
     bundle = open_readout(readout, linear=True)
-    if bundle.task.readout_tokens * bundle.task.outputs > 1:
-        raise InputError(f"readout {readout}: it gives each row several labels; explain needs a readout of one label")
-    new, first = read_new(file, bundle.task), options.first
+    task, most = bundle.task, bundle.task.max_tokens
+    if task.readout_tokens * task.outputs > 1:
+        raise InputError(f"readout {readout}: it gives each row several labels; explain needs one")
+    new, first = read_new(file, task), options.first
     notify_skipped(file, new.skipped, len(new.x))
-    x, lengths = encode(bundle.task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file))
-    if lengths.max() > bundle.task.max_tokens:
-        row, most = np.argmax(lengths), bundle.task.max_tokens
-        limit = f"explain supports at most the {most:,} of the fit"
-        raise InputError(f"{file}, row {row}: {lengths[row]:,} tokens, but {limit}; shorten the row, or use predict")
-    if bundle.task.pictures:
-        x = as_patches(x)
-    if bundle.task.alphabet:
-        x = to_symbols(x, lengths, bundle.task.alphabet)
+    x, lengths = encode(task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file))
+    if lengths.max() > most:
+        row = np.argmax(lengths)
+        problem = f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit"
+        raise InputError(f"{problem}; shorten the row")
+    x = as_patches(x) if task.pictures else x
+    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
     model = build(bundle, readout)
     if model.reader:
         problem = f"readout {readout}: explain does not support the model's own {model.reader.kind}"
         raise InputError(f"{problem}; fit features made with --input gaussian or kernels")
     numbers = [row for row in range(len(new.x) + len(new.skipped)) if row not in new.skipped]
-    rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, bundle.task, x, lengths)]
+    rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, task, x, lengths)]
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
-    unit = "logits" if bundle.task.classes else "the unit of the label"
-    _draw(plot, bundle.task, x, lengths, rows, unit)
+    unit = "logits" if task.classes else "the unit of the label"
+    _draw(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, plot=plot)
 
 

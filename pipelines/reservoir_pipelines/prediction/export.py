@@ -32,15 +32,15 @@ CALLS = {
     "onnx": "session = onnxruntime.InferenceSession({name!r}); (logits,) = session.run(None, {{{fed}}})",
 }
 PADDING = {
-    "lengths": "on the right, with any values; lengths hold the number of real tokens of each sequence",
-    "attention_mask": "on the right, with any token; attention_mask is 1 for real tokens and 0 for padding",
+    "lengths": "on the right, with any values; lengths are the numbers of real tokens",
+    "attention_mask": "on the right, with any token; attention_mask is 1 for real tokens",
 }
 
 MEANINGS = {
     "softmax": "softmax over the last axis gives probabilities",
     "sigmoid": "the sigmoid of each logit, divided by its sum over the last axis, gives probabilities",
     "clipped": "(1 + clip(logit, -1, 1)) / 2, divided by its sum over the last axis, gives probabilities",
-    "none": "the class with the greatest value is the label; the readout has no probabilities",
+    "none": "the class with the greatest value is the label; there are no probabilities",
 }
 
 
@@ -67,7 +67,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     bundle = open_readout(readout, linear=True)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     if torch.__version__.startswith("2.6."):
-        raise InputError(f"export: torch {torch.__version__} cannot write these models; install torch 2.7 or newer")
+        raise InputError(f"export: torch {torch.__version__} cannot write these models; install torch 2.7")
     traced = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
     card, reader, saved = path.with_name(f"{path.name}.json"), module.reader, None
@@ -89,7 +89,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     """Return the module of a bundle with a linear readout on the CPU, in the precision of the fit or in ``compute``."""
     assert isinstance(bundle.readout, LinearReadout)
     if bundle.task.each:
-        raise InputError(f"readout {where}: it labels every token; export needs a readout of whole sequences")
+        raise InputError(f"readout {where}: it labels every token; export needs one label per sequence")
     branches: list[Branch | RawInput] = []
     for part in bundle.parts:
         if part.reservoir is None:
@@ -100,7 +100,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             problem = f"readout {where}: the model reads sounds by its own convolutions"
             raise InputError(f"{problem}; export and explain need features made without --input native")
         if model.compute != part.compute:
-            notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by rounding")
+            notify(f"the readout was fitted in {part.compute}; the model rounds to float32")
         branches.append(Branch(model, part.columns))
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
     if len({reader and reader.digest for reader in readers}) > 1:
@@ -119,11 +119,7 @@ class Traced:
 
 
 def trace(module: SequenceModel, task: Task) -> Traced:
-    """Return the program of a module for any batch size, with the fewest and most tokens that it accepts.
-
-    Sequences may have any length up to the task's longest. With a recurrent backbone, or with windows, whose number
-    the tracer cannot bound, every sequence must be padded to the longest length.
-    """
+    """Return the program of a module for any batch size, and for any length if the tracer can bound it."""
     branches = [branch for branch in module.branches if isinstance(branch, Branch)]
     # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
     fewest, longest = max(task.readout_tokens, 2), module.reader.max_tokens if module.reader else task.max_tokens
@@ -135,15 +131,15 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     kept = all(b.windows.plain or (b.windows.pad == "same" and b.windows.stride == 1) for b in branches)
     varies = fewest < longest and not isinstance(whole, PixelsModel) and kept
     shape, shortest = (variable, fewest) if varies else (fixed, longest)
-    families, inputs = "+".join({branch.fpt.backbone.family.name for branch in branches}), (*example.values(),)
-    with ExitStack() as cut, as_input_error(f"family {families}: torch.export cannot trace it", "use another backbone"):
+    inputs = (*example.values(),)
+    with ExitStack() as cut, as_input_error("torch.export cannot trace the backbone", "use another"):
         cut.enter_context(warnings.catch_warnings(action="ignore"))
         for branch in branches:  # later blocks than the columns need are left out
             wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
             cut.enter_context(branch.fpt.backbone.recording(wanted))
         try:
             program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)
-        except Exception:  # the tracer raises many types of errors, some of them private
+        except Exception:  # recurrent backbones need one length; the tracer raises many types of errors
             shape, shortest = fixed, longest
             program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)
     # Otherwise a pickle of the example and paths of this machine would be written with the program.

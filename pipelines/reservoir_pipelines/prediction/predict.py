@@ -29,7 +29,7 @@ BATCH_ROWS = 32
 BLOCK_ROWS = 256
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """The label of one sequence.
 
@@ -37,7 +37,7 @@ class Prediction:
     ----------
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists. None if the row
-        has a ``problem``, or if ``abstain`` was given and the set does not have exactly one class.
+        has a ``problem``, or with ``abstain`` if the set does not have exactly one class.
     probabilities : list
         The probability of each of ``classes``, nested as the label; empty if the readout has none.
     classes : tuple of str or int
@@ -47,12 +47,11 @@ class Prediction:
     id : str, optional
         The name of the row in the file, if it has one.
     group : str or int, optional
-        The group (patient, machine) of the row, if the file has groups and the readout was fitted on rows with groups.
+        The group (patient, machine) of the row, if the file and the rows of the fit have groups.
     each : bool, default False
         Whether every token, or word, has a label; lists then have the length of the sequence.
     set : list of str or int, optional
-        With ``coverage``, a set of classes that contains the true class with that probability. It is empty if no class
-        has the probability that the true class of most validation rows has.
+        With ``coverage``, a set of classes, perhaps empty, that contains the true class with that probability.
     interval : list of float, optional
         With ``coverage``, the ends of an interval that contains the true value with that probability.
     problem : str, optional
@@ -81,13 +80,6 @@ class Prediction:
             "problem": self.problem,
         }
         return named | found | {name: value for name, value in others.items() if value is not None}
-
-    def unread(self, name: str | None, problem: str) -> "Prediction":
-        """Return a prediction of the same form for a row that cannot be read; numbers and labels are None."""
-        label, probabilities = ([] if self.each else _nothing(part) for part in (self.label, self.probabilities))
-        ends = {"set": self.set and [], "interval": _nothing(self.interval)}
-        named = {"classes": self.classes, "id": name, "each": self.each, "problem": problem}
-        return Prediction(label=label, probabilities=probabilities, **named, **ends)
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
@@ -124,7 +116,7 @@ def predict(
         bundle = replace(bundle, task=task)
     each = task.readout_tokens * task.outputs
     if y is not None and (len(y) != len(x) or (counts is None and y.size != len(x) * each)):
-        problem = f"{file}: the labels have the shape {y.shape}, but the readout gives {each} for each of {len(x)} rows"
+        problem = f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(x)} rows"
         raise InputError(f"{problem}; correct or remove them")
     _warn(bundle, file, x, lengths, labelled=y is not None)
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
@@ -156,23 +148,19 @@ class Predictions(Iterator[Prediction]):
     def __post_init__(self) -> None:
         self._stream = self._all_rows()
 
-    @property
-    def also(self) -> set[str]:
-        """The fields that tables of these predictions have besides the usual ones: ``truth``, ``problem``."""
-        labelled = any(truth is not None for truth in self.truths)
-        return {name for name, has in {"truth": labelled, "problem": self.rows.skipped}.items() if has}
-
     def __next__(self) -> Prediction:
         return next(self._stream)
 
     def _all_rows(self) -> Iterator[Prediction]:
         """Yield the predictions of all rows of the file, and what is wrong with those that cannot be read."""
         found = itertools.chain.from_iterable(map(self._block, range(0, len(self.rows.x), BLOCK_ROWS)))
-        first = next(found)
-        found = itertools.chain([first], found)
         skipped = self.rows.skipped
         for row in range(len(self.rows.x) + len(skipped)):
-            yield first.unread(*skipped[row]) if row in skipped else next(found)
+            if row in skipped:
+                name, problem = skipped[row]
+                yield Prediction(label=None, probabilities=[], id=name, problem=problem)
+            else:
+                yield next(found)
 
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
@@ -220,11 +208,6 @@ class Predictions(Iterator[Prediction]):
                     raise InputError(f"{self.file}: the model overflows in {row}; correct or remove it")
                 read.append(samples(values, labels)[0])
         return np.concatenate(read, axis=1)
-
-
-def _nothing(nested: Any) -> Any:
-    """Return None, or nested lists of None of the same form."""
-    return [_nothing(inner) for inner in nested] if isinstance(nested, list) else None
 
 
 def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, labelled: bool) -> None:
