@@ -153,10 +153,7 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> "Bundle":
-        """Return the bundle of a folder or JSON file; raise `InputError` if it is missing, damaged or not permitted.
-
-        With ``linear``, only linear readouts are permitted; without ``trust``, no estimator that can run code is.
-        """
+        """Return the bundle of a folder or JSON file; without ``trust`` or with ``linear``, refuse estimators."""
         from safetensors.numpy import load
 
         folder = path if path.is_dir() else path.parent
@@ -185,7 +182,7 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
         problem = f"readout {folder} is {name!r}, which is not linear, and loading it can run code"
-        raise InputError(f"{problem}; pass --trust only if you trust its author")
+        raise InputError(f"{problem}; pass --trust (in Python trust=True) if you trust its author")
     types = skops.io.get_untrusted_types(data=data)
     named = ", ".join(types) or "only types that skops trusts"
     notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -357,11 +357,10 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
     remedy = "use ridge, logistic, weighted or a path such as sklearn.svm.LinearSVC"
     with as_input_error(f"--readout {path}: no such readout", remedy):
         found = getattr(import_module(module), name)
-    estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
+    allowed = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
     # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
-    foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
-    if not estimates or foreign:
-        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor")
+    if not allowed or (path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")):
+        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name one")
     with as_input_error(f"--readout {path}: cannot be created", "correct its parameters"):
         suits = (is_classifier if classes else is_regressor)(found().set_params(**settings))
     if not suits:
@@ -438,8 +437,7 @@ def _products(source: Source) -> int:
     return 1 + round(samples * width * min(samples, width) / 1e9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinalReadout:
+class FinalReadout(NamedTuple):
     """A chosen readout, fitted to all rows that may be used, with its score on test."""
 
     result: Result
@@ -465,7 +463,7 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     metric = best.result.metric
     interval = balanced_interval(found) if metric == "balanced_accuracy" else found.interval
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
-    return FinalReadout(result=result, readout=readout, evaluation=found, held_out=held_out)
+    return FinalReadout(result, readout, found, held_out)
 
 
 def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:

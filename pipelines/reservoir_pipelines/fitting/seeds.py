@@ -57,8 +57,15 @@ def fit_seeds(
         raise InputError("--seeds: give exactly one task or entry")
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: give at least 1")
-    task, extracted = _call(entries[0])
-    root = entries[0].path.resolve().parents[2]
+    entry = entries[0]
+    problem = f"--seeds: {entry.path} does not record how it was extracted"
+    with as_input_error(problem, "extract its task again"):
+        task, settings = (entry.made_with["call"][name] for name in ("task", "settings"))
+        settings = {name: value for name, value in settings.items() if name != "data"}
+        extracted = ExtractOptions(**without_where(settings, str(entry.path)))
+    if not isinstance(task, str) or entry.spec.init["kind"] == IMPORTED:
+        raise InputError(f"{problem}; extract its task again")
+    root = entry.path.resolve().parents[2]
     with untracked():
         made = [
             extract(task, replace(extracted, cache=root, device=place.device, data=data, seed=seed))
@@ -71,15 +78,3 @@ def fit_seeds(
         out = options.out / f"seed{seed}" if options.out else None
         fits.append(fit(replace(pool, only=shared), replace(options, out=out), place))
     return SeedsFit(fits=tuple(fits))
-
-
-def _call(entry: Entry) -> tuple[str, ExtractOptions]:
-    """Return the task and the options with which an entry was extracted."""
-    problem = f"--seeds: {entry.path} does not record how it was extracted"
-    with as_input_error(problem, "extract its task again"):
-        call = dict(entry.made_with["call"])
-        settings = {name: value for name, value in call["settings"].items() if name != "data"}
-        options = ExtractOptions(**without_where(settings, str(entry.path)))
-    if not isinstance(call["task"], str) or entry.spec.init["kind"] == IMPORTED:
-        raise InputError(f"{problem}; extract its task again")
-    return call["task"], options

@@ -47,10 +47,7 @@ class EstimatorReadout:
 
 
 def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
-    """Return a fitted estimator as a linear readout of stored features, or None if it is not linear.
-
-    Any estimator with coefficients is accepted if they reproduce its labels, scores and probabilities on ``x`` (n, w).
-    """
+    """Return the linear readout whose coefficients reproduce the results on ``x`` (n, w); None if none do."""
     scaler, estimator, targets = fitted.model[0], fitted.model[-1], fitted.targets
     x = x[:PROBE_ROWS].astype(np.float64)
     try:

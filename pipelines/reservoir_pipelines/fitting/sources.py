@@ -72,7 +72,7 @@ class Source(ABC):
 
     def kept(self, split: str) -> slice | np.ndarray:
         """Return the rows of a split to read: a slice of all rows, or row numbers."""
-        return self.some[split] if self.some and split in self.some else slice(None)
+        return (self.some or {}).get(split, slice(None))
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading features."""
@@ -248,11 +248,10 @@ class Pool:
             if not {*SPLITS} <= {*store.splits}:
                 raise InputError(f"{store.entry.path.name}: not all of its splits have features; {remedy}")
             stores.append(store)
-        first = stores[0].entry.spec
-        for store in stores[1:]:
-            if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
-                names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
-                raise InputError(f"{names} hold different rows; extract both with the same --limit")
+        specs = [store.entry.spec for store in stores]
+        if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
+            names = " and ".join(store.entry.path.name for store in stores)
+            raise InputError(f"{names} hold different rows; extract with the same --limit")
         return cls(tuple(stores))
 
     @property

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -108,8 +108,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     return SequenceModel(bundle.task, None if readers[0] else bundle.scaling, branches, bundle.readout)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traced:
+class Traced(NamedTuple):
     """A program, examples of its inputs, the names of their variable axes, and the fewest and most tokens."""
 
     program: ExportedProgram
@@ -122,7 +121,8 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     """Return the program of a module for any batch size, and for any length if the tracer can bound it."""
     branches = [branch for branch in module.branches if isinstance(branch, Branch)]
     # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
-    fewest, longest = max(task.readout_tokens, 2), module.reader.max_tokens if module.reader else task.max_tokens
+    fewest = max(task.readout_tokens, 2)
+    longest = module.reader.max_tokens if module.reader else task.max_tokens
     whole, example = _inputs(module, task, longest)
     tokens = {1: Dim("tokens", min=fewest, max=max(fewest, longest))}
     fixed: dict[str, dict[int, Any]] = {name: {0: Dim("batch")} for name in example}
@@ -148,7 +148,7 @@ def trace(module: SequenceModel, task: Task) -> Traced:
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)
     axes = {name: {axis: dim.__name__ for axis, dim in dims.items()} for name, dims in shape.items()}
-    return Traced(program=program, example=example, axes=axes, tokens=(shortest, longest))
+    return Traced(program, example, axes, (shortest, longest))
 
 
 def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -171,7 +171,7 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
         if key in ("x", "input_ids"):
             inputs[key]["tokens"] = list(traced.tokens)
     fed = ", ".join(f"{key!r}: {key}" for key in inputs)
-    out = ["batch", *map(str, (task.readout_tokens, task.outputs, task.classes)[: 3 if task.classes else 2])]
+    out = ["batch", str(task.readout_tokens), str(task.outputs), *([str(task.classes)] if task.classes else [])]
     link = getattr(bundle.readout, "link", "softmax")
     return {
         "format": FORMAT,

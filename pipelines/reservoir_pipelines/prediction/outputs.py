@@ -26,15 +26,19 @@ def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None
     width = 1 if first.each else len(_flat(first.label))
     counts = np.array([len(one.label) for one in known]) if first.each else None
     groups = None if first.group is None else np.array([one.group for one in known])
-    truths, labels = ([label for one in known for label in _flat(getattr(one, name))] for name in ("truth", "label"))
-    if not classes:
-        return evaluate_values(np.reshape(truths, (-1, width)), np.reshape(labels, (-1, width)), counts, groups)
+    truths = [label for one in known for label in _flat(one.truth)]
+    labels = [label for one in known for label in _flat(one.label)]
     numbers = {str(name): number for number, name in enumerate(classes)}
-    coded = ([numbers.setdefault(str(label), len(numbers)) for label in part] for part in (truths, labels))
-    truth, label = (np.reshape(part, (-1, width)) for part in coded)
+    if classes:
+        truths = [numbers.setdefault(str(label), len(numbers)) for label in truths]
+        labels = [numbers.setdefault(str(label), len(numbers)) for label in labels]
+    truth, label = (np.reshape(part, (-1, width)) for part in (truths, labels))
+    if not classes:
+        return evaluate_values(truth, label, counts, groups)
     chances = None
     if len(classes) == 2 and first.probabilities:
-        chances = np.reshape([chance for one in known for chance in _flat(one.probabilities)[1::2]], (-1, width))
+        likely = [_flat(one.probabilities)[1::2] for one in known]
+        chances = np.reshape(np.concatenate(likely), (-1, width))
     return evaluate_classes(truth, label, [*numbers], chances, counts, groups)
 
 
@@ -56,10 +60,10 @@ def columns_of(predictions: Iterable[Prediction]) -> dict[str, list[Any]]:
     rows = [_row(number, one) for number, one in enumerate(predictions)]
     names = max(rows, key=len, default={})  # rows that cannot be read have few cells
     columns = {name: [row.get(name) for row in rows] for name in names}
-    empty = [
-        name for name in columns if name.startswith(("truth", "problem")) and columns[name].count(None) == len(rows)
-    ]
-    return {name: cells for name, cells in columns.items() if name not in empty}
+    for name in [name for name in columns if name.startswith(("truth", "problem"))]:
+        if columns[name].count(None) == len(rows):
+            del columns[name]
+    return columns
 
 
 def _row(number: int, one: Prediction) -> dict[str, Any]:

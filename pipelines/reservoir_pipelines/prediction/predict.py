@@ -173,7 +173,8 @@ class Predictions(Iterator[Prediction]):
         for row, (label, probabilities) in enumerate(labelled):
             among = interval = None
             if self.radius is not None and classes:
-                among = [name for name, chance in zip(classes, probabilities, strict=True) if 1 - chance <= self.radius]
+                chances = zip(classes, probabilities, strict=True)
+                among = [name for name, chance in chances if 1 - chance <= self.radius]
             elif self.radius is not None:
                 interval = [label - self.radius, label + self.radius]
             yield Prediction(
@@ -236,14 +237,13 @@ def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> 
     found = [np.vectorize(task.label, otypes=[object])(labels) if task.classes else labels.astype(float)]
     if readout.has_probabilities:
         found.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
-    rows = (
-        unsample(values, task.readout_tokens, task.outputs)
-        if counts is None
-        else np.split(values, np.cumsum(counts)[:-1])
-        for values in found
-    )
+    if counts is None:
+        rows = [unsample(values, task.readout_tokens, task.outputs) for values in found]
+    else:
+        rows = [np.split(values, np.cumsum(counts)[:-1]) for values in found]
     for label, *likely in zip(*rows, strict=True):
-        yield _unnested(label.tolist(), each=each), _unnested(likely[0].tolist(), each=each) if likely else []
+        chances = _unnested(likely[0].tolist(), each=each) if likely else []
+        yield _unnested(label.tolist(), each=each), chances
 
 
 def _unnested(nested: list[Any], *, each: bool = False) -> Any:
@@ -264,7 +264,8 @@ def _truths(file: Path, task: Task, y: np.ndarray, counts: np.ndarray | None) ->
             continue
         if classes:
             unknown |= {*map(str, labels)} - classes
-        found.append(labels if task.each else _unnested(np.array(labels, object).reshape(-1, task.outputs).tolist()))
+        nested = np.array(labels, object).reshape(-1, task.outputs).tolist()
+        found.append(labels if task.each else _unnested(nested))
     if missing := sum(truth is None for truth in found):
         notify(f"{file}: {missing:,} of {len(y):,} rows have no label, so the scores leave them out")
     if unknown:
