@@ -26,7 +26,7 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 FORMAT = 3
-READABLE = (2, 3)  # format 2 has no links, calls the input digests ``door``, and does not name its estimators
+READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"
 # The SHA-256 digests in the specification of an entry with native input.
 INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")

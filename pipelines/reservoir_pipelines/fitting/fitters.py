@@ -412,9 +412,7 @@ def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFi
     quick = fitter if isinstance(fitter, EstimatorFitter) else replace(fitter, widens=False)
     fits = _fit_each("race", replace(pool, some=tried.raced), tried.columns, quick)
     ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
-    most, rows = math.ceil(len(fits) / 3), len(tried.raced["train"])
-    notify(f"race: the best {most} of {len(fits)} columns on {rows:,} rows are fitted to all rows")
-    lost = [fit.result for fit in ranked[most:]]
+    lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
     going_on = [name for name, fit in zip(tried.columns, fits, strict=True) if fit.result not in lost]
     return _fit_each("fit", pool, going_on, fitter), tuple(lost)
 

@@ -72,7 +72,8 @@ def fit_seeds(
             for seed in range(seeds)
         ]
     pools = [Pool.of(one) for one in made]
-    shared = tuple(column for column in pools[0].columns() if all(column in pool.columns() for pool in pools))
+    held = [pool.columns() for pool in pools]
+    shared = tuple(column for column in held[0] if all(column in columns for columns in held))
     fits = []
     for seed, pool in enumerate(pools):
         out = options.out / f"seed{seed}" if options.out else None

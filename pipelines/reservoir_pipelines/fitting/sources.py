@@ -38,7 +38,7 @@ IMAGE_ROWS = 64  # rows of photographs, whose files take megabytes
 RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
 RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
 RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
-MEMORY_BYTES = 2**28  # largest size of features, or of the raw input of a split, that a fit keeps in memory
+MEMORY_BYTES = 2**28  # largest size of features of a split in memory
 
 
 class Source(ABC):
@@ -47,7 +47,7 @@ class Source(ABC):
     name: str
     store: FeatureStore
     some: SomeRows | None = None
-    emphasis: np.ndarray | None = None  # the weight of each feature, (w,), if the raw input is read with columns
+    emphasis: np.ndarray | None = None  # weights of the features, (w,), if some are raw
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ class Tried(NamedTuple):
     most: int  # largest number of columns that may be joined greedily, 0 if none may
     folds: int  # 0 for a choice on validation rows
     repeats: int
-    raced: SomeRows | None  # rows to which all columns are fitted first; then the best third is fitted to all rows
+    raced: SomeRows | None  # rows to which all columns are fitted first, if any
     folder: Path  # default folder of the results
 
 
@@ -422,7 +422,8 @@ def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], fold
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
     # The weights depend on the splits that were counted, so moments of other weights have other names.
-    end = f"-weighted{hashlib.sha256(repr(weights).encode()).hexdigest()[:8]}-{column}" if weights else f"-{column}"
+    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
+    end = f"-weighted{digest}-{column}" if weights else f"-{column}"
     names = [f"fold{k}of{folds}{end}" for k in range(folds)] or [f"train{end}"]
     found = [load_arrays(entry, name) for name in names]
     if all(found):

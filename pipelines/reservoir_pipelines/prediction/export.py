@@ -99,8 +99,6 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
         if isinstance(model.reader, SoundReader):
             problem = f"readout {where}: the model reads sounds by its own convolutions"
             raise InputError(f"{problem}; export and explain need features made without --input native")
-        if model.compute != part.compute:
-            notify(f"the readout was fitted in {part.compute}; the model rounds to float32")
         branches.append(Branch(model, part.columns))
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
     if len({reader and reader.digest for reader in readers}) > 1:
