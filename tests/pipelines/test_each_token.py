@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.prediction.outputs import PredictionEvaluator
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
@@ -58,7 +58,7 @@ def test_a_label_string_is_predicted_for_each_sequence(fitted, tmp_path, capsys)
     answers = list(predict(found.saved, path))
     assert [answer.id for answer in answers] == [f"p{row}" for row in range(9)]
     assert ["".join(answer.truth) for answer in answers] == [label for _, label in new]
-    evaluation = PredictionEvaluator(answers).result()
+    evaluation = evaluate_predictions(answers)
     assert evaluation and evaluation.samples == sum(len(label) for _, label in new)
     assert evaluation.scores["accuracy"] > 0.8
     out = tmp_path / "found.csv"

@@ -11,7 +11,7 @@ from reservoir_pipelines import extract, fit, predict, report, train
 from reservoir_pipelines.fitting.baselines import _summaries
 from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.sources import Pool
-from reservoir_pipelines.prediction.outputs import PredictionEvaluator
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -169,22 +169,22 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     done, file = own("classes")
     arrays = dict(np.load(file))
     np.savez(tmp_path / "other.npz", x=arrays["x"], y=np.where(np.arange(40) < 10, "sideways", arrays["y"]))
-    found = PredictionEvaluator(list(predict(done.saved, tmp_path / "other.npz"))).result()
+    found = evaluate_predictions(predict(done.saved, tmp_path / "other.npz"))
     assert found.classes == ("down", "up", "sideways") and found.recall["sideways"] == 0
-    assert "readout does not know count as wrong; rows of each: 'sideways' 10" in capsys.readouterr().err
+    assert "classes that the readout does not know count as wrong: sideways" in capsys.readouterr().err
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
     with pytest.raises(InputError, match=r"the labels have the shape \(40, 2\)"):
         list(predict(done.saved, tmp_path / "wide.npz"))
     with h5py.File(tmp_path / "new.h5", "w") as hdf:
         hdf["x"], hdf["y"] = arrays["x"], arrays["y"].astype("S4")
-    expected = PredictionEvaluator(list(predict(done.saved, file))).result()
-    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "new.h5"))).result().to_dict() == expected.to_dict()
+    expected = evaluate_predictions(predict(done.saved, file))
+    assert evaluate_predictions(predict(done.saved, tmp_path / "new.h5")).to_dict() == expected.to_dict()
     np.savez(tmp_path / "plain.npz", x=arrays["x"])
-    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "plain.npz"))).result() is None
+    assert evaluate_predictions(predict(done.saved, tmp_path / "plain.npz")) is None
     done, file = own("values")
     np.savez(tmp_path / "odd.npz", x=np.load(file)["x"], y=[*np.load(file)["y"][:37].astype(str), "n.d.", "nan", "inf"])
-    assert PredictionEvaluator(list(predict(done.saved, tmp_path / "odd.npz"))).result().samples == 37
-    assert "3 of 40 rows have no label to compare with, so the scores leave them out: 'n" in capsys.readouterr().err
+    assert evaluate_predictions(predict(done.saved, tmp_path / "odd.npz")).samples == 37
+    assert "3 of 40 rows have no label, so the scores leave them out" in capsys.readouterr().err
 
 
 def test_sequences_without_lengths_are_refused_if_the_fit_had_several(tiny_gpt2, tmp_path):
@@ -198,19 +198,6 @@ def test_sequences_without_lengths_are_refused_if_the_fit_had_several(tiny_gpt2,
         list(predict(saved, tmp_path / "new.npz"))
     np.savez(tmp_path / "new.npz", x=x[:5], lengths=lengths[:5])
     assert len(list(predict(saved, tmp_path / "new.npz"))) == 5
-
-
-def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, capsys):
-    draw = np.random.default_rng(0)
-    split = np.array(["train", "test"])[np.arange(60) % 2]
-    np.savez(tmp_path / "own.npz", x=draw.normal(size=(60, 6, 1)), y=np.arange(60) % 2, split=split)
-    features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", **SMALL)
-    capsys.readouterr()
-    fit(features, select="valid")
-    valid = features["valid"].rows
-    assert f"CAUTION: {valid} validation rows are too few to choose among 25 readouts" in capsys.readouterr().err
-    assert fit(features).table == fit(features, select="cv5").table
-    assert "CAUTION" not in capsys.readouterr().err
 
 
 EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

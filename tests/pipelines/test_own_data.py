@@ -9,7 +9,7 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, draw_folds, groups_of
-from reservoir_pipelines.prediction.outputs import PredictionEvaluator
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
@@ -174,14 +174,14 @@ def test_the_interval_of_predict_counts_whole_groups_if_the_fit_had_groups(cache
     line = f"accuracy: {right.mean():.1%} (95% interval{' over 15 groups' * bool(column)}: {low:.1%} to {high:.1%})"
     assert line in call("predict", saved, new)[2].splitlines()
     table(new, seed=1)
-    assert PredictionEvaluator(predict(saved, new)).result().groups == 0
+    assert evaluate_predictions(predict(saved, new)).groups == 0
 
 
 def test_rows_of_the_same_id_are_a_group_for_predict_too(cache, tmp_path):
     lines = [f"p{row // 5},{'ab' * (2 + row % 7)}{'cd'[row % 2] * 3},{row % 2}" for row in range(100)]
     (tmp_path / "t.csv").write_text("\n".join(["id,text,label", *lines]))
     done = fit(extract(tmp_path / "t.csv", pool="mean", **SMALL))
-    found = PredictionEvaluator(predict(done.saved, tmp_path / "t.csv")).result()
+    found = evaluate_predictions(predict(done.saved, tmp_path / "t.csv"))
     assert done.evaluation.groups and (found.groups, found.rows) == (20, 100)
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
-from reservoir_pipelines.prediction.outputs import PredictionEvaluator
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.training.run_folder import RunFolder, Training, load_run
 from safetensors.torch import load_file, save_file
 from sklearn import metrics
@@ -287,7 +287,7 @@ def test_train_evaluates_the_test_split(cache, tmp_path, kind, call, answer):
         warning = f"{name}: the run was trained on rows of this file; for new data trust the test score of train"
         assert (warning in call("predict", done.path, tmp_path / name)[2]) == warned
     write_checked(done.path / "config.json", {**read_checked(done.path / "config.json"), "origin": 7})
-    found = PredictionEvaluator(list(predict(done.path, tmp_path / "test.npz"))).result()
+    found = evaluate_predictions(predict(done.path, tmp_path / "test.npz"))
     assert done.evaluation.scores == pytest.approx(found.scores, rel=1e-3)
     assert done.evaluation.scores[done.metric] == pytest.approx(done.test_score)
     assert Training.from_dict(json.loads(json.dumps(done.to_dict()))).to_dict() == done.to_dict()

@@ -288,21 +288,20 @@ def predict(
     Print one JSON line per sequence, with the probabilities of the classes, or with --json one object of columns. If
     the file has labels, the accuracy and its 95% interval are printed too.
     """
-    from reservoir_pipelines.prediction.outputs import PredictionEvaluator, check_out, columns_of, write_predictions
+    from reservoir_pipelines.prediction.outputs import check_out, columns_of, evaluate_predictions, write_predictions
 
     if out:
         check_out(out)
-    predictions, columns = api.predict(readout, file, **given), None
-    evaluator = PredictionEvaluator(predictions)
+    predictions, done = api.predict(readout, file, **given), []
+    for prediction in predictions:
+        done.append(prediction)
+        if not out and not json:
+            print_json(prediction.to_dict())
     if out:
-        write_predictions(out, evaluator, also=predictions.also)
-    elif json:
-        columns = columns_of([*evaluator], also=predictions.also)
-    for prediction in evaluator:
-        print_json(prediction.to_dict())
-    evaluation = evaluator.result()
-    if evaluator.empty_sets:
-        sets, least = f"{evaluator.empty_sets:,} of {evaluator.rows:,} sets", 1 - (predictions.radius or 0)
+        write_predictions(out, done)
+    evaluation = evaluate_predictions(done)
+    if empty := sum(one.set == [] for one in done):
+        sets, least = f"{empty:,} of {len(done):,} sets", 1 - (predictions.radius or 0)
         why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
         notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
     if evaluation and not json:
@@ -310,8 +309,8 @@ def predict(
         spread = _spread(evaluation.interval, name)
         notify(f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else ""))
         notify(*(f"{name}: {value}" for name, value in others))
-    found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
-    written = ("predicted", ""), [("rows", f"{evaluator.rows:,}"), ("written", out)]
+    found = {"out": out, "rows": len(done)} if out else {"predictions": columns_of(done) if json else None}
+    written = ("predicted", ""), [("rows", f"{len(done):,}"), ("written", out)]
     return Answer(found | {"evaluation": evaluation}, [written] if out else [])
 
 

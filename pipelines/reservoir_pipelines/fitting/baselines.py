@@ -1,6 +1,7 @@
 """Baselines without a reservoir: linear models of the raw input, and of its simple statistics."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitted, Fitter, LogisticFitter, RidgeFitter
 from reservoir_pipelines.fitting.sources import InputFeatures, Pool, RawSource
-from reservoir_pipelines.output import count_text, notify
+from reservoir_pipelines.output import notify
 
 WINDOW = 9  # tokens of a window, if the reservoir has no windows
 MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
@@ -32,7 +33,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     """Return the best readout of each baseline, the raw input first; none if the prepared data was removed."""
     raw = pool.raw()
     if raw is None:
-        notify("baselines: skipped, because the prepared data was removed; run reservoir prepare to restore it")
+        notify("baselines: skipped, because the prepared data was removed; run reservoir prepare")
         return []
     task = raw.prepared.task
     known = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
@@ -40,27 +41,26 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
         raw, known = _with_windows(raw, pool, task), None
     ridge = RidgeFitter(classes=task.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     if isinstance(fitter, RidgeFitter):
-        single = len(fitter.alphas) == 1  # a single penalty, as chosen for the columns
-        known = None if single else known
-        ridge = replace(fitter, alphas=DEFAULT_ALPHAS, widens=True) if single else fitter
-    untried: list[tuple[RawSource, Fitter]] = [] if known and fitter is ridge else [(raw, ridge)]
-    if isinstance(fitter, EstimatorFitter) and not known:
+        single = len(fitter.alphas) == 1  # chosen for the columns
+        ridge, known = (replace(fitter, alphas=DEFAULT_ALPHAS, widens=True), None) if single else (fitter, known)
+    tried: list[Fitted] = [(known, raw, fitter)] if known else []
+    untried: list[tuple[RawSource, Fitter]] = [(raw, ridge)]
+    if isinstance(fitter, EstimatorFitter):
         untried.append((raw, fitter))
     if task.classes and not (known and isinstance(fitter, LogisticFitter)):
         untried += _logistic(raw, pool, fitter, fits)
+    tried += [(by.fit(source), source, by) for source, by in untried if not (known and by is fitter)]
     lengths = raw.prepared.split("train").lengths[raw.store["train"].index]
     every = math.ceil(max(len(lengths) / MAX_ROWS, lengths.sum() / MAX_TOKENS))
     fewer = _one_of(every, raw)
-    statistics = [replace(fewer, title=name, features=made) for name, made in _statistics(fewer)]
+    statistics = [replace(fewer, name=name, features=made) for name, made in _statistics(fewer)]
     if statistics and every > 1:
-        notify(f"{' and '.join(one.title for one in statistics)}: fitted to one in {every} training rows")
-    tried: list[Fitted] = [(known, raw, fitter)] if known else []
-    tried += [(by.fit(source), source, by) for source, by in untried]
+        notify(f"{' and '.join(one.name for one in statistics)}: fitted to one in {every} training rows")
     found = [max(tried, key=lambda one: one[0].result.merit)]
     found += [(ridge.fit(source), source, ridge) for source in statistics]
     if not task.classes:  # a readout of a constant feature predicts the mean of the training rows
         each = task.readout_tokens if task.each else 1
-        mean = replace(raw, title="the mean", features=lambda x, _: np.ones((len(x), each, 1), np.float32))
+        mean = replace(raw, name="the mean", features=lambda x, _: np.ones((len(x), each, 1), np.float32))
         fit = replace(ridge, alphas=np.ones(1), widens=False).fit(mean)
         constant = replace(fit.result, readout="constant", alpha=None)
         found.append((replace(fit, results=(constant,)), mean, ridge))
@@ -76,22 +76,20 @@ def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit])
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
-    def work(number: float) -> float:  # moments, principal axes, about a hundred passes, and calls for each output
+    def work(every: int) -> float:  # moments, principal axes, about a hundred passes, and calls for each output
+        number = samples / every
         axes = min(number, width)
         products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
         return (fitter.folds + 1) * (products + CALLS * outputs * max(1, classes / 4))
 
     widths = [pool.source(fit.result.name).width() for fit in fits]
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
-    every = 1
-    while work(samples / every) > most and samples >= MIN_ROWS * (every + 1):
-        every += 1
-    if work(samples / every) > most:
-        both = f"{count_text(outputs, 'label')} of {max(classes, 1):,} classes and {width:,} features"
-        notify(f"{raw.title}: only a ridge classifier is fitted, because logistic regression of {both} takes too long")
+    every = next((n for n in range(1, 1 + max(1, samples // MIN_ROWS)) if work(n) <= most), 0)
+    if not every:
+        notify(f"{raw.name}: only ridge is fitted, because logistic regression takes too long")
         return []
     if every > 1:
-        notify(f"{raw.title}: logistic regression is fitted to one in {every} training rows")
+        notify(f"{raw.name}: logistic regression is fitted to one in {every} training rows")
     alphas = fitter.alphas if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1 else ALPHAS
     by = LogisticFitter(classes=classes, alphas=alphas, balanced=fitter.balanced, folds=fitter.folds)
     return [(_one_of(every, raw), by)]
@@ -108,7 +106,7 @@ def _with_windows(raw: RawSource, pool: Pool, task: Task) -> RawSource:
         values = raw_features(task, raw.prepared.scaling, x, lengths)
         return windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
 
-    return replace(raw, title=f"{RAW}, windows of {patch}", features=features)
+    return replace(raw, name=f"{RAW}, windows of {patch}", features=features)
 
 
 def _statistics(raw: RawSource) -> Iterator[tuple[str, InputFeatures]]:
@@ -147,14 +145,11 @@ def _summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels)."""
     # Values that are missing and masked are NaN.
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None] & np.isfinite(x)
-    some, counts = real.any(axis=1), np.maximum(real.sum(axis=1), 1)
-    values = np.where(real, x.astype(np.float64), 0)
-    mean = values.sum(axis=1) / counts
-    apart = np.where(real, values - mean[:, None], 0)
-    places = np.where(real, np.arange(x.shape[1])[:, None], 0.0)
-    time = np.where(real, places - (places.sum(axis=1) / counts)[:, None], 0)
-    slope = (time * apart).sum(axis=1) / np.maximum(np.square(time).sum(axis=1), 1)
-    ends = np.where(real, x, np.inf).min(axis=1), np.where(real, x, -np.inf).max(axis=1)
-    ends = tuple(np.where(some, end, 0) for end in ends)
-    found = [mean, np.sqrt(np.square(apart).sum(axis=1) / counts), *ends, slope]
-    return np.concatenate(found, axis=1).astype(np.float32)
+    values = np.where(real, x.astype(np.float64), np.nan)
+    time = np.where(real, np.arange(x.shape[1])[:, None], np.nan)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
+        found = [function(values, axis=1) for function in (np.nanmean, np.nanstd, np.nanmin, np.nanmax)]
+        time -= np.nanmean(time, axis=1, keepdims=True)
+    together = np.nansum(time * (values - found[0][:, None]), axis=1)
+    slope = together / np.maximum(np.nansum(np.square(time), axis=1), 1)
+    return np.nan_to_num(np.concatenate([*found, slope], axis=1)).astype(np.float32)

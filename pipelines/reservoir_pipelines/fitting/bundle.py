@@ -1,7 +1,7 @@
 """A readout on disk: its weights, and a JSON file with everything else that predictions need.
 
-The JSON names the files of weights by the SHA-256 of their content and has a checksum. It is replaced atomically after
-the weights are on disk, so a reader sees the old or the new bundle, even if a writer is killed or several write.
+The JSON has a checksum, and the SHA-256 of the files of weights. It is replaced atomically after the weights are on
+disk, so a reader sees the old or the new bundle, even if a writer is killed or several write.
 """
 
 import hashlib
@@ -26,11 +26,10 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 FORMAT = 3
-READABLE = (2, 3)  # format 2 has no links, calls the input digests ``door``, and does not name its estimators
+READABLE = (2, 3)  # format 2 calls the input digests ``door``
 CARD = "readout.json"
+# The SHA-256 digests in the specification of an entry with native input.
 INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
-"""The SHA-256 digests in the specification of an entry with native input."""
-
 PLAIN = ("scores", "lengths", "groups", "origin")  # fields of a bundle that are written to JSON as they are
 WEIGHTS, ESTIMATOR = "safetensors", "skops"  # suffixes of the two files of weights
 
@@ -47,6 +46,10 @@ class Part:
     # SHA-256 of tokenizer and embeddings, if input is native
     input_digests: dict[str, str] = field(default_factory=dict)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, without the folder of this machine."""
+        return {name: value for name, value in asdict(self).items() if name != "run"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
@@ -60,25 +63,25 @@ class Bundle:
     lengths: bool = False  # whether the sequences of the fit had several lengths
     groups: bool = True  # False if the rows of the fit had no groups
     origin: str = ""  # the task or the path of the data of the fit
-    held_out: np.ndarray | None = None  # scores of validation rows, see `held_out_scores`
+    held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))  # see `held_out_scores`
 
     @classmethod
-    def of(cls, pool: Pool, readout: Readout, result: Result, held_out: np.ndarray | None = None) -> "Bundle":
+    def of(cls, pool: Pool, readout: Readout, result: Result, held_out: np.ndarray) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries."""
         parts: list[Part] = []
         for name in result.columns:
             source = pool.column(name)
-            made = source.store.entry
-            if isinstance(source, RawSource) or made.spec.init["kind"] == IMPORTED:
-                digest = "" if isinstance(source, RawSource) else made.spec.backbone["digest"]
+            entry = source.store.entry
+            digest = "" if isinstance(source, RawSource) else entry.spec.backbone["digest"]
+            if isinstance(source, RawSource) or entry.spec.init["kind"] == IMPORTED:
                 parts.append(Part(reservoir=None, digest=digest, compute="", columns=source.columns))
                 continue
             part = Part(
-                reservoir=Reservoir(**made.made_with["reservoir"]),
-                digest=made.spec.backbone["digest"],
-                compute=made.spec.compute,
+                reservoir=Reservoir(**entry.made_with["reservoir"]),
+                digest=digest,
+                compute=entry.spec.compute,
                 columns=(source.column,),
-                input_digests={name: made.spec.input[name] for name in INPUT_DIGESTS if name in made.spec.input},
+                input_digests={kind: entry.spec.input[kind] for kind in INPUT_DIGESTS if kind in entry.spec.input},
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
                 part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass gives both
@@ -98,12 +101,11 @@ class Bundle:
 
     def radius(self, coverage: float, where: Path) -> float:
         """Return validation score number ceil((n + 1) * coverage) of n in ascending order; messages name ``where``."""
-        rows = 0 if self.held_out is None else len(self.held_out)
+        rows = len(self.held_out)
         rank = math.ceil(round((rows + 1) * coverage, 9))
-        if self.held_out is None or not rows:
-            why = "train or an older version wrote it, it lacks probabilities, or its rows have several labels"
-            problem = f"readout {where}: it has no validation scores for --coverage ({why})"
-            raise InputError(f"{problem}; fit a ridge readout of one label per row")
+        if not rows:
+            problem = f"readout {where}: it has no validation scores for --coverage"
+            raise InputError(f"{problem}; fit one label per row, with probabilities")
         if rank > rows:
             least = math.ceil(round(coverage / (1 - coverage), 9))
             problem = f"--coverage {coverage:g} needs {least} validation rows, but the readout has {rows}"
@@ -117,23 +119,26 @@ class Bundle:
         card: dict[str, Any] = {
             "format": FORMAT,
             "task": self.task.to_dict(),
-            "parts": [{name: value for name, value in asdict(part).items() if name != "run"} for part in self.parts],
+            "parts": [part.to_dict() for part in self.parts],
             "files": {},
             **{name: getattr(self, name) for name in PLAIN},
         }
-        arrays: dict[str, np.ndarray] = {}
+        arrays = {"held_out": self.held_out} if len(self.held_out) else {}
+        if self.scaling:
+            arrays |= {"offset": self.scaling.offset, "scale": self.scaling.scale}
         files: dict[str, bytes] = {}
         if isinstance(self.readout, LinearReadout):
-            arrays, card["readout"] = self.readout.to_arrays()
+            weights, card["readout"] = self.readout.to_arrays()
+            arrays |= weights
         else:
+            import skops.io
+
             assert isinstance(self.readout, EstimatorReadout)
-            files[ESTIMATOR] = _save_estimator(self.readout)
-            targets = self.readout.targets
-            card["estimator"] = {"name": self.readout.name, "outputs": targets.outputs, "classes": targets.classes}
-        if self.held_out is not None and len(self.held_out):
-            arrays = arrays | {"held_out": self.held_out}
-        if self.scaling:
-            arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
+            name, targets = self.readout.name, self.readout.targets
+            with as_input_error(f"readout {name}: cannot be saved", "choose another estimator"):
+                files[ESTIMATOR] = skops.io.dumps(self.readout.model)
+            notify(f"readout {name} is not linear: it is saved with skops, and predict needs --trust")
+            card["estimator"] = {"name": name, "outputs": targets.outputs, "classes": targets.classes}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
         for suffix, data in files.items():
             digest = hashlib.sha256(data).hexdigest()
@@ -148,23 +153,15 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> "Bundle":
-        """Return the bundle of a folder or JSON file; raise `InputError` if it is missing, damaged or not permitted.
-
-        With ``linear``, only linear readouts are permitted; without ``trust``, no estimator that can run code is.
-        """
+        """Return the bundle of a folder or JSON file; without ``trust`` or with ``linear``, refuse estimators."""
         from safetensors.numpy import load
 
         folder = path if path.is_dir() else path.parent
         with as_input_error(f"readout {folder}: not readable", "fit it again"):
-            try:
-                card, files = _read_files(folder)
-            except FileNotFoundError as error:
-                name = Path(error.filename or WEIGHTS).name
-                problem = f"{path}: neither a readout nor a run ({name} is missing)"
-                raise InputError(f"{problem}; give a folder that fit or train wrote") from error
+            card, files = _read_files(folder)
             if linear and "readout" not in card:
-                remedy = "fit with --readout ridge, logistic, or a linear estimator of scikit-learn"
-                raise InputError(f"readout {folder}: only linear readouts can be exported or explained; {remedy}")
+                problem = f"readout {folder}: only linear readouts can be exported or explained"
+                raise InputError(f"{problem}; fit with --readout ridge or logistic")
             arrays = load(files[WEIGHTS])
             return cls(
                 task=Task.from_dict(card["task"]),
@@ -173,39 +170,25 @@ class Bundle:
                 readout=LinearReadout.from_arrays(arrays, card["readout"])
                 if "readout" in card
                 else _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust),
-                held_out=arrays.get("held_out"),
+                held_out=arrays.get("held_out", np.zeros(0)),
                 **{name: card[name] for name in PLAIN if name in card},
             )
-
-
-def _save_estimator(readout: EstimatorReadout) -> bytes:
-    """Return a fitted pipeline as the bytes of a skops archive, and print that loading it needs ``--trust``."""
-    import skops.io
-
-    with as_input_error(f"readout {readout.name}: cannot be saved", "choose another estimator"):
-        data = skops.io.dumps(readout.model)
-    notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
-    return data
 
 
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
     """Return the estimator of a bundle, and print the types in its archive; open nothing without ``trust``."""
     import skops.io
-    from sklearn.pipeline import Pipeline
 
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
         problem = f"readout {folder} is {name!r}, which is not linear, and loading it can run code"
-        raise InputError(f"{problem}; pass --trust (in Python trust=True) only if you trust its author")
+        raise InputError(f"{problem}; pass --trust (in Python trust=True) if you trust its author")
     types = skops.io.get_untrusted_types(data=data)
     named = ", ".join(types) or "only types that skops trusts"
     notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
     model = skops.io.loads(data, trusted=types)
-    if not isinstance(model, Pipeline):
-        raise InputError(f"readout {folder}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
-    return EstimatorReadout(
-        model=model, targets=Targets(int(described["outputs"]), int(described["classes"])), name=name
-    )
+    targets = Targets(int(described["outputs"]), int(described["classes"]))
+    return EstimatorReadout(model=model, targets=targets, name=name)
 
 
 def _part(values: dict[str, Any]) -> Part:
@@ -222,11 +205,13 @@ def _part(values: dict[str, Any]) -> Part:
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the JSON values of a bundle, and the content of its files by suffix, with verified checksums."""
+    if not (folder / CARD).exists():
+        raise InputError(f"{folder}: neither a readout nor a run; give a folder that fit or train wrote")
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:
-            problem = f"readout {folder} has format {card['format']}, but this version reads 2 and 3"
-            raise InputError(f"{problem}; fit it again, or install the version that made it")
+            problem = f"readout {folder}: format {card['format']} needs another version of reservoir"
+            raise InputError(f"{problem}; fit it again")
         try:
             files = {name: read_regular(folder / Path(name).name) for name in card["files"]}
         except FileNotFoundError:
@@ -235,5 +220,5 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             continue  # another process has just replaced the bundle
         for name, data in files.items():
             if hashlib.sha256(data).hexdigest() != card["files"][name]:
-                raise InputError(f"readout {folder / name}: damaged, its checksum does not match; fit it again")
+                raise InputError(f"readout {folder / name}: damaged (checksum mismatch); fit it again")
         return card, {name.rpartition(".")[2]: data for name, data in files.items()}

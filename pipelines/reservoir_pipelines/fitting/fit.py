@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reservoir_cache import make_folder
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts.evaluation import compare
@@ -17,16 +17,13 @@ from reservoir.tasks import TASKS
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.fitters import FinalReadout, RidgeFitter, finish, make_fitter
+from reservoir_pipelines.fitting.fitters import FinalReadout, RidgeFitter, finish, fit_columns, make_fitter
 from reservoir_pipelines.fitting.publish import publish
-from reservoir_pipelines.fitting.race import fit_columns
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
+from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns, groups_of
 from reservoir_pipelines.output import count_text, notify
 
 FAR_BELOW = 0.2  # difference of R² between validation and test rows from which a caution is printed
-FEW_ROWS, FEW_PER_CLASS = 100, 5
-"""Smallest numbers of validation rows, in total and per class, that can distinguish readouts."""
 
 
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
@@ -39,7 +36,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     ridge = fitter if isinstance(fitter, RidgeFitter) else None
     sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()
     if sizes and not ridge:
-        raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge, not {options.readout}")
+        raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge")
     if tried.most and (not ridge or folds):
         raise InputError("--columns best:N needs --readout ridge and --select valid; pass both, or join columns as a+b")
     device = choose_device(place.device)
@@ -48,9 +45,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     folder = Path(options.out) if options.out else tried.folder
     with writing(folder):
         make_folder(folder)
-    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
-        notify(f"{number}: {store.entry.path.name}")
-    how = f"{folds}-fold cross-validation{' by group' if pool.grouped else ''}" if folds else "valid"
+    grouped = " by group" if groups_of(pool.store) is not None else ""
+    how = f"{folds}-fold cross-validation{grouped}" if folds else "valid"
     notify(f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}")
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
         fits, left_out = fit_columns(pool, tried, fitter)
@@ -70,7 +66,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     own = options.columns == "all" and task.name not in TASKS and not task.each
     kept = raw if own and raw and raw.result.merit > chosen.result.merit else chosen
     table = tuple(result for fit in fits for result in fit.results)
-    _warn(kept, len(table), rows["valid"], folds, task.classes)
+    _warn(kept)
     done = Fit(
         entry=pool.entry.path,
         best=kept.result,
@@ -95,26 +91,18 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
 
 def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     """Return ``100,1000,10000`` as ascending numbers of rows, none larger than ``rows``."""
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise InputError(f"--curve {text}: not a list of numbers of rows; write one such as 100,1000,10000")
-    return tuple(sorted({min(size, rows) for size in sizes}))
+    with as_input_error(f"--curve {text}: not a list of numbers of rows", "write 100,1000"):
+        sizes = {min(int(part), rows) for part in text.split(",")}
+    if min(sizes) < 1:
+        raise InputError(f"--curve {text}: give positive numbers of rows")
+    return tuple(sorted(sizes))
 
 
-def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:
+def _warn(chosen: FinalReadout) -> None:
     result = chosen.result
     if result.metric == "R²" and result.test_score is not None:
-        score, rows = f"R² {result.test_score:.3f}", f"{chosen.evaluation.rows:,} test rows"
+        problem = f"CAUTION: R² {result.test_score:.3f} on {chosen.evaluation.rows:,} test rows is"
         if result.test_score < 0:
-            notify(f"CAUTION: {score} on {rows} is worse than predicting the mean; add rows or discard the readout")
+            notify(f"{problem} worse than predicting the mean; add rows or discard the readout")
         elif result.valid_score - result.test_score > FAR_BELOW:
-            notify(f"CAUTION: {score} on {rows} is far below {result.valid_score:.3f} on validation rows")
-    if chosen.at_edge:
-        title, alpha = chosen.result.title, chosen.result.alpha
-        notify(f"{title}: the best penalty {alpha:g} is at an end of the grid; pass --alphas LO:HI:N to try others")
-    if not folds and readouts > 1 and valid < max(FEW_ROWS, FEW_PER_CLASS * classes):
-        problem = f"{valid} validation rows are too few to choose among {readouts:,} readouts"
-        notify(f"CAUTION: {problem}; choose by cross-validation (--select cv5), or give more validation rows")
+            notify(f"{problem} far below {result.valid_score:.3f} on validation rows")

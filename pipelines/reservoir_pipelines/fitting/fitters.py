@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,16 +20,7 @@ from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate
 from reservoir.readouts.linear import LinearReadout, Readout, RereadableBlocks, Tally, Targets, accuracy_of
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.ridge import (
-    DEFAULT_ALPHAS,
-    KernelMatrix,
-    LinearPath,
-    Scorer,
-    fold_moments,
-    ridge_path,
-    score,
-    training_moments,
-)
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, Scorer, fold_moments, training_moments
 from reservoir.readouts.sweep import (
     Sweep,
     cross_sweep,
@@ -47,7 +39,9 @@ from reservoir_pipelines.fitting.sources import (
     KNOWN,
     ColumnSource,
     JoinedSource,
+    Pool,
     Source,
+    Tried,
     assign_folds,
     fold_blocks,
     in_memory_if_small,
@@ -60,19 +54,15 @@ GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers; memory grows with its square."""
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
-MAX_BYTES = 2 * 10**9  # largest size of the float32 features that an estimator gets at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFit:
-    """The scores of every setting of one readout on one source, and the index of the best setting.
-
-    ``solve`` returns the model of the best setting; it is None after `add_fit` found another fit to be better.
-    """
+    """The scores of every setting of one readout on one source, and the index of the best setting."""
 
     results: tuple[Result, ...]
     best: int
-    solve: Callable[[], Readout] | None
+    solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
     layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
 
     @property
@@ -85,15 +75,6 @@ class ColumnFit:
         """The model of the best setting, solved anew each time."""
         assert self.solve is not None, "only the best fit keeps its model"
         return self.solve()
-
-    @property
-    def at_edge(self) -> bool:
-        """Whether the best penalty is an end of the grid, and no other penalty has the same score."""
-        alphas = [result.alpha for result in self.results if result.alpha is not None]
-        others = [result.valid_score for result in self.results if result is not self.result]
-        if not alphas or not others or self.result.alpha not in (min(alphas), max(alphas)):
-            return False
-        return self.result.valid_score > max(others)
 
 
 def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFit:
@@ -127,7 +108,9 @@ def fit_penalties(
 ) -> ColumnFit:
     """Return the fit of a grid of penalties; with ``widens``, use a wider grid if an end scores best."""
     found = column_fit(readout, columns, swept(alphas))
-    wider = extended_alphas(alphas, found.best) if widens and found.at_edge else None
+    others = [result.valid_score for result in found.results if result is not found.result]
+    leads = found.result.valid_score > max(others, default=math.inf)
+    wider = extended_alphas(alphas, found.best) if widens and leads else None
     return found if wider is None else column_fit(readout, columns, swept(wider))
 
 
@@ -156,7 +139,7 @@ class RidgeFitter(PenaltyFitter):
     refits: bool = False
     one_standard_error: bool = False
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
-    _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
@@ -195,22 +178,22 @@ class RidgeFitter(PenaltyFitter):
 
         return self.best_of(source, cross)
 
-    def fit_train(self, source: Source, alphas: np.ndarray) -> LinearPath:
-        """Fit the penalties ``alphas`` to the training rows alone, after cross-validation; return the solutions."""
+    def fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return a readout that cross-validation chose, fitted to train alone, with the same temperature."""
         targets, labels = self.targets(source), source.labels("train")
         if kernel := self._kernels.get(source.columns):  # it covers train and valid, so no features are read
-            return kernel.first(len(labels)).path(targets.encode(labels), alphas)
-        return solve(gather(source.stream("train"), targets), alphas, source.emphasis)
+            path = kernel.first(len(labels)).path(targets.encode(labels), np.array([alpha]))
+        else:
+            path = solve(gather(source.stream("train"), targets), np.array([alpha]), source.emphasis)
+        return path.readout(0, targets, chosen.temperature)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that was chosen on valid, fitted again to train and valid, with the same temperature."""
-        alphas, emphasis = np.array([alpha]), source.emphasis
         if moments := stored_moments(source, self.targets(source), source.stream("train")):
-            both = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
-            path = ridge_path(both, alphas, emphasis=emphasis)
+            training = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
         else:
-            blocks = itertools.chain.from_iterable(map(source.blocks, KNOWN))
-            path = solve(gather(blocks, chosen.targets), alphas, emphasis)
+            training = gather(itertools.chain.from_iterable(map(source.blocks, KNOWN)), chosen.targets)
+        path = solve(training, np.array([alpha]), source.emphasis)
         return path.readout(0, chosen.targets, chosen.temperature)
 
     def join(self, sources: Iterable[Source], most: int) -> list[ColumnFit]:
@@ -230,7 +213,7 @@ class RidgeFitter(PenaltyFitter):
 
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
         """Return the scores for each number of training rows over `CURVE_DRAWS` nested, stratified draws."""
-        targets, emphasis = self.targets(source), source.emphasis
+        targets = self.targets(source)
         scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
         with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
             for draw in range(CURVE_DRAWS):
@@ -238,8 +221,8 @@ class RidgeFitter(PenaltyFitter):
                 # One pass gives the moments of the rows that each size adds; running sums are the moments of a size.
                 stages = fold_moments(blocks, targets, len(sizes))
                 for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
-                    path = ridge_path(moments, self.alphas, emphasis=emphasis)
-                    swept = Sweep(path, score(path, source.blocks("valid"), targets))
+                    valid = source.blocks("valid")
+                    swept = sweep((), valid, targets, self.alphas, moments=moments, emphasis=source.emphasis)
                     test = accuracy_of(swept.readout(), source.blocks("test"))
                     scores[size].append((float(swept.accuracy[swept.best]), test))
                 bar.advance(1)
@@ -261,6 +244,12 @@ class LogisticFitter(PenaltyFitter):
         moments = stored_moments(source, targets, train)  # the solver is fast in their principal axes
         swept = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
         return self.best_of(source, swept)
+
+    def fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+        """Return a readout that cross-validation chose, fitted to train alone, with the same temperature."""
+        train, targets = source.stream("train"), chosen.targets
+        path = logistic_path(train, targets, np.array([alpha]), gather(train, targets))
+        return path.readout(0, targets, chosen.temperature)
 
     def _fit_folds(self, source: Source) -> ColumnFit:
         """Choose by cross-validation over train and valid, with all samples in memory."""
@@ -311,56 +300,35 @@ class EstimatorFitter:
         path, _, settings = text.partition(":")
         values: dict[str, list[Any]] = {}
         for part in filter(None, settings.split(";")):
-            name, equals, choices = part.partition("=")
-            if not equals or not choices:
-                raise InputError(f"--readout {text}: a parameter has no value; write name=value,value;name=value")
+            name, _, choices = part.partition("=")
             values[name.strip()] = [_literal(choice) for choice in choices.split(",")]
         if balanced:
             values["class_weight"] = ["balanced"]
-        estimator = _import(path)
-        known = _checked(path, estimator, classes).get_params()
-        for name in values:
-            if name not in known:
-                problem = f"--readout {path}: no parameter {name!r}"
-                raise InputError(f"{problem}; the parameters are {', '.join(sorted(known))}")
         grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
+        estimator = _estimator(path, classes, grid[0])
         return cls(path=path, estimator=estimator, grid=grid, classes=classes, balanced=balanced)
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every combination to a source and choose one by its score on valid."""
         targets = source.targets(self.classes, self.balanced)
-        blocks, size = [], 0
-        for block in source.blocks("train"):
-            size += block[0].nbytes
-            if size > MAX_BYTES:
-                problem = (
-                    f"--readout {self.path}: the features of the training rows need more than {MAX_BYTES / 1e9:.0f} GB"
-                )
-                raise InputError(f"{problem}; use ridge or logistic, which read them in blocks, or fewer rows")
-            blocks.append(block)
-        x, y = (np.concatenate(part) for part in zip(*blocks, strict=True))
+        x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
         results: list[Result] = []
         readouts: list[Readout] = []
+        problem = f"--readout {self.path}: cannot be fitted to {'+'.join(source.columns)}"
         for settings in self.grid:
-            model, converged = self._pipeline(settings, targets, x, y, "+".join(source.columns))
+            with as_input_error(problem, "correct its parameters"):
+                model, converged = self._pipeline(settings, targets, x, y)
             fitted = EstimatorReadout(model=model, targets=targets, name=self.path)
             readouts.append(linear_form(fitted, x) or fitted)
             values = ", ".join(f"{name}={value}" for name, value in settings.items())
-            result = Result(
-                columns=source.columns,
-                readout=f"{self.path}({values})" if values else self.path,
-                alpha=None,
-                valid_score=accuracy_of(readouts[-1], source.blocks("valid")),
-                metric=targets.metric,
-                converged=converged,
-            )
-            results.append(result)
+            name = f"{self.path}({values})" if values else self.path
+            score = accuracy_of(readouts[-1], source.blocks("valid"))
+            kind = {"columns": source.columns, "readout": name, "alpha": None, "metric": targets.metric}
+            results.append(Result(**kind, valid_score=score, converged=converged))
         best = max(range(len(results)), key=lambda number: results[number].valid_score)
         return ColumnFit(results=tuple(results), best=best, solve=partial(readouts.__getitem__, best))
 
-    def _pipeline(
-        self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray, columns: str
-    ) -> tuple[Any, bool]:
+    def _pipeline(self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray) -> tuple[Any, bool]:
         """Return a fitted scaler and estimator, one per output if there are several, and whether it converged."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
@@ -373,50 +341,31 @@ class EstimatorFitter:
         model = make_pipeline(StandardScaler(), estimator)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
-            try:
-                model.fit(x, y.ravel() if y.shape[1] == 1 else y)
-            except (ValueError, TypeError) as error:
-                reason = str(error).replace("\n", " ")
-                raise InputError(f"readout {type(estimator).__name__} on {columns}: {reason}") from error
+            model.fit(x, y.ravel() if y.shape[1] == 1 else y)
         return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
 Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
-"""Type of the objects that fit one kind of readout to a source under all its settings."""
-
-Fitted = tuple[ColumnFit, Source, Fitter]
-"""The fit of a source, the source, and the fitter that made the fit."""
+Fitted = tuple[ColumnFit, Source, Fitter]  # the fitter made the fit of the source
 
 
-def _import(path: str) -> Callable[..., Any]:
-    from sklearn.base import BaseEstimator
+def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
+    """Return the class of an import path; raise `InputError` if it does not suit the labels or has other parameters."""
+    from sklearn.base import BaseEstimator, is_classifier, is_regressor
 
     module, _, name = path.rpartition(".")
-    remedy = "use ridge, logistic, weighted or an import path such as sklearn.linear_model.LogisticRegression"
+    remedy = "use ridge, logistic, weighted or a path such as sklearn.svm.LinearSVC"
     with as_input_error(f"--readout {path}: no such readout", remedy):
         found = getattr(import_module(module), name)
-    estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
+    allowed = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
     # A recipe may name scikit-learn's estimators, but nothing else that its modules contain.
-    foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
-    if not estimates or foreign:
-        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name another class")
-    return found
-
-
-def _checked(path: str, estimator: Callable[..., Any], classes: int) -> Any:
-    """Return an estimator with its default parameters; raise `InputError` if it does not suit the task's labels."""
-    from sklearn.base import is_classifier, is_regressor
-
-    with as_input_error(f"--readout {path}: cannot be created with its defaults", "name another class"):
-        found = estimator()
-    if not (is_classifier if classes else is_regressor)(found):
-        kind, labels, other = (
-            ("classifier", f"task has {classes} classes", "LogisticRegression")
-            if classes
-            else ("regressor", "task's targets are real values", "Ridge")
-        )
-        problem = f"--readout {path}: it is not a {kind}, and the {labels}"
-        raise InputError(f"{problem}; choose one, such as sklearn.linear_model.{other}")
+    if not allowed or (path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")):
+        raise InputError(f"--readout {path}: not a scikit-learn classifier or regressor; name one")
+    with as_input_error(f"--readout {path}: cannot be created", "correct its parameters"):
+        suits = (is_classifier if classes else is_regressor)(found().set_params(**settings))
+    if not suits:
+        kind = "classifier" if classes else "regressor"
+        raise InputError(f"--readout {path}: not a {kind}, which the labels need; name another class")
     return found
 
 
@@ -429,54 +378,82 @@ def _literal(text: str) -> Any:
 
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
-    readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
-    if balanced and not classes:
-        raise InputError("--class-weight balanced: the task has no classes; remove the flag")
+    readout, balanced = options.readout, options.class_weight == "balanced"
+    if not classes and (balanced or readout == "logistic"):
+        flag = "--class-weight balanced" if balanced else "--readout logistic"
+        raise InputError(f"{flag}: the task has no classes; remove the flag")
     if folds and readout != "ridge":
         raise InputError(f"--select {options.select}: cross-validation is only for ridge; pass --select valid")
-    if readout == "logistic" and not classes:
-        raise InputError("--readout logistic: the task has no classes; use ridge")
-    if readout in ("ridge", "logistic", "weighted"):
-        default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
-        values = parse_alphas(alphas) if alphas else default
-        shared: dict[str, Any] = {"classes": classes, "alphas": values, "balanced": balanced, "widens": not alphas}
-        if readout != "ridge":
-            return (LogisticFitter if readout == "logistic" else WeightedFitter)(**shared)
-        return RidgeFitter(
-            **shared,
-            folds=folds,
-            repeats=repeats,
-            refits=options.select == "auto" and not folds,
-            # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
-            one_standard_error=not classes and repeats > 1,
-        )
-    if alphas:
-        raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
-    return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    if readout not in ("ridge", "logistic", "weighted"):
+        if options.alphas:
+            problem = f"--alphas: {readout} takes its parameters after a colon"
+            raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
+        return EstimatorFitter.parse(readout, classes, balanced=balanced)
+    default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
+    alphas = parse_alphas(options.alphas) if options.alphas else default
+    shared: dict[str, Any] = {"classes": classes, "alphas": alphas, "balanced": balanced, "widens": not options.alphas}
+    if readout != "ridge":
+        return (LogisticFitter if readout == "logistic" else WeightedFitter)(**shared)
+    return RidgeFitter(
+        **shared,
+        folds=folds,
+        repeats=repeats,
+        refits=options.select == "auto" and not folds,
+        # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
+        one_standard_error=not classes and repeats > 1,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinalReadout:
+def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFit], tuple[Result, ...]]:
+    """Return the fits of columns to all rows, and the results of the columns that a race excluded, best first."""
+    if tried.raced is None:
+        return _fit_each("fit", pool, tried.columns, fitter), ()
+    # All columns are fitted to some of the rows, and the best third to all rows.
+    quick = fitter if isinstance(fitter, EstimatorFitter) else replace(fitter, widens=False)
+    fits = _fit_each("race", replace(pool, some=tried.raced), tried.columns, quick)
+    ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
+    lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
+    going_on = [name for name, fit in zip(tried.columns, fits, strict=True) if fit.result not in lost]
+    return _fit_each("fit", pool, going_on, fitter), tuple(lost)
+
+
+def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
+    """Fit every column; progress is shown in multiplications, because one wide column may take longer than the rest."""
+    fits: list[ColumnFit] = []
+    sources = [pool.source(name) for name in names]
+    work = [_products(source) for source in sources]
+    with meter(stage, sum(work), unit="billion multiplications") as bar:
+        for source, products in zip(sources, work, strict=True):
+            add_fit(fits, fitter.fit(source))
+            bar.advance(products)
+    return fits
+
+
+def _products(source: Source) -> int:
+    """Return the estimated multiplications of a fit in billions, at least 1."""
+    samples, width = len(source.labels("train")), source.width()
+    return 1 + round(samples * width * min(samples, width) / 1e9)
+
+
+class FinalReadout(NamedTuple):
     """A chosen readout, fitted to all rows that may be used, with its score on test."""
 
     result: Result
     readout: Readout
     evaluation: Evaluation
-    at_edge: bool
     held_out: Callable[[], np.ndarray]
 
 
 def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
     """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
     readout = best.readout
+    # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own probabilities.
+    given = bool(fitter.folds) or isinstance(fitter, EstimatorFitter)
+    if task.classes and not given and isinstance(readout, LinearReadout):
+        readout = readout.calibrate(source.blocks("valid"))
     held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
-    if isinstance(readout, LinearReadout):
-        # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own probabilities.
-        if task.classes and not isinstance(fitter, EstimatorFitter) and not fitter.folds:
-            readout = readout.calibrate(source.blocks("valid"))
-            held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
-        if isinstance(fitter, RidgeFitter) and fitter.refits:
-            readout = fitter.refit(source, readout, float(best.result.alpha or 1))
+    if isinstance(fitter, RidgeFitter) and fitter.refits and isinstance(readout, LinearReadout):
+        readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
     found = evaluate(readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups)
@@ -484,32 +461,25 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     metric = best.result.metric
     interval = balanced_interval(found) if metric == "balanced_accuracy" else found.interval
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
-    return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
+    return FinalReadout(result, readout, found, held_out)
 
 
 def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
-    """Return the nonconformity score of every validation row, ascending, (n,).
+    """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
 
-    The score is one minus the probability of the row's class, or the distance from the true value (split conformal
-    prediction, Vovk et al. 2005). The array is empty if rows have several labels or the readout has no probabilities.
+    It is one minus the probability of the row's class, or the distance from the true value (Vovk et al. 2005).
     """
     targets = readout.targets
     if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
         return np.zeros(0)
-    if fitter.folds:  # the readout was fitted to train and valid
-        alphas = np.array([alpha])
-        if isinstance(fitter, RidgeFitter):
-            path = fitter.fit_train(source, alphas)
-        else:
-            train = source.stream("train")
-            path = logistic_path(train, targets, alphas, gather(train, targets))
-        readout = path.readout(0, targets, getattr(readout, "temperature", 1.0))
+    if isinstance(fitter, RidgeFitter | LogisticFitter) and fitter.folds and isinstance(readout, LinearReadout):
+        readout = fitter.fit_train(source, readout, float(alpha or 1))  # it was fitted to train and valid
     found = []
     for x, y in source.blocks("valid"):
         if targets.classes:
             # Rounded as predict does, so that equal probabilities compare equal.
             chances = np.round(readout.probabilities(x)[:, 0], 6)
-            found.append(1 - chances[np.arange(len(x)), y[:, 0].astype(int)])
+            found.append(1 - np.take_along_axis(chances, y.astype(int), axis=1)[:, 0])
         else:
             found.append(np.abs(readout.predict(x) - y)[:, 0])
     return np.sort(np.concatenate(found).astype(np.float64))

@@ -28,7 +28,17 @@ def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default:
         write_csv(done.results, _table_lines(done))
         Bundle.of(pool, done.readout, done.best, held_out).write(folder)
         write_checked(folder / SUMMARY, summary)
-        _draw(folder, title, done, shown)
+        columns, settings, scores = score_matrix(done.table)
+        place = columns.index(shown.title), settings.index(shown.setting)
+        level, metric = done.raw.valid_score if done.raw else None, done.best.metric
+        plot_sweep(folder / "sweep.png", columns, settings, scores, place, level, metric=metric, title=title)
+        if done.curve:
+            curve = [point._asdict() for point in done.curve]
+            plot(folder / "curve.png", (6, 4.2), f"{title}, {shown.title}", draw_curve, curve, metric)
+        plot_confusion(folder / "confusion.png", done.evaluation, title)
+        if not done.evaluation.classes:
+            heading = f"{title}: test, R² {done.evaluation.scores['R²']:.3f}"
+            plot(folder / "predicted.png", (5, 5), heading, draw_values, done.evaluation.values)
     if options.out and default.parents[1].name == "readouts":
         with suppress(OSError):  # the cache may be read-only
             default.mkdir(parents=True, exist_ok=True)
@@ -47,18 +57,3 @@ def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
         scores = result.valid_score, int(result.converged), int(mine), (chosen if mine else result).test_score
         lines.append((result.name, result.readout, alpha, result.metric, *scores))
     return lines
-
-
-def _draw(folder: Path, title: str, done: Fit, shown: Result) -> None:
-    """Draw the scores of all readouts, the learning curve, and the confusion matrix."""
-    columns, settings, scores = score_matrix(done.table)
-    place = columns.index(shown.title), settings.index(shown.setting)
-    level, metric = done.raw.valid_score if done.raw else None, done.best.metric
-    plot_sweep(folder / "sweep.png", columns, settings, scores, place, level, metric=metric, title=title)
-    if done.curve:
-        curve = [point._asdict() for point in done.curve]
-        plot(folder / "curve.png", (6, 4.2), f"{title}, {shown.title}", draw_curve, curve, metric)
-    plot_confusion(folder / "confusion.png", done.evaluation, title)
-    if not done.evaluation.classes:
-        heading = f"{title}: test, R² {done.evaluation.scores['R²']:.3f}"
-        plot(folder / "predicted.png", (5, 5), heading, draw_values, done.evaluation.values)

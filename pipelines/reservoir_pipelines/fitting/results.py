@@ -13,8 +13,7 @@ from reservoir.readouts.linear import Readout
 from reservoir_pipelines.output import Record, as_json
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
-ELSEWHERE = "folder.json"
-"""In the default folder of a fit, the file with the path of the folder that ``--out`` named; `report` reads it."""
+ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +31,15 @@ class Result(Record):
     valid_score : float
         Score on the validation split, or on the held-out folds of cross-validation.
     valid_loss : float, default 0
-        Mean squared distance of the scores from the coding of the labels, which decides between equal scores.
+        Mean squared distance from the coding of the labels, which decides between equal scores.
     metric : {"accuracy", "balanced_accuracy", "R²"}, default "accuracy"
-        The metric of the scores: the share of correct labels; the same with equal weight for every class, if class
-        weights are used; or R² for regression.
+        The metric of the scores; balanced accuracy if class weights are used, R² for regression.
     converged : bool
         Whether the solver reached its tolerance.
     test_score : float, optional
         Score on the test split; only for a chosen readout.
     test_interval : tuple of (float, float), optional
-        95% interval of the test accuracy, or of R², over rows, or over groups if the rows have groups.
+        95% interval of the test score over rows, or over groups if the rows have groups.
     """
 
     columns: tuple[str, ...]
@@ -127,7 +125,7 @@ class Fit:
         The best readout of each column that was fitted only to some of the rows, best first.
     p_value : float, optional
         The p-value of the hypothesis that the best readout and the raw input are equally good on the test rows:
-        McNemar's mid-p, or a paired bootstrap for regression and for rows with groups (which then draws groups).
+        McNemar's mid-p, or a paired bootstrap for regression and for rows with groups.
     table : tuple of Result
         Every readout that was tried.
     curve : tuple of CurvePoint
@@ -163,10 +161,9 @@ class Fit:
     def layers(self) -> dict[str, float]:
         """Best validation score of each layer alone, and of the raw input; empty for a single layer."""
         found: dict[str, float] = {}
-        for result in [*self.table, *([self.raw] if self.raw else [])]:
-            names = {column.partition("/")[0] for column in result.columns}
-            if len(names) == 1:
-                (name,) = names
+        for result in [*self.table, *filter(None, [self.raw])]:
+            name, *others = {column.partition("/")[0] for column in result.columns}
+            if not others:
                 found[name] = max(result.valid_score, found.get(name, result.valid_score))
         order = sorted(found, key=lambda name: (name != "embed", name == "raw", name))
         return {name: found[name] for name in order} if len(found) > 2 else {}

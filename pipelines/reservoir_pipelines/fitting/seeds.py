@@ -1,14 +1,14 @@
 """Fits of reservoirs that differ only in their seed, which show how a score depends on the random weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from reservoir_cache import Entry, untracked
 
-from reservoir import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir_pipelines.extraction.extract import extract
@@ -57,28 +57,25 @@ def fit_seeds(
         raise InputError("--seeds: give exactly one task or entry")
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: give at least 1")
-    call = _call(entries[0])
-    root = entries[0].path.resolve().parents[2]
+    entry = entries[0]
+    problem = f"--seeds: {entry.path} does not record how it was extracted"
+    with as_input_error(problem, "extract its task again"):
+        task, settings = (entry.made_with["call"][name] for name in ("task", "settings"))
+        settings = {name: value for name, value in settings.items() if name != "data"}
+        extracted = ExtractOptions(**without_where(settings, str(entry.path)))
+    if not isinstance(task, str) or entry.spec.init["kind"] == IMPORTED:
+        raise InputError(f"{problem}; extract its task again")
+    root = entry.path.resolve().parents[2]
     with untracked():
         made = [
-            extract(call["task"], replace(call["options"], cache=root, device=place.device, data=data, seed=seed))
+            extract(task, replace(extracted, cache=root, device=place.device, data=data, seed=seed))
             for seed in range(seeds)
         ]
     pools = [Pool.of(one) for one in made]
-    shared = tuple(column for column in pools[0].columns() if all(column in pool.columns() for pool in pools))
+    held = [pool.columns() for pool in pools]
+    shared = tuple(column for column in held[0] if all(column in columns for columns in held))
     fits = []
     for seed, pool in enumerate(pools):
         out = options.out / f"seed{seed}" if options.out else None
         fits.append(fit(replace(pool, only=shared), replace(options, out=out), place))
     return SeedsFit(fits=tuple(fits))
-
-
-def _call(entry: Entry) -> dict[str, Any]:
-    """Return the task and the options with which an entry was extracted."""
-    task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
-    known = {item.name for item in fields(ExtractOptions)}
-    placed = isinstance(settings, dict) and without_where(settings).keys() != settings.keys() - {"data"}
-    fixed = placed or entry.spec.init["kind"] == IMPORTED
-    if not isinstance(task, str) or not isinstance(settings, dict) or fixed or not settings.keys() <= known:
-        raise InputError(f"--seeds: {entry.path} does not record how it was extracted; extract its task again")
-    return {"task": task, "options": ExtractOptions(**without_where(settings))}

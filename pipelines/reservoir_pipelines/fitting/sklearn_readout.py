@@ -1,8 +1,4 @@
-"""A fitted scikit-learn estimator as a readout.
-
-A linear estimator is stored as coefficients. Any other is stored as a skops archive, which can run code when it is
-loaded or used, so it is loaded only if the user trusts its origin.
-"""
+"""A fitted scikit-learn estimator as a readout: coefficients if it is linear, else an archive that can run code."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,10 +47,7 @@ class EstimatorReadout:
 
 
 def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
-    """Return a fitted estimator as a linear readout of stored features, or None if it is not linear.
-
-    Any estimator with coefficients is accepted if they reproduce its labels, scores and probabilities on ``x`` (n, w).
-    """
+    """Return the linear readout whose coefficients reproduce the results on ``x`` (n, w); None if none do."""
     scaler, estimator, targets = fitted.model[0], fitted.model[-1], fitted.targets
     x = x[:PROBE_ROWS].astype(np.float64)
     try:

@@ -17,23 +17,20 @@ from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.plan import RAW, choose_folds, readout_candidates, single_columns
 from reservoir.pooling import raw_features
-from reservoir.readouts.linear import Block, RereadableBlocks, Targets, balanced_weights, has_labels, samples
+from reservoir.readouts.linear import Block, FoldBlock, RereadableBlocks, Targets, balanced_weights, has_labels, samples
 from reservoir.readouts.ridge import Moments, balance_raw, fold_moments, training_moments
 from reservoir.reservoir import Reservoir
-from reservoir.tasks.task import Task
+from reservoir.tasks.task import SPLITS, Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.files import IMPORTED
-from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 
+# What `fit` takes: the result of `extract`, or the folder of an entry.
 Features = Extraction | FeatureStore | Path | str
-"""What `fit` takes: the result of `extract`, or the folder of an entry."""
-
+# Row numbers to read, by split; a split that has no row numbers is read whole.
 SomeRows = Mapping[str, np.ndarray]
-"""Row numbers to read, by split; a split that has no row numbers is read whole."""
-
+# A function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width).
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width)."""
 
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
@@ -41,23 +38,24 @@ IMAGE_ROWS = 64  # rows of photographs, whose files take megabytes
 RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
 RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
 RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
-MEMORY_BYTES = 2**28  # largest size of features, or of the raw input of a split, that a fit keeps in memory
+MEMORY_BYTES = 2**28  # largest size of features of a split in memory
 
 
 class Source(ABC):
     """The samples of each split of an entry, in row order; they can be iterated any number of times."""
 
+    name: str
     store: FeatureStore
     some: SomeRows | None = None
-    emphasis: np.ndarray | None = None  # the weight of each feature, (w,), if the raw input is read with columns
+    emphasis: np.ndarray | None = None  # weights of the features, (w,), if some are raw
 
     @property
-    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, as results show them."""
+        return (self.name,)
 
     @abstractmethod
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
 
     def stream(self, split: str) -> RereadableBlocks:
@@ -74,7 +72,7 @@ class Source(ABC):
 
     def kept(self, split: str) -> slice | np.ndarray:
         """Return the rows of a split to read: a slice of all rows, or row numbers."""
-        return self.some[split] if self.some and split in self.some else slice(None)
+        return (self.some or {}).get(split, slice(None))
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading features."""
@@ -97,19 +95,18 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class ColumnSource(Source):
-    """Samples of one cached column, such as ``block06/mean``; ``title`` is its name if there are several entries."""
+    """Samples of one cached column, such as ``block06/mean``, or ``2:block06/mean`` if there are several entries."""
 
     store: FeatureStore
-    column: str
-    title: str = ""
+    name: str
     some: SomeRows | None = field(default=None, compare=False)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The title, or the name of the column without one."""
-        return (self.title or self.column,)
+    def column(self) -> str:
+        """The name of the column in its entry."""
+        return self.name.rpartition(":")[2]
 
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield the samples of each shard, or of some rows."""
         part, kept = self.store[split], self.kept(split)
         if isinstance(kept, np.ndarray):
@@ -137,27 +134,22 @@ class RawSource(Source):
 
     prepared: Prepared
     store: FeatureStore
-    title: str = RAW
+    name: str = RAW
     features: InputFeatures | None = None
     some: SomeRows | None = field(default=None, compare=False)
     _memory: dict[str, Iterable[Any]] = field(init=False, default_factory=dict, compare=False)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The title."""
-        return (self.title,)
 
     def tokens(self) -> int:
         """Return 1, or the number of tokens if every token has a label."""
         return self.prepared.task.readout_tokens if self.prepared.task.each else 1
 
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
         if split not in self._memory:
             self._memory[split] = in_memory_if_small(RereadableBlocks(self._computed, (split,)))
         yield from self._memory[split]
 
-    def _computed(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _computed(self, split: str) -> Iterator[Block]:
         features = self.features or partial(raw_features, self.prepared.task, self.prepared.scaling)
         labels, start = self.store[split].labels[self.kept(split)], 0
         for x, lengths in self.rows(split):
@@ -165,7 +157,7 @@ class RawSource(Source):
             yield samples(found if found.ndim == 3 else found[:, None], labels[start : start + len(x)])
             start += len(x)
 
-    def rows(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def rows(self, split: str) -> Iterator[Block]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
         index, whole = self.store[split].index[self.kept(split)], self.prepared.split(split)
         step = IMAGE_ROWS if self.prepared.task.pictures else RAW_ROWS
@@ -183,21 +175,15 @@ class JoinedSource(Source):
     some: SomeRows | None = field(init=False, default=None, compare=False)
 
     def __post_init__(self) -> None:
-        first = self.parts[0]
-        object.__setattr__(self, "store", first.store)
-        object.__setattr__(self, "some", first.some)
-        for part in self.parts[1:]:
-            if part.tokens() != first.tokens():
-                names = "+".join(self.columns)
-                problem = f"{names}: one column has a sample per token, another one per row"
-                raise InputError(f"{problem}; join columns of one kind")
+        object.__setattr__(self, "store", self.parts[0].store)
+        object.__setattr__(self, "some", self.parts[0].some)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns in the order in which they are joined."""
         return tuple(column for part in self.parts for column in part.columns)
 
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def blocks(self, split: str) -> Iterator[Block]:
         """Yield blocks of samples that end where a shard of any part ends."""
         streams = [part.blocks(split) for part in self.parts]
         while True:
@@ -207,8 +193,8 @@ class JoinedSource(Source):
             rows = min(len(x) for x, _ in found)
             y = found[0][1][:rows]
             if len(found) < len(streams) or any(not np.array_equal(other[:rows], y) for _, other in found):
-                names = "+".join(self.columns)
-                raise InputError(f"{names}: the entries hold different rows; extract both with the same --limit")
+                problem = f"{'+'.join(self.columns)}: the columns have different samples"
+                raise InputError(f"{problem}; join columns of one kind, extracted with the same --limit")
             yield np.concatenate([x[:rows] for x, _ in found], axis=1), y
             for number, (x, labels) in enumerate(found):
                 if len(x) > rows:
@@ -226,8 +212,7 @@ class JoinedSource(Source):
     def emphasis(self) -> np.ndarray | None:
         """The weight of each feature, (w,), if the raw input is one of the parts."""
         raw = [isinstance(part, RawSource) for part in self.parts]
-        widths = [next(part.blocks("train"))[0].shape[1] for part in self.parts] if any(raw) else []
-        return balance_raw(np.repeat(raw, widths)) if widths else None
+        return balance_raw(np.repeat(raw, [part.width() for part in self.parts])) if any(raw) else None
 
 
 @dataclass(frozen=True)
@@ -251,11 +236,7 @@ class Pool:
             path = Path() if isinstance(one, FeatureStore) else Path(require_path(one, "fit: features"))
             if path.is_file():
                 raise InputError(f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))")
-            stores.append(one if isinstance(one, FeatureStore) else FeatureStore(path))
-        for store in stores:
-            if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
-                name = store.entry.path.name
-                raise InputError(f"{name}: it has no split {lacking[0]!r}; give an entry that extract made")
+            store = one if isinstance(one, FeatureStore) else FeatureStore(path)
             # The key does not cover this record, so anyone may have changed it; its parts are read later.
             made, remedy = store.entry.made_with, "extract its task again"
             with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
@@ -264,11 +245,13 @@ class Pool:
                 scaling_from_json(made.get("scaling"))
                 if store.entry.spec.init["kind"] != IMPORTED:
                     Reservoir(**made["reservoir"])
-        first = stores[0].entry.spec
-        for store in stores[1:]:
-            if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
-                names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
-                raise InputError(f"{names} hold different rows; extract both from the same data with the same limit")
+            if not {*SPLITS} <= {*store.splits}:
+                raise InputError(f"{store.entry.path.name}: not all of its splits have features; {remedy}")
+            stores.append(store)
+        specs = [store.entry.spec for store in stores]
+        if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
+            names = " and ".join(store.entry.path.name for store in stores)
+            raise InputError(f"{names} hold different rows; extract with the same --limit")
         return cls(tuple(stores))
 
     @property
@@ -295,14 +278,9 @@ class Pool:
         return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
 
     @property
-    def grouped(self) -> bool:
-        """Whether rows have groups, which cross-validation never splits."""
-        return self.store["train"].groups is not None and self.store["valid"].groups is not None
-
-    @property
     def rows(self) -> dict[str, int]:
         """The number of rows of each split."""
-        return {split: self.store[split].rows for split in ("train", "valid", "test")}
+        return {split: self.store[split].rows for split in SPLITS}
 
     def folder(self, columns: Sequence[str], most: int, options: FitOptions) -> Path:
         """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
@@ -337,11 +315,9 @@ class Pool:
         if name == RAW:
             if found := self.raw():
                 return found
-            raise InputError("raw: the prepared data was removed; run reservoir prepare, then extract again")
-        number, colon, column = name.partition(":")
-        if not colon:
-            return ColumnSource(self.store, name, some=self.some)
-        return ColumnSource(self.stores[int(number) - 1], column, name, self.some)
+            raise InputError("raw: the prepared data was removed; run reservoir prepare")
+        number, colon, _ = name.partition(":")
+        return ColumnSource(self.stores[int(number) - 1] if colon else self.store, name, self.some)
 
 
 class Tried(NamedTuple):
@@ -351,7 +327,7 @@ class Tried(NamedTuple):
     most: int  # largest number of columns that may be joined greedily, 0 if none may
     folds: int  # 0 for a choice on validation rows
     repeats: int
-    raced: SomeRows | None  # rows to which all columns are fitted first; then the best third is fitted to all rows
+    raced: SomeRows | None  # rows to which all columns are fitted first, if any
     folder: Path  # default folder of the results
 
 
@@ -391,12 +367,8 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
         rows, by_folds = pool.rows["train"], bool(folds)
         wanted = [*readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)]
-    tried = {part for name in wanted for part in name.split("+")}
-    left = [column for column in cached if column.endswith("/all") and column not in tried]
-    if left and not named and not summed:
-        notify(f"--columns {columns} leaves out the columns of all tokens, {', '.join(left)}; name one to try it")
     if not wanted:
-        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
+        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again"
         raise InputError(f"no columns to fit; {have}")
     names = tuple(dict.fromkeys(wanted))
     races = not named and not most and options.select == "auto" and len(names) >= RACED_COLUMNS
@@ -429,26 +401,20 @@ def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray |
 
 
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
-    """Return the fold of each sample in train, then valid, (n, repeats), for repeated random assignments.
-
-    Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
-    """
+    """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold."""
     counts, labels = (np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels))
     groups, of = groups_of(source.store, source.some), _row_classes(source, labels, classes)
     found = [draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat) for repeat in range(repeats)]
     return np.repeat(np.stack(found, axis=1), counts, axis=0)
 
 
-def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
     """Yield all samples of train, then of valid, each block with its part of ``folds`` (see `assign_folds`)."""
     return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
 
 
 def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
-    """Return the moments of a cached column: of all training samples, or of each fold of train and valid.
-
-    The moments are computed from ``blocks`` once, and stored in the entry. The result is None if none are stored.
-    """
+    """Return the moments of a column's training samples or folds, stored in its entry; None if none are stored."""
     if not isinstance(source, ColumnSource) or source.some:
         return None
     # With at most four samples per feature, the float64 moments would be larger than the float16 features.
@@ -456,7 +422,8 @@ def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], fold
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
     # The weights depend on the splits that were counted, so moments of other weights have other names.
-    end = f"-weighted{hashlib.sha256(repr(weights).encode()).hexdigest()[:8]}-{column}" if weights else f"-{column}"
+    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
+    end = f"-weighted{digest}-{column}" if weights else f"-{column}"
     names = [f"fold{k}of{folds}{end}" for k in range(folds)] or [f"train{end}"]
     found = [load_arrays(entry, name) for name in names]
     if all(found):
@@ -478,13 +445,8 @@ def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
     return blocks
 
 
-def stage_blocks(
-    source: Source, sizes: np.ndarray, classes: int, draw: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield blocks of training samples with the stage of a learning curve that adds each sample, (m,).
-
-    Stage i has the rows whose rank in a random order, stratified by class, is in [sizes[i - 1], sizes[i]).
-    """
+def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
+    """Yield blocks of training samples with the number of the first of the ``sizes`` that has each sample, (m,)."""
     counts = source.counts("train")
     ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
     stages = np.repeat(np.searchsorted(sizes, ranks, side="right"), counts)
@@ -499,7 +461,7 @@ def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray
     return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
 
 
-def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[FoldBlock]:
     """Yield blocks of samples, each with its part of ``numbers`` (n,), which has one for each sample in order."""
     start = 0
     for x, y in blocks:
@@ -512,14 +474,11 @@ def draw_folds(
 ) -> np.ndarray:
     """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
 
-    Fold sizes differ by one row at most; with class labels (rows,), this also holds within each class. Rows of one
-    group (rows,) share a fold: the largest come first, each to the fold with the fewest rows of its classes.
+    Fold sizes, also those within each class, differ by one row at most, unless rows of one group share a fold.
     """
-    units = rows if groups is None else len(np.unique(groups))
+    units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
     if not 2 <= folds <= units:
-        what = "rows" if groups is None else "groups"
-        problem = f"cross-validation cannot use {folds} folds for {units} {what}"
-        raise InputError(f"{problem}; use 2 or more, and no more than {what}")
+        raise InputError(f"cross-validation cannot use {folds} folds for {units} {what}; use 2 to {units}")
     draw = np.random.default_rng((0, repeat))
     if groups is not None:
         return _assign_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)
@@ -532,10 +491,7 @@ def draw_folds(
 
 
 def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:
-    """Return the rank of each row in a random order, (rows,); each ``draw`` is another order of the same rows.
-
-    With class labels (rows,), the first n rows, for any n, have the class shares of all rows to within one row each.
-    """
+    """Return the rank of each row in a random order, (rows,), in which any first n rows have the shares of classes."""
     generator = np.random.default_rng((1, draw))
     ranks = generator.permutation(rows)
     if labels is None:

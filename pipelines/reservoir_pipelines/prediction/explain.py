@@ -16,11 +16,12 @@ from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, saved_plot, style
+from reservoir_pipelines.plots import COLOURS, figure_of, save, saved_plot, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
 MAX_LETTERS = 120  # letters that are legible in one row
+LEGEND = ("raises the score", "lowers the score", "drop if hidden, per position")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,30 +48,27 @@ class Explanation(Record):
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     """Plot what each position of some sequences adds to the score of their predicted class."""
     bundle = open_readout(readout, linear=True)
-    if bundle.task.readout_tokens * bundle.task.outputs > 1:
-        problem = f"readout {readout}: it gives each sequence several labels"
-        raise InputError(f"{problem}; explain needs a readout of one label")
-    new, first = read_new(file, bundle.task), options.first
+    task, most = bundle.task, bundle.task.max_tokens
+    if task.readout_tokens * task.outputs > 1:
+        raise InputError(f"readout {readout}: it gives each row several labels; explain needs one")
+    new, first = read_new(file, task), options.first
     notify_skipped(file, new.skipped, len(new.x))
-    x, lengths = encode(bundle.task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file))
-    if lengths.max() > bundle.task.max_tokens:
-        row, most = int(np.argmax(lengths)), bundle.task.max_tokens
+    x, lengths = encode(task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file))
+    if lengths.max() > most:
+        row = np.argmax(lengths)
         problem = f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit"
-        raise InputError(f"{problem}; shorten the row, or use predict")
-    if bundle.task.pictures:
-        x = as_patches(x)
-    if bundle.task.alphabet:
-        x = to_symbols(x, lengths, bundle.task.alphabet)
+        raise InputError(f"{problem}; shorten the row")
+    x = as_patches(x) if task.pictures else x
+    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
     model = build(bundle, readout)
     if model.reader:
-        problem = f"its input goes through the model's own {model.reader.kind}, which explain does not support"
-        remedy = "fit a readout of features made with --input gaussian or kernels"
-        raise InputError(f"readout {readout}: {problem}; {remedy}")
+        problem = f"readout {readout}: explain does not support the model's own {model.reader.kind}"
+        raise InputError(f"{problem}; fit features made with --input gaussian or kernels")
     numbers = [row for row in range(len(new.x) + len(new.skipped)) if row not in new.skipped]
-    rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, bundle.task, x, lengths)]
+    rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, task, x, lengths)]
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
-    unit = "logits" if bundle.task.classes else "the unit of the label"
-    _draw(plot, bundle.task, x, lengths, rows, unit)
+    unit = "logits" if task.classes else "the unit of the label"
+    _draw(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, plot=plot)
 
 
@@ -98,32 +96,22 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
 @saved_plot
 def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
     letters = bool(task.alphabet) and int(lengths.max()) <= MAX_LETTERS
-    heights = [0.35 if letters else 1.0, 1.6]
-    figure = figure_of(9, 1.1 * sum(heights) * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
-    panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=heights * len(rows))[:, 0]
+    line = "steps-mid" if isinstance(task.form, Tokens) else "default"
+    figure = figure_of(9, 2.9 * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
+    panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=[1.0, 1.6] * len(rows))[:, 0]
     for number, row in enumerate(rows):
         above, below = panels[2 * number : 2 * number + 2]
         positions, values = np.arange(lengths[number]), x[number, : lengths[number]]
-        above.tick_params(labelbottom=False)
-        if letters:
-            above.axis("off")
-            for place, symbol in enumerate(values):
-                above.text(place, 0.0, task.alphabet[int(symbol)], ha="center", fontsize=8, color=INK)
-        else:
-            above.spines[["top", "right"]].set_visible(False)
-            symbols = isinstance(task.form, Tokens)
-            above.plot(values, linewidth=1, drawstyle="steps-mid" if symbols else "default")
-            above.set_ylabel("symbol" if symbols else "input")
+        above.plot(values, linewidth=1, drawstyle=line)
         what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
-        above.set_title(f"row {row.row}: {what}, score {row.score:+.2f}", fontsize=10, color=INK)
-        signs = np.where(np.array(row.added) >= 0, COLOURS[0], COLOURS[1])
-        first = number == 0
-        below.bar(positions, row.added, width=1.0, color=signs)
-        below.bar(0, 0, color=COLOURS[0], label="raises the score" if first else None)
-        below.bar(0, 0, color=COLOURS[1], label="lowers the score" if first else None)
-        below.step(
-            positions, row.occluded, "k", where="mid", lw=1.2, label="drop if hidden, per position" if first else None
-        )
+        style(above, "", "input", f"row {row.row}: {what}, score {row.score:+.2f}")
+        above.tick_params(labelbottom=False)
+        raises, lowers, drop = (None, None, None) if number else LEGEND
+        below.bar(positions, np.maximum(row.added, 0), width=1.0, color=COLOURS[0], label=raises)
+        below.bar(positions, np.minimum(row.added, 0), width=1.0, color=COLOURS[1], label=lowers)
+        below.step(positions, row.occluded, "k", where="mid", lw=1.2, label=drop)
         below.sharex(above)
+        if letters:
+            below.set_xticks(positions, [task.alphabet[int(symbol)] for symbol in values], fontsize=8)
         style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
     save(figure, path)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,8 @@ from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.arrays import Skipped
 from reservoir.tasks.own.columns import listed
+from reservoir.tasks.own.data import NewRows
 from reservoir.tasks.own.texts import UNKNOWN, shown
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -28,10 +27,9 @@ from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_
 
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
-OTHER_UNIT = 30  # values that are on average this many times larger or smaller may have another unit
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """The label of one sequence.
 
@@ -39,7 +37,7 @@ class Prediction:
     ----------
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists. None if the row
-        has a ``problem``, or if ``abstain`` was given and the set does not have exactly one class.
+        has a ``problem``, or with ``abstain`` if the set does not have exactly one class.
     probabilities : list
         The probability of each of ``classes``, nested as the label; empty if the readout has none.
     classes : tuple of str or int
@@ -49,12 +47,11 @@ class Prediction:
     id : str, optional
         The name of the row in the file, if it has one.
     group : str or int, optional
-        The group (patient, machine) of the row, if the file has groups and the readout was fitted on rows with groups.
+        The group (patient, machine) of the row, if the file and the rows of the fit have groups.
     each : bool, default False
         Whether every token, or word, has a label; lists then have the length of the sequence.
     set : list of str or int, optional
-        With ``coverage``, a set of classes that contains the true class with that probability. It is empty if no class
-        has the probability that the true class of most validation rows has.
+        With ``coverage``, a set of classes, perhaps empty, that contains the true class with that probability.
     interval : list of float, optional
         With ``coverage``, the ends of an interval that contains the true value with that probability.
     problem : str, optional
@@ -76,23 +73,13 @@ class Prediction:
         """Return the fields as JSON values, each probability under the name of its class."""
         named = {} if self.id is None else {"id": self.id}
         found = {"label": self.as_text(self.label), "probabilities": self._by_class(self.probabilities)}
-        others = {"set": self.set, "interval": self.interval, "truth": self.as_text(self.truth)}
-        others |= {"problem": self.problem}
+        others = {
+            "set": self.set,
+            "interval": self.interval,
+            "truth": self.as_text(self.truth),
+            "problem": self.problem,
+        }
         return named | found | {name: value for name, value in others.items() if value is not None}
-
-    def unread(self, name: str | None, problem: str) -> "Prediction":
-        """Return a prediction of the same form for a row that cannot be read; numbers and labels are None."""
-        return replace(
-            self,
-            label=[] if self.each else _nothing(self.label),
-            probabilities=[] if self.each else _nothing(self.probabilities),
-            truth=None,
-            id=name,
-            group=None,
-            set=self.set and [],
-            interval=self.interval and [None, None],
-            problem=problem,
-        )
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
@@ -115,39 +102,36 @@ def predict(
         raise InputError("--abstain: the readout gives numbers, not classes; remove the flag")
     radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
     if radius is not None:
-        where = "on validation rows, which were also used to choose the readout, and perhaps to fit it"
-        notify(f"coverage {cover.coverage:g} is approximate: it is measured {where}")
-    raw, given, ids, y, groups, skipped = read_new(file, task, known.labels)
-    notify_skipped(file, skipped, len(raw))
-    if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts have known lengths
+        notify(f"coverage {cover.coverage:g} is approximate, because validation rows also chose the readout")
+    new = read_new(file, task, known.labels)
+    y = new.y
+    notify_skipped(file, new.skipped, len(new.x))
+    if bundle.lengths and new.lengths is None and new.x.dtype.kind != "U":  # texts have known lengths
         problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
         raise InputError(f"{problem}; add the number of real tokens of each row")
-    x, lengths = encode(task, raw, given, str(file))
+    x, lengths = encode(task, new.x, new.lengths, str(file))
     counts = lengths if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(counts.max()))
         bundle = replace(bundle, task=task)
-    size = len(x) * task.readout_tokens * task.outputs
-    if y is not None and (len(y) != len(x) or (counts is None and y.size != size)):
-        labels = f"{task.readout_tokens} x {task.outputs} labels for each of {len(x)} rows"
-        given = f"the labels have the shape {y.shape}"
-        raise InputError(f"{file}: {given}, but the readout gives {labels}; correct or remove them")
+    each = task.readout_tokens * task.outputs
+    if y is not None and (len(y) != len(x) or (counts is None and y.size != len(x) * each)):
+        problem = f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(x)} rows"
+        raise InputError(f"{problem}; correct or remove them")
     _warn(bundle, file, x, lengths, labelled=y is not None)
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):
         check_lengths(model, lengths, f"{file}, row")
     truths = [None] * len(x) if y is None else _truths(file, task, y, counts)
-    sequences = {"x": x, "lengths": lengths, "counts": counts, "ids": ids, "truths": truths, "skipped": skipped}
-    sequences["groups"] = groups.tolist() if bundle.groups and groups is not None else None
-    return Predictions(bundle=bundle, models=models, file=file, **sequences, radius=radius, abstain=cover.abstain)
+    rows = new._replace(x=x, lengths=lengths, groups=new.groups if bundle.groups else None)
+    return Predictions(bundle, models, file, rows, truths, counts, radius, cover.abstain)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
-    ``x`` and ``lengths`` are the encoded sequences, ``truths`` their labels in the file, None for rows without one;
-    rows of the file that cannot be read are ``skipped`` there.
+    ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows without one.
     ``counts`` (rows,) is the number of labels of each row if every token has a label. ``radius`` is the largest
     nonconformity score of a class in a set, or of a value in an interval.
     """
@@ -155,53 +139,42 @@ class Predictions(Iterator[Prediction]):
     bundle: Bundle
     models: Sequence[LoadedModel | None]
     file: Path
-    x: np.ndarray
-    lengths: np.ndarray
+    rows: NewRows
+    truths: Sequence[Any]
     counts: np.ndarray | None
-    ids: list[str] | None
-    groups: list[str | int] | None
-    truths: list[Any]
-    skipped: Skipped
-    radius: float | None = None
-    abstain: bool = False
+    radius: float | None
+    abstain: bool
 
     def __post_init__(self) -> None:
         self._stream = self._all_rows()
-
-    @property
-    def also(self) -> set[str]:
-        """The fields that tables of these predictions have besides the usual ones: ``truth``, ``problem``."""
-        labelled = any(truth is not None for truth in self.truths)
-        return {name for name, has in {"truth": labelled, "problem": self.skipped}.items() if has}
 
     def __next__(self) -> Prediction:
         return next(self._stream)
 
     def _all_rows(self) -> Iterator[Prediction]:
         """Yield the predictions of all rows of the file, and what is wrong with those that cannot be read."""
-        found = itertools.chain.from_iterable(map(self._block, range(0, len(self.x), BLOCK_ROWS)))
-        first = next(found)
-        found = itertools.chain([first], found)
-        for row in range(len(self.x) + len(self.skipped)):
-            yield first.unread(*self.skipped[row]) if row in self.skipped else next(found)
+        found = itertools.chain.from_iterable(map(self._block, range(0, len(self.rows.x), BLOCK_ROWS)))
+        skipped = self.rows.skipped
+        for row in range(len(self.rows.x) + len(skipped)):
+            if row in skipped:
+                name, problem = skipped[row]
+                yield Prediction(label=None, probabilities=[], id=name, problem=problem)
+            else:
+                yield next(found)
 
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
-        rows = slice(start, start + BLOCK_ROWS)
-        x, task = self.x[rows], self.bundle.task
-        counts = None if self.counts is None else self.counts[rows]
-        features = self._features(rows)
-        wrong = ~np.isfinite(features).all(axis=1)
-        if wrong.any():
-            each = np.full(len(x), len(features) // len(x)) if counts is None else counts
-            row = start + int(np.searchsorted(each.cumsum(), np.argmax(wrong), "right"))
-            problem = f"{self.file}: the model overflows in row {row}, whose values are too large"
-            raise InputError(f"{problem}; correct or remove it")
-        classes = tuple(map(task.label, range(task.classes)))
-        for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
+        part, new, blank = slice(start, start + BLOCK_ROWS), self.rows, [None] * BLOCK_ROWS
+        counts = None if self.counts is None else self.counts[part]
+        ids = new.ids[part] if new.ids else blank
+        groups = blank if new.groups is None else new.groups[part].tolist()
+        classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
+        labelled = _labels(self.bundle, self._features(part, counts), counts)
+        for row, (label, probabilities) in enumerate(labelled):
             among = interval = None
             if self.radius is not None and classes:
-                among = [name for name, chance in zip(classes, probabilities, strict=True) if 1 - chance <= self.radius]
+                chances = zip(classes, probabilities, strict=True)
+                among = [name for name, chance in chances if 1 - chance <= self.radius]
             elif self.radius is not None:
                 interval = [label - self.radius, label + self.radius]
             yield Prediction(
@@ -209,40 +182,38 @@ class Predictions(Iterator[Prediction]):
                 probabilities=probabilities,
                 classes=classes,
                 truth=self.truths[start + row],
-                id=self.ids[start + row] if self.ids else None,
-                group=self.groups[start + row] if self.groups else None,
+                id=ids[row],
+                group=groups[row],
                 each=counts is not None,
                 set=among,
                 interval=interval,
             )
 
-    def _features(self, rows: slice) -> np.ndarray:
+    def _features(self, rows: slice, counts: np.ndarray | None) -> np.ndarray:
         """Return the features (samples, width) of some rows; a row has one or several samples."""
-        x, lengths, task, scaling = self.x[rows], self.lengths[rows], self.bundle.task, self.bundle.scaling
+        task, scaling = self.bundle.task, self.bundle.scaling
+        x, lengths = self.rows.x[rows], np.asarray(self.rows.lengths)[rows]
         labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # placeholders for unknown labels
-        if self.counts is not None:
-            labels[np.arange(labels.shape[1]) >= self.counts[rows, None]] = np.nan
+        if counts is not None:
+            labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
         read = []
         for part, model in zip(self.bundle.parts, self.models, strict=True):
             if model is None:
-                raw = raw_features(task, scaling, x, lengths)
-                read.append(samples(raw if raw.ndim == 3 else raw[:, None], labels)[0])
-                continue
-            features = forward(model, scaling, x, lengths, part.columns, BATCH_ROWS)
-            read += [samples(features[column], labels)[0] for column in part.columns]
+                found = {RAW: raw_features(task, scaling, x, lengths)}
+            else:
+                found = forward(model, scaling, x, lengths, part.columns, BATCH_ROWS)
+            for column in part.columns:
+                values = found[column].reshape(len(x), -1, found[column].shape[-1])
+                if not (finite := np.isfinite(values).all(axis=(1, 2))).all():
+                    row = f"row {rows.start + np.argmin(finite)}, whose values are too large"
+                    raise InputError(f"{self.file}: the model overflows in {row}; correct or remove it")
+                read.append(samples(values, labels)[0])
         return np.concatenate(read, axis=1)
-
-
-def _nothing(nested: Any) -> Any:
-    """Return None, or nested lists of None of the same form."""
-    return [_nothing(inner) for inner in nested] if isinstance(nested, list) else None
 
 
 def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, labelled: bool) -> None:
     """Print reasons why predictions are less reliable than they look."""
     most = bundle.task.max_tokens
-    if not bundle.lengths and (few := int((lengths < most).sum())):
-        notify(f"{file}: {few:,} rows are shorter than the {most:,} tokens of every row that the readout was fitted on")
     long = int((lengths > most).sum())
     by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
     if long and by_position and not bundle.task.each:
@@ -254,11 +225,6 @@ def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, lab
         if number := int(numbers[new].sum()):
             share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
             notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")
-    if bundle.scaling and not bundle.task.pictures and (standardised := bundle.scaling.offset != 0).any():
-        expected = np.hypot(bundle.scaling.offset, 1 / bundle.scaling.scale)
-        size = np.sqrt(np.square(np.nan_to_num(x[:BLOCK_ROWS]), dtype=np.float64).mean(axis=(0, 1)))
-        if not 1 / OTHER_UNIT < (ratio := float(np.median((size / expected)[standardised]))) < OTHER_UNIT:
-            notify(f"{file}: values are {ratio:.2g} times as large as in the rows of the fit; check their units")
     if labelled and bundle.origin and str(file.resolve()) == bundle.origin:
         fitted, by = ("run was trained", "train") if bundle.parts[0].run else ("readout was fitted", "fit")
         notify(f"{file}: the {fitted} on rows of this file; for new data trust the test score of {by}")
@@ -271,14 +237,13 @@ def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> 
     found = [np.vectorize(task.label, otypes=[object])(labels) if task.classes else labels.astype(float)]
     if readout.has_probabilities:
         found.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
-    rows = (
-        unsample(values, task.readout_tokens, task.outputs)
-        if counts is None
-        else np.split(values, np.cumsum(counts)[:-1])
-        for values in found
-    )
+    if counts is None:
+        rows = [unsample(values, task.readout_tokens, task.outputs) for values in found]
+    else:
+        rows = [np.split(values, np.cumsum(counts)[:-1]) for values in found]
     for label, *likely in zip(*rows, strict=True):
-        yield _unnested(label.tolist(), each=each), _unnested(likely[0].tolist(), each=each) if likely else []
+        chances = _unnested(likely[0].tolist(), each=each) if likely else []
+        yield _unnested(label.tolist(), each=each), chances
 
 
 def _unnested(nested: list[Any], *, each: bool = False) -> Any:
@@ -290,24 +255,21 @@ def _unnested(nested: list[Any], *, each: bool = False) -> Any:
 def _truths(file: Path, task: Task, y: np.ndarray, counts: np.ndarray | None) -> list[Any]:
     """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
     classes = {str(task.label(number)) for number in range(task.classes)}
-    found, missing, unknown = list[Any](), defaultdict[str, list[int]](list), Counter[str]()
+    found, unknown = list[Any](), set[str]()
     for row, given in enumerate(y):
         cut: Any = given if given is None or counts is None else given[: counts[row]]
         labels = [_as_label(cell, is_class=task.classes > 0) for cell in np.ravel(cut).tolist()]
         if None in labels:
-            cell = np.ravel(cut).tolist()[labels.index(None)]
-            missing["empty" if cell is None else repr(cell)].append(row)
-        elif classes:
-            unknown.update({str(label) for label in labels} - classes)
-        nested = labels if task.each else _unnested(np.array(labels, object).reshape(-1, task.outputs).tolist())
-        found.append(None if None in labels else nested)
-    if missing:
-        start = f"{sum(map(len, missing.values())):,} of {len(y):,} rows have no label to compare with"
-        cells = listed([f"{cell} {len(rows):,} (first in row {rows[0]})" for cell, rows in missing.items()])
-        notify(f"{file}: {start}, so the scores leave them out: {cells}")
+            found.append(None)
+            continue
+        if classes:
+            unknown |= {*map(str, labels)} - classes
+        nested = np.array(labels, object).reshape(-1, task.outputs).tolist()
+        found.append(labels if task.each else _unnested(nested))
+    if missing := sum(truth is None for truth in found):
+        notify(f"{file}: {missing:,} of {len(y):,} rows have no label, so the scores leave them out")
     if unknown:
-        names = listed([f"{name!r} {number:,}" for name, number in unknown.most_common()])
-        notify(f"{file}: classes that the readout does not know count as wrong; rows of each: {names}")
+        notify(f"{file}: classes that the readout does not know count as wrong: {listed(sorted(unknown))}")
     return found
 
 
