@@ -17,7 +17,7 @@ import pytest
 import torch
 from reservoir_pipelines import import_backbone
 
-from reservoir.backbones import find, load_backbone, load_native
+from reservoir.backbones import content_digest, find, load_backbone, load_native
 from reservoir.inputs.native import open_reader, read_tokenizer
 from reservoir.tasks import task_named
 from reservoir.tasks.own.texts import codes_of
@@ -228,9 +228,6 @@ METADATA = {
 PROCESSOR = {"image_processor_type": "AutoProcessorFastFast"}
 ENORMOUS = {"image_processor_type": "ViTImageProcessor", "size": {"height": 5000, "width": 8}}
 REFUSED = [
-    ("x.index.json", {"weight_map": {"a": "../secret.safetensors"}}, "'../secret.safetensors', which is not"),
-    ("adapter_config.json", {"peft_type": "LORA"}, "remove its adapter_config.json"),
-    ("shard-00000-model-00000-of-00001.safetensors", {}, "a distributed checkpoint"),
     ("tokenizer_config.json", {"fast_tokenizer_files": ["../tokenizer.4.0.json"]}, "names other files"),
     ("tokenizer_config.json", {"vocab": "/etc/hostname"}, "names other files, vocab"),
     ("tokenizer_config.json", {"merges": "/etc/hostname"}, "names other files, merges"),
@@ -250,6 +247,17 @@ def test_files_that_name_others_or_make_enormous_images_are_refused(file, conten
     reader = open_reader, task_named("digits").task, folder, "pretrained"
     others = (read_tokenizer, folder, 32) if "token" in file else (load_native, folder)
     assert message in outcome(*(reader if "preprocessor" in file else others))
+
+
+def test_adapters_indexes_and_settings_that_name_other_weights_are_not_read(tmp_path: Path):
+    folder = save("vit", tmp_path / "vit")
+    before = content_digest(load_backbone(str(folder), "pretrained").model)
+    settings = json.loads((folder / "config.json").read_text()) | {"transformers_weights": "../secret.safetensors"}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "a/b"}))
+    (folder / "shard-00000-model-00000-of-00001.safetensors").touch()
+    assert content_digest(load_backbone(str(folder), "pretrained").model) == before
 
 
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
