@@ -9,22 +9,10 @@ from reservoir.backbones import GROUPS, Backbone
 from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.plan import split_names
 
 FPT_GROUPS = ("input", "layernorm", "positions", "output")  # groups that a Frozen Pretrained Transformer trains
 NAMES = ("input", "output", *GROUPS, "last-attention", "all")
 """Groups of ``--train``; ``last-attention`` is the attention of the last block, ``all`` every parameter."""
-
-
-def parse_groups(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the groups of a comma-separated list, each once; raise `InputError` for an unknown group."""
-    groups = split_names(text)
-    for group in groups:
-        if group not in NAMES:
-            raise InputError(f"--train {group}: no such group; choose among {', '.join(NAMES)}")
-    if not groups:
-        raise InputError(f"--train: no group given; name at least one of {', '.join(NAMES)}")
-    return groups
 
 
 def default_groups(backbone: Backbone) -> tuple[str, ...]:

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from reservoir import devices
 from reservoir.errors import InputError
 
+BOUND = 1e4
+"""A loss above this value counts as diverged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class State:
@@ -63,8 +66,8 @@ class Trainer:
     """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation, including one after
-    the last step; ``keep`` is called with the `State` after every validation. A loss above ``bound`` counts as
-    diverged. A run that resumes with the weights and moments of a state ends with the bits of one never stopped.
+    the last step; ``keep`` is called with the `State` after every validation. A run that resumes with the weights and
+    moments of a state ends with the bits of one never stopped.
     """
 
     def __init__(
@@ -76,10 +79,9 @@ class Trainer:
         report: Callable[[int, dict[str, float]], None],
         keep: Callable[[State], None],
         state: State | None = None,
-        bound: float = math.inf,
     ) -> None:
         self.state = state or State()
-        self._model, self._steps, self._eval_every, self._bound = model, steps, eval_every, bound
+        self._model, self._steps, self._eval_every = model, steps, eval_every
         self._report, self._keep = report, keep
 
     def run(self, last: int) -> State:
@@ -122,7 +124,7 @@ class Trainer:
         self._keep(self.state)
 
     def _check(self, which: str, step: int, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm) and loss <= self._bound:
+        if math.isfinite(loss) and math.isfinite(norm) and loss <= BOUND:
             return
         gradients = f", with gradients of norm {norm:.4g}" if math.isfinite(loss) and norm else ""
         raise DivergedError(f"{which} is {loss:.4g} at step {step:,}{gradients}", step, self.state)

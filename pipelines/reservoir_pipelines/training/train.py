@@ -26,7 +26,7 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import FreshRows, Source
 from reservoir.tasks.task import Split
-from reservoir.training.groups import frozen_digest, parse_groups, set_dropout, trained_layer
+from reservoir.training.groups import frozen_digest, set_dropout, trained_layer
 from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
@@ -105,7 +105,6 @@ def _train_once(
     test: bool = True,
 ) -> Training:
     """Train with one value of each option; score the test split unless ``test`` is False."""
-    groups = None if options.train is None else parse_groups(options.train)
     settings = resolve_model(reservoir, published=source.published)
     place = replace(place, cache=cache_root(place.cache))
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
@@ -117,7 +116,7 @@ def _train_once(
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
             settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
-        model, groups = load_trainable(prepared.task, settings, groups, device, options.compute, output_init)
+        model, groups = load_trainable(prepared.task, settings, options.train, device, options.compute, output_init)
         if source.published:
             redraw_first_states(model.fpt)
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
@@ -136,7 +135,7 @@ def _train_once(
             if ranks.first:
                 held.enter_context(run.lock())
                 run.start(config)
-        if found := _finished_result(run, options, ranks, test=test):
+        if found := _finished_result(run, options, test=test):
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
@@ -156,15 +155,11 @@ def _train_once(
 
 def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
     """Return the kind of rows of a step: ``fresh`` (generated), ``augmented`` (images) or ``stored``."""
-    kind = options.rows
-    if options.from_cache and kind in ("fresh", "augmented"):
-        raise InputError(f"--rows {kind} --from-cache: the cache holds stored rows only; remove one of the two flags")
-    can = {"fresh": source.endless, "augmented": source.augments, "stored": True}
-    if kind == "auto":
-        return "stored" if options.from_cache else next(name for name, possible in can.items() if possible)
-    if not can[kind]:
-        raise InputError(f"--rows {kind}: task {task!r} has no such rows; use --rows stored")
-    return kind
+    possible = {"fresh": source.endless, "augmented": source.augments}
+    kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
+    if options.rows not in ("auto", *kinds):
+        raise InputError(f"--rows {options.rows}: neither task {task!r} nor the cache has such rows; use --rows stored")
+    return kinds[0] if options.rows == "auto" else options.rows
 
 
 def _config(job: _Job, kind: str) -> dict[str, Any]:
@@ -194,22 +189,17 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
     )
 
 
-def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *, test: bool) -> Training | None:
+def _finished_result(run: RunFolder, options: TrainOptions, *, test: bool) -> Training | None:
     """Return the result of a finished run, else None; raise `InputError` if ``--resume`` is needed."""
-    state, last = run.state, options.steps or 0
+    step, last = run.state.step, options.steps or 0
     if found := run.result:
         result = Training.from_dict(found)
-        if test and result.best_step is not None and result.test_score is None and state.step == last:
-            return None  # a run of a sweep that was not scored on the test rows
-        if state.step and state.step >= last:
-            if state.step > last and ranks.first:
-                notify(f"{run.path}: this run already has {state.step:,} steps; printing its result")
-            return result
-        diverged_before = result.diverged_step is not None and result.diverged_step <= last
-        if diverged_before and options.on_divergence == "report" and not options.resume:
-            return result
-    if state.step and not options.resume:
-        problem = f"{run.path}: this run is at step {state.step:,} of {last:,}"
+        unscored = test and result.best_step is not None and result.test_score is None  # a run of a sweep
+        diverged = result.diverged_step is not None and result.diverged_step <= last
+        if step >= last or (diverged and options.on_divergence == "report" and not options.resume):
+            return None if unscored else result
+    if step and not options.resume:
+        problem = f"{run.path}: this run is at step {step:,} of {last:,}"
         raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start over")
     return None
 
@@ -278,7 +268,7 @@ def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int 
     fpt, options = job.model.fpt, job.options
     shown = "loss {0:.4f}  accuracy {1:.1%}" if fpt.task.classes else "loss {0:.4f}"
     try:
-        return run.train(fpt, steps, options, shown=shown, bound=options.bound, ranks=job.ranks), None
+        return run.train(fpt, steps, options, shown=shown, ranks=job.ranks), None
     except DivergedError as error:
         if options.on_divergence == "report":
             return error.state, error.step
