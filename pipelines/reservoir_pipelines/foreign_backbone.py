@@ -64,6 +64,8 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     >>> sorted(path.name for path in imported.folder.iterdir())
     ['config.json', 'model.safetensors']
     """
+    from reservoir.backbones.onnx_weights import read_onnx
+
     source, out = Path(source), Path(out)
     if out.exists():
         raise InputError(f"--out {out}: already exists; name a new folder")
@@ -77,7 +79,7 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     make_folder(part.parent)
     part.mkdir()
     try:
-        tensors, left_out = _read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
+        tensors, left_out = read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
         save_tensors(tensors, part / "model.safetensors")
         for name in COPIED:
             if (origin / name).is_file():
@@ -92,16 +94,6 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
         shutil.rmtree(part, ignore_errors=True)
     notes = (f"{source.name} does not state the licence and origin of its weights; ask its publisher",)
     return Imported(folder=out, family=family, tensors=len(tensors), left_out=tuple(left_out), notes=notes)
-
-
-def _read_onnx(file: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the tensors of a vision model, and the names of tensors that are left out."""
-    import torch
-
-    from reservoir.backbones.onnx_weights import read_onnx
-
-    arrays, left_out = read_onnx(file)
-    return {name: torch.tensor(values).contiguous() for name, values in arrays.items()}, left_out
 
 
 def _read_torch(files: list[Path]) -> dict[str, Any]:

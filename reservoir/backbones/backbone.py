@@ -15,9 +15,6 @@ from reservoir.backbones.gpt2 import Projection
 from reservoir.errors import InputError
 from reservoir.tasks.task import Task, Vectors
 
-# For cifar10 the paper counts an input layer for 16 values per token, although a patch of 4 x 4 pixels has 48 values.
-PAPER_DIM = {"cifar10": 16}
-
 
 class Backbone(nn.Module):
     """A frozen sequence model that maps vectors to vectors and names its layers.
@@ -260,8 +257,8 @@ def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
     counts = trained_counts(backbone, task)
     counts["output"] -= task.outputs * max(task.classes, 1)
     counts["layernorm"] = 4 * width * backbone.depth
-    if task.name in PAPER_DIM:
-        counts["input"] = (PAPER_DIM[task.name] + 1) * width
+    if task.name == "cifar10":  # counted with 16 values per token, although a patch of 4 x 4 pixels has 48 values
+        counts["input"] = (16 + 1) * width
     return counts
 
 

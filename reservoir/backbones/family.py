@@ -165,7 +165,6 @@ class Family:
     groups: dict[str, tuple[str, ...]]  # group -> parts of its parameters' names; the first group that matches counts
     draw: Draw = draw_normal  # its default initialisation
     scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words
-    note: str = ""  # limitations of its models
     final_norm: str = ""  # path of the norm after the last block, if any
     # Paths of modules that a sequence of vectors does not use: the token embeddings, which an input layer replaces.
     # They are dropped from memory and left out of the weights' digest.

@@ -78,26 +78,29 @@ class Projection(nn.Module):
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
-def sdpa(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, None]:
+def sdpa(
+    _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
+) -> tuple[Tensor, None]:
     """Return causal attention by torch's fused kernel."""
-    rate, scale = more["dropout"], more["scaling"]
-    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, rate, is_causal=True, scale=scale)
+    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
     return mixed.transpose(1, 2), None
 
 
-def eager(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, Tensor]:
+def eager(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
+) -> tuple[Tensor, Tensor]:
     """Return causal attention and its map."""
-    scores = query @ key.transpose(-1, -2) * more["scaling"]
+    scores = query @ key.transpose(-1, -2) * scaling
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     found = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
-    found = nn.functional.dropout(found, more["dropout"], module.training)
+    found = nn.functional.dropout(found, dropout, module.training)
     return (found @ value).transpose(1, 2), found
 
 
 ATTENTION: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "eager": eager}
 """Attention functions, under the names that transformers gives them.
 
-``attend(module, query, key, value, mask, dropout, scaling)``, with inputs (batch, heads, tokens, width of a head),
+``attend(module, query, key, value, dropout, scaling)``, with inputs (batch, heads, tokens, width of a head),
 returns the mixed values (batch, tokens, heads, width), and the map (batch, heads, queries, keys) or None."""
 
 
@@ -125,7 +128,7 @@ class Attention(nn.Module):
         )
         rate = self.attn_dropout.p if self.training else 0.0
         attend = ATTENTION[self.config._attn_implementation]
-        mixed, found = attend(self, query, key, value, None, dropout=rate, scaling=self.scaling)
+        mixed, found = attend(self, query, key, value, dropout=rate, scaling=self.scaling)
         return self.resid_dropout(self.c_proj(mixed.flatten(2))), found
 
 

@@ -34,8 +34,8 @@ SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
 """Folders of the backbones whose pretrained weights come with this package."""
 
 
-def find(name: str) -> tuple[Family, Any]:
-    """Return the family and the configuration of a backbone.
+def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
+    """Return the family and the configuration of a backbone that has at least ``depth`` blocks.
 
     ``name`` is a key of `KNOWN`, optionally with settings of its configuration, as in ``esn:units=500,sr=1.1``; a
     folder with a ``config.json``; a GGUF file; or a hub name.
@@ -46,25 +46,16 @@ def find(name: str) -> tuple[Family, Any]:
         config = _altered(name, config, settings) if settings else config
     else:
         config = _from_gguf(name) if is_gguf(name) else _from_folder(name)
-    if config.model_type not in FAMILIES:
-        raise _unknown(name, config.model_type)
-    family = FAMILIES[config.model_type]
-    _check_config(name, family, config)
+    family = _family_of(name, config.model_type)
+    _check_config(name, family, config, depth)
     return family, config
 
 
 def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
     """Return the family and `Shape` of a backbone, cut to its first ``depth`` blocks; no weights are loaded."""
-    family, config = find(name)
+    family, config = find(name, depth)
     shape = family.shape(config)
-    check_depth(name, shape.depth, depth)
     return family, replace(shape, depth=depth or shape.depth)
-
-
-def check_depth(name: str, blocks: int, depth: int | None) -> None:
-    """Raise `InputError` if a backbone with this number of blocks cannot be cut to its first ``depth``."""
-    if depth is not None and not 1 <= depth <= blocks:
-        raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
 
 
 def may_have_weights(name: str) -> bool:
@@ -143,8 +134,8 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         return type(config)(**values)
 
 
-def _check_config(name: str, family: Family, config: Any) -> None:
-    """Refuse sizes that no model has, and code from the hub."""
+def _check_config(name: str, family: Family, config: Any, depth: int | None) -> None:
+    """Refuse sizes that no model has, a depth that this one does not have, and code from the hub."""
     with as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting"):
         shape = family.shape(config)
     for what, size in {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}.items():
@@ -152,6 +143,8 @@ def _check_config(name: str, family: Family, config: Any) -> None:
             raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")
     if shape.depth > MAX_BLOCKS:
         raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}")
+    if depth is not None and not 1 <= depth <= shape.depth:
+        raise InputError(f"depth {depth}: backbone {name!r} has {shape.depth} blocks; keep 1 to {shape.depth} of them")
     # For other attention functions and for quantised weights, transformers may download compiled code and run it.
     quantised = getattr(config, "quantization_config", None)
     for key, value in {"attn_implementation": attention_name(config), "quantization_config": quantised}.items():
@@ -167,8 +160,7 @@ def _from_folder(name: str) -> Any:
         model_type = values["model_type"]
         if (values.get("num_labels") or 0) > 10**6:  # transformers makes a name for each, in memory
             raise ValueError("num_labels is more than a million")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise _unknown(name, model_type)
+    _family_of(name, model_type)
     with as_input_error(f"backbone {name!r}: its config.json is not valid", "change a setting"):
         if model_type in CONFIGS_BUILT_HERE:
             return CONFIGS_BUILT_HERE[model_type](**values)
@@ -188,5 +180,7 @@ def _from_gguf(name: str) -> Any:
         return ours(**config.to_dict()) if ours else config
 
 
-def _unknown(name: str, model_type: str) -> InputError:
-    return InputError(f"backbone {name!r}: family {model_type!r} is not known; use one of {', '.join(FAMILIES)}")
+def _family_of(name: str, model_type: object) -> Family:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise InputError(f"backbone {name!r}: family {model_type!r} is not known; use one of {', '.join(FAMILIES)}")
+    return FAMILIES[model_type]

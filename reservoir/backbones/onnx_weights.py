@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from reservoir.errors import InputError, as_input_error
 
@@ -15,7 +16,7 @@ PATCHES = "embeddings.patch_embeddings.projection.weight"
 POSITIONS = "embeddings.position_embeddings"
 
 
-def read_onnx(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+def read_onnx(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Return the tensors of a ViT or DINOv2, named as in transformers, and the names of other tensors."""
     with as_input_error(f"{path}: ONNX files need onnx", "run pip install 'reservoir-features[onnx]'"):
         import onnx
@@ -36,7 +37,8 @@ def read_onnx(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
         if len(first) > 1 or len(rest) != 1:
             raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; re-export the model")
         tensors[POSITIONS] = np.concatenate([*first, *rest], axis=1)
-    return tensors, [name for name in stored if "." in name and not name.startswith(start)]
+    left_out = [name for name in stored if "." in name and not name.startswith(start)]
+    return {name: torch.tensor(values).contiguous() for name, values in tensors.items()}, left_out
 
 
 def _to_array(tensor: Any) -> np.ndarray:

@@ -210,7 +210,6 @@ LSTM = Family(
     groups={"positions": ("positions",), "layernorm": ("_norm.",), "recurrent": (".cell.",)},
     draw=_draw_lstm,
     scheme="uniform within ±width^-1/2, for norms of n channels within ±n^-1/2; first states normal",
-    note="first states are drawn once from the seed; train --protocol paper draws them again for every row and pass",
     allows_bfloat16=False,
 )
 ESN = Family(

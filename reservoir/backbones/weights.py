@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
-from reservoir.backbones.names import check_depth, find, folder_of, is_gguf, may_have_weights, read_gguf
+from reservoir.backbones.names import find, folder_of, is_gguf, may_have_weights, read_gguf
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 
@@ -78,28 +78,25 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
 
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     """Return family and configuration; raise `InputError` if the model is larger than memory."""
-    family, config = find(name)
+    family, config = find(name, depth)
     with _usable_configuration(name):
         size = 4 * family.loader.count(config)
-    # The system would kill a process whose model is larger than memory. Windows has no sysconf.
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
+    # The system would kill a process whose model is larger than memory.
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         start = f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has"
         raise InputError(f"{start} {memory / 1e9:,.0f} GB of memory; choose a smaller backbone")
-    check_depth(name, family.shape(config).depth, depth)
     return family, config
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
-    """Return a short description of a backbone's weights and of its limitations."""
-    flat = f"every matrix normal with standard deviation {getattr(backbone.config, 'initializer_range', None)}"
-    words = {
+    """Return a short description of a backbone's weights."""
+    return {
         "pretrained": "as published",
         "random": backbone.family.scheme,
-        "random-flat": f"{flat}, as the random GPT-2 of Lu et al. 2021",
+        "random-flat": "every matrix normal with standard deviation initializer_range, as in Lu et al. 2021",
         "statistics": "every tensor normal, with the mean and standard deviation of the published one",
-    }
-    return "; ".join(filter(None, (words[init], backbone.family.note)))
+    }[init]
 
 
 def draw_parameters(

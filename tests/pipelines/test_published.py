@@ -47,7 +47,7 @@ def test_the_draw_is_named_in_the_entrys_card(cache, call):
     paper, ours = (extract("bit-xor", protocol=protocol, **shared) for protocol in ("paper", None))
     assert "random-flat" in paper.entry.name and paper.entry != ours.entry
     code, card, _ = call("cache", "show", paper.entry)
-    assert code == 0 and "as the random GPT-2 of Lu et al. 2021" in card
+    assert code == 0 and "initializer_range, as in Lu et al. 2021" in card
     assert "other processors round differently" in card
     code, card, _ = call("cache", "show", ours.entry)
     assert "random: normal with standard deviation initializer_range, for c_proj divided by sqrt(2 x blocks)" in card
@@ -164,7 +164,7 @@ def test_mini_has_three_inits_and_other_shapes_only_random_weights():
     assert abs(drawn.std() / pretrained.std() - 1) < 0.02
     altered = "mini:n_layer=2"
     assert choose_init(altered, None) == "random" and load_backbone(altered).depth == 2
-    with pytest.raises(InputError, match="no pretrained weights fit changed settings; use --init random"):
+    with pytest.raises(InputError, match="nobody has published weights for it; use --init random"):
         load_backbone(altered, "pretrained")
 
 

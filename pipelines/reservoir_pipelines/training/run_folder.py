@@ -72,11 +72,6 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         sync(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    remove_others(folder, state)
-
-
-def remove_others(folder: Path, state: State) -> None:
-    """Remove all checkpoints except the state's and the best one; a killed process may have left others."""
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - kept:
         shutil.rmtree(old, ignore_errors=True)
@@ -93,13 +88,11 @@ def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
 def load_trained(checkpoint: Path, model: nn.Module) -> None:
     """Copy a checkpoint's trained tensors into a model whose trained parameters are unfrozen."""
     tensors = read_tensors(checkpoint, TRAINED)
-    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
-        problem = f"{checkpoint / TRAINED}: its tensors differ from the parameters that this run trains"
-        raise InputError(f"{problem}; train again")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(tensors[name])
+    problem = f"{checkpoint / TRAINED}: its tensors are not those that this run trains"
+    with torch.no_grad(), as_input_error(problem, "train again"):
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(tensors[name])
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -150,11 +143,9 @@ class RunFolder:
         path = self.path / CONFIG
         with as_input_error(f"{path}: damaged, or not of a run of reservoir train", "name another folder"):
             config = read_checked(path)
-            made_by = config["format"]
-        if made_by != FORMAT:
-            problem = f"{self.path}: the run has format {made_by}, but this program reads format {FORMAT}"
-            raise InputError(f"{problem}; install the version of reservoir-features that made it, or train again")
-        return config
+            if config["format"] != FORMAT:
+                raise ValueError(f"it has format {config['format']}, not {FORMAT}")
+            return config
 
     @property
     def last(self) -> Path | None:
@@ -226,7 +217,6 @@ class RunFolder:
         if not ranks.first:
             return Trainer(model, steps, report=lambda *_: None, keep=lambda _: None, **settings).run(last)
         (self.path / RESULT).unlink(missing_ok=True)
-        remove_others(checkpoints, state)
         meter = training_meter(last, state.step, shown, each=unit[0], unit=unit[1])
         with open_journal(self.path / METRICS, state.step) as journal, meter as show:
 
@@ -251,11 +241,8 @@ class RunFolder:
             refuse_links(self.path / CHECKPOINTS)
             file = os.fdopen(open_lock(self.path / "lock"), "rb")
         with file:
-            try:
+            with as_input_error(f"{self.path}: another process is training this run", "wait for it, or stop it"):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                problem = f"{self.path}: another process is training this run"
-                raise InputError(f"{problem}; wait for it, or stop it") from None
             yield
 
 
@@ -343,10 +330,8 @@ class Training(Record):
         validation.
     metric : str
         ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
-    valid_score, valid_loss : float or None
-        Score and loss of the saved weights on the validation split.
-    test_score, test_loss : float or None
-        Score and loss of the saved weights on the test split.
+    valid_score, valid_loss, test_score, test_loss : float or None
+        Scores and losses of the saved weights on the validation split and on the test split.
     test_score_of_all : float or None
         Test accuracy if sequences that were dropped because of their length count as wrong.
     floor : float

@@ -93,6 +93,9 @@ class _Job:
     model: LoadedModel
     targets: TargetScale | None
     numbers: Mapping[str, np.ndarray]
+    generator: Source
+    kind: str  # of the rows of a step: fresh (generated), augmented (images) or stored
+    test: bool  # whether the test split is scored
 
 
 def _train_once(
@@ -125,8 +128,8 @@ def _train_once(
         check_windows(prepared, numbers, model.windows)
         train_y = prepared.split("train").y[numbers["train"]]
         targets = None if prepared.task.classes else TargetScale.of(train_y)
-        job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers)
-        config = _config(job, kind)
+        job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers, generator, kind, test)
+        config = _config(job)
         config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
         config["origin"] = origin_of(task)
         name = f"{settings.title}-{config['key'][:16]}"
@@ -135,15 +138,15 @@ def _train_once(
             if ranks.first:
                 held.enter_context(run.lock())
                 run.start(config)
-        if found := _finished_result(run, options, test=test):
+        if found := _finished_result(job, run):
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
-        steps, rows = _steps(job, generator, kind)
+        steps, rows = _steps(job)
         state, diverged = _take_steps(job, run, steps)
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
-        done = _result(job, run, steps, rows, state, diverged, test=test)
+        done = _result(job, run, steps, rows, state, diverged)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
@@ -154,7 +157,7 @@ def _train_once(
 
 
 def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
-    """Return the kind of rows of a step: ``fresh`` (generated), ``augmented`` (images) or ``stored``."""
+    """Return the kind of the rows of a step."""
     possible = {"fresh": source.endless, "augmented": source.augments}
     kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
     if options.rows not in ("auto", *kinds):
@@ -162,7 +165,7 @@ def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
     return kinds[0] if options.rows == "auto" else options.rows
 
 
-def _config(job: _Job, kind: str) -> dict[str, Any]:
+def _config(job: _Job) -> dict[str, Any]:
     options, model, prepared = job.options, job.model, job.prepared
     store = (options.store or "float16") if options.from_cache else "float32"
     spec = make_spec(prepared, job.numbers, model, store).to_dict()
@@ -173,7 +176,7 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
         "train": sorted(options.train or ()),
         "recipe": {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed},
         "processes": job.ranks.count,
-        "rows": "cached" if options.from_cache else kind,
+        "rows": "cached" if options.from_cache else job.kind,
     }
     if job.source.published:  # the output layer and dropout of the authors' code
         settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
@@ -189,12 +192,13 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
     )
 
 
-def _finished_result(run: RunFolder, options: TrainOptions, *, test: bool) -> Training | None:
+def _finished_result(job: _Job, run: RunFolder) -> Training | None:
     """Return the result of a finished run, else None; raise `InputError` if ``--resume`` is needed."""
-    step, last = run.state.step, options.steps or 0
+    options, step = job.options, run.state.step
+    last = options.steps or 0
     if found := run.result:
         result = Training.from_dict(found)
-        unscored = test and result.best_step is not None and result.test_score is None  # a run of a sweep
+        unscored = job.test and result.best_step is not None and result.test_score is None  # a run of a sweep
         diverged = result.diverged_step is not None and result.diverged_step <= last
         if step >= last or (diverged and options.on_divergence == "report" and not options.resume):
             return None if unscored else result
@@ -204,7 +208,7 @@ def _finished_result(run: RunFolder, options: TrainOptions, *, test: bool) -> Tr
     return None
 
 
-def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows]:
+def _steps(job: _Job) -> tuple[FPTSteps, TrainingRows]:
     """Return the steps of a training run and their rows."""
     model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
     forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
@@ -219,12 +223,12 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
         return targets.apply(found) if targets else found
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
-        return source.augmented(x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8))
+        return job.generator.augmented(x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8))
 
     tokens = BATCH_TOKENS[devices.kind(model.device)]
-    fresh, views = kind == "fresh", augment if kind == "augmented" else None
+    views = augment if job.kind == "augmented" else None
     rows = TrainingRows(
-        train=FreshRows(source, seed) if fresh else StoredRows(scaled("train"), seed, views),
+        train=FreshRows(job.generator, seed) if job.kind == "fresh" else StoredRows(scaled("train"), seed, views),
         valid=scaled("valid"),
         test=scaled("test"),
         convert=convert,
@@ -270,21 +274,19 @@ def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int 
     try:
         return run.train(fpt, steps, options, shown=shown, ranks=job.ranks), None
     except DivergedError as error:
-        if options.on_divergence == "report":
-            return error.state, error.step
-        good = f"the last good checkpoint is {run.last}" if error.state.step else "the run has no earlier checkpoint"
-        message = f"{error}; {good}; use a smaller --learning-rate"
-        raise DivergedError(message, error.step, error.state) from None
+        if options.on_divergence == "stop":
+            raise
+        return error.state, error.step
 
 
 def _result(
-    job: _Job, run: RunFolder, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None, *, test: bool
+    job: _Job, run: RunFolder, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None
 ) -> Training:
-    """Return the result; with ``test``, score the best weights on the test rows in the unit of the data."""
+    """Return the result, with the score of the best weights on the test rows in the unit of the data."""
     fpt, task, targets = job.model.fpt, job.prepared.task, job.targets
     kept, found, evaluation = job.prepared.kept("test"), None, None
     job.ranks.wait()  # until the first process has written checkpoints and journal
-    if state.step and test:
+    if state.step and job.test:
         load_trained(run.best, fpt)
         fpt.eval()
         found = steps.score("test")
