@@ -130,10 +130,8 @@ class Backbone(nn.Module):
 
     def group_of(self, parameter: str) -> str:
         """Return the group of a parameter, by its name in ``named_parameters``."""
-        for group, pieces in self.family.groups.items():
-            if any(piece in parameter for piece in pieces):
-                return group
-        raise KeyError(f"{self.family.name}: the parameter {parameter} belongs to no group")
+        groups = self.family.groups.items()
+        return next(group for group, pieces in groups if any(piece in parameter for piece in pieces))
 
 
 def layer_names(depth: int) -> tuple[str, ...]:

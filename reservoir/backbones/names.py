@@ -27,9 +27,6 @@ CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
 MAX_BLOCKS = 1000
 """Largest number of blocks, more than any model has; counting the parameters takes milliseconds per block."""
 
-# Families without published weights.
-UNPUBLISHED = ("lstm", "esn")
-
 SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
 """Folders of the backbones whose pretrained weights come with this package."""
 
@@ -61,7 +58,7 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
 def may_have_weights(name: str) -> bool:
     """Return whether weights may be published: not for altered settings, and not for some families."""
     known, colon, _ = name.partition(":")
-    return known not in KNOWN or not (colon or KNOWN[known][0] in UNPUBLISHED)
+    return known not in KNOWN or not (colon or KNOWN[known][0] in ("lstm", "esn"))
 
 
 def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
@@ -97,8 +94,6 @@ def folder_of(name: str, *files: str) -> Path:
     folder = Path(SHIPPED.get(name, name))
     if folder.is_dir():
         return folder
-    if is_gguf(name):
-        return folder.parent
     check_backbone_name(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars

@@ -142,11 +142,17 @@ def _train_once(
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
-        steps, rows = _steps(job)
-        state, diverged = _take_steps(job, run, steps)
+        steps = _steps(job)
+        shown = "loss {0:.4f}  accuracy {1:.1%}" if prepared.task.classes else "loss {0:.4f}"
+        try:
+            state, diverged = run.train(model.fpt, steps, options, shown=shown, ranks=ranks), None
+        except DivergedError as error:
+            if options.on_divergence == "stop":
+                raise
+            state, diverged = error.state, error.step
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
-        done = _result(job, run, steps, rows, state, diverged)
+        done = _result(job, run, steps, state, diverged)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
@@ -208,8 +214,8 @@ def _finished_result(job: _Job, run: RunFolder) -> Training | None:
     return None
 
 
-def _steps(job: _Job) -> tuple[FPTSteps, TrainingRows]:
-    """Return the steps of a training run and their rows."""
+def _steps(job: _Job) -> FPTSteps:
+    """Return the steps of a training run."""
     model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
     forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
     if options.from_cache:
@@ -237,22 +243,15 @@ def _steps(job: _Job) -> tuple[FPTSteps, TrainingRows]:
     if options.compiled and not devices.on_gpu(model.device):
         raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
     compiled: Any = torch.compile(forward) if options.compiled else forward
-    return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks), rows
+    return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks)
 
 
 def _from_cache(job: _Job) -> Callable[[str], Split]:
     """Return a function that reads the cached inputs of the output layer for a split."""
     model, options = job.model, job.options
-    if trained_layer(model.fpt) != "final":
-        raise InputError(
-            f"--from-cache --train {','.join(options.train or ())}: only the output layer can be trained on cached "
-            "hidden states; pass --train output, or remove --from-cache"
-        )
-    if options.dropout and job.source.published:
-        raise InputError(
-            "--from-cache --protocol paper: the authors' dropout also applies to frozen layers, which cached "
-            "features cannot reproduce; pass --dropout 0, or remove --from-cache"
-        )
+    if trained_layer(model.fpt) != "final" or (options.dropout and job.source.published):
+        problem = "--from-cache: cached states fit only the output layer, and no dropout in frozen layers"
+        raise InputError(f"{problem}; pass --train output, with --protocol paper also --dropout 0, or remove the flag")
     with job.ranks.first_alone():
         read = {"layers": "final", "pool": "last", "store": options.store or "float16"}
         where = {"cache": job.place.cache, "device": str(model.device), "compute": model.compute}
@@ -267,23 +266,9 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
     return hidden
 
 
-def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int | None]:
-    """Train; return the last state, and the step at which the loss diverged, or None."""
-    fpt, options = job.model.fpt, job.options
-    shown = "loss {0:.4f}  accuracy {1:.1%}" if fpt.task.classes else "loss {0:.4f}"
-    try:
-        return run.train(fpt, steps, options, shown=shown, ranks=job.ranks), None
-    except DivergedError as error:
-        if options.on_divergence == "stop":
-            raise
-        return error.state, error.step
-
-
-def _result(
-    job: _Job, run: RunFolder, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None
-) -> Training:
+def _result(job: _Job, run: RunFolder, steps: FPTSteps, state: State, diverged: int | None) -> Training:
     """Return the result, with the score of the best weights on the test rows in the unit of the data."""
-    fpt, task, targets = job.model.fpt, job.prepared.task, job.targets
+    fpt, task, targets, rows = job.model.fpt, job.prepared.task, job.targets, steps.rows
     kept, found, evaluation = job.prepared.kept("test"), None, None
     job.ranks.wait()  # until the first process has written checkpoints and journal
     if state.step and job.test:
