@@ -7,10 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import make_folder, sync
-
 from reservoir.errors import InputError, as_input_error
-from reservoir_pipelines.files import save_tensors, temporary_path
+from reservoir_pipelines.files import new_folder, save_tensors
 from reservoir_pipelines.output import Record
 
 COPIED = (
@@ -69,29 +67,17 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     source, out = Path(source), Path(out)
     if out.exists():
         raise InputError(f"--out {out}: already exists; name a new folder")
-    if not source.exists():
-        raise InputError(f"--import {source}: no such file or folder")
     origin = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
     if not files or not (origin / "config.json").is_file():
         raise InputError(f"--import {source}: the weights or their config.json are missing; put both into one folder")
-    part = temporary_path(out.absolute())
-    make_folder(part.parent)
-    part.mkdir()
-    try:
+    with new_folder(out) as part:
         tensors, left_out = read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
         save_tensors(tensors, part / "model.safetensors")
         for name in COPIED:
             if (origin / name).is_file():
                 shutil.copy(origin / name, part)
         family = _check(part, source)
-        for file in part.iterdir():
-            sync(file)
-        sync(part)
-        part.rename(out)
-        sync(out.absolute().parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     notes = (f"{source.name} does not state the licence and origin of its weights; ask its publisher",)
     return Imported(folder=out, family=family, tensors=len(tensors), left_out=tuple(left_out), notes=notes)
 

@@ -20,11 +20,9 @@ class Backbone(nn.Module):
     """A frozen sequence model that maps vectors to vectors and names its layers.
 
     Layers are ``embed`` (the input of the first block, with positions added), ``block01`` to ``blockNN`` (the output of
-    each block) and ``final`` (the output of the last norm; in a family without one, of the last block).
-
-    The parameters of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth``
-    the model keeps only its first ``depth`` blocks and the final norm. ``max_tokens`` is the longest sequence (None if
-    unlimited), ``causal`` is True if a token sees no later tokens, and ``layers`` names all layers, the input first.
+    each block) and ``final`` (the output of the last norm; in a family without one, of the last block). The parameters
+    of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth`` the model keeps
+    only its first ``depth`` blocks and the final norm.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -95,8 +93,7 @@ class Backbone(nn.Module):
         blocks = self.blocks
         used = blocks[: max(self.layers.index(layer) for layer in layers)]
         handles = [self._hook(used, layer, callback) for layer, callback in layers.items()]
-        if len(used) < self.depth:  # skip the blocks above the deepest requested layer
-            _replace(self.model, self.family.blocks, used)
+        _replace(self.model, self.family.blocks, used)  # skip the blocks above the deepest requested layer
         try:
             yield
         finally:
@@ -255,7 +252,7 @@ def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
     counts = trained_counts(backbone, task)
     counts["output"] -= task.outputs * max(task.classes, 1)
     counts["layernorm"] = 4 * width * backbone.depth
-    if task.name == "cifar10":  # counted with 16 values per token, although a patch of 4 x 4 pixels has 48 values
+    if task.name == "cifar10":  # counted with 16 values per token, not the 48 of a patch
         counts["input"] = (16 + 1) * width
     return counts
 

@@ -84,7 +84,7 @@ class HubLoader:
 
     model: str = ""  # name of the class in transformers; by default that of the model without a head
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
-    adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model that is built or loaded
+    adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model
 
     def build(self, config: Any) -> nn.Module:
         """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
@@ -99,15 +99,8 @@ class HubLoader:
     def load(self, config: Any, tensors: dict[str, Tensor]) -> Loaded:
         """Return a model with these tensors, whose names may be of an older release, and transformers' report."""
         silence_transformers()
-        model, info = self._class(config).from_pretrained(
-            None,
-            config=config,
-            state_dict=tensors,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **self.options,
-        )
+        options = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True} | self.options
+        model, info = self._class(config).from_pretrained(None, config=config, state_dict=tensors, **options)
         return self._adapted(model, config), info
 
     def count(self, config: Any) -> int:
@@ -162,7 +155,7 @@ class Family:
     # None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
     blocks: str  # path of the list of blocks inside the model
-    groups: dict[str, tuple[str, ...]]  # group -> parts of its parameters' names; the first group that matches counts
+    groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts
     draw: Draw = draw_normal  # its default initialisation
     scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words
     final_norm: str = ""  # path of the norm after the last block, if any
@@ -172,7 +165,7 @@ class Family:
     native_input: str = ""  # path of the model's own input module, if it has one
     reads: str = ""  # data of the native input: text, letters (one token each), pixels, or sounds
     heads: tuple[str, ...] = ()  # prefixes of the tensors of task heads, which are not loaded
-    unsaved: tuple[str, ...] = ()  # prefixes of parameters that no checkpoint has; they are drawn for every init
+    unsaved: tuple[str, ...] = ()  # prefixes of parameters that are drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
     # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.

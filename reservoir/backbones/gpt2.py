@@ -45,7 +45,7 @@ class GPT2Config(Config):
     vocab_size: int = 50257
     model_type: str = "gpt2"
 
-    _attn_implementation = "sdpa"  # the attention function, under the name that transformers gives it; not a setting
+    _attn_implementation = "sdpa"  # a key of `ATTENTION`, not a setting
 
     def __post_init__(self) -> None:
         for field in fields(self):

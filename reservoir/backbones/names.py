@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,16 +66,14 @@ def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
     """Return the init with the default, ``random`` and ``random-scaled`` resolved.
 
     The default is ``random`` for families without published weights and for altered settings, else ``pretrained``.
-    ``random`` is the initialisation of the family. ``random-scaled`` means the same for GPT-2, and raises `InputError`
-    for other families. With ``published``, GPT-2 gets that of the paper's library, transformers 4.1.1: ``random-flat``.
+    ``random-scaled`` is the initialisation of the family, and so is ``random``, except with ``published``: then GPT-2
+    gets that of the paper's library, transformers 4.1.1, which is ``random-flat``.
     """
     if init is None:
         init = "pretrained" if may_have_weights(name) else "random"
-    if init == "random-scaled":
-        if find(name)[0] is not gpt2.GPT2:
-            raise InputError(f"init 'random-scaled': it is only for GPT-2, not for {name!r}; use --init random")
-        return "random"
-    return "random-flat" if init == "random" and published and find(name)[0] is gpt2.GPT2 else init
+    if init == "random" and published and find(name)[0] is gpt2.GPT2:
+        return "random-flat"
+    return "random" if init == "random-scaled" else init
 
 
 def is_gguf(name: str) -> bool:
@@ -131,7 +130,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
 
 def _check_config(name: str, family: Family, config: Any, depth: int | None) -> None:
     """Refuse sizes that no model has, a depth that this one does not have, and code from the hub."""
-    with as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting"):
+    with usable_configuration(name):
         shape = family.shape(config)
     for what, size in {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}.items():
         if size is not None and (type(size) is not int or size < 1):
@@ -141,11 +140,16 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
     if depth is not None and not 1 <= depth <= shape.depth:
         raise InputError(f"depth {depth}: backbone {name!r} has {shape.depth} blocks; keep 1 to {shape.depth} of them")
     # For other attention functions and for quantised weights, transformers may download compiled code and run it.
-    quantised = getattr(config, "quantization_config", None)
-    for key, value in {"attn_implementation": attention_name(config), "quantization_config": quantised}.items():
-        if config.model_type not in CONFIGS_BUILT_HERE and value and value not in ("None", "sdpa", "eager"):
-            start = f"backbone {name!r}: its config.json asks for code with {key} {str(value)[:60]!r}, which is not run"
-            raise InputError(f"{start}; remove an attn_implementation, or choose weights that are not quantised")
+    attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
+    asks = quantised or attention not in ("", "None", "sdpa", "eager")
+    if asks and config.model_type not in CONFIGS_BUILT_HERE:
+        start = f"backbone {name!r}: its config.json asks for code, for attention or quantised weights"
+        raise InputError(f"{start}; remove attn_implementation, or choose weights that are not quantised")
+
+
+def usable_configuration(name: str) -> AbstractContextManager[None]:
+    """Raise `InputError` for any error inside the context, which builds or measures a model."""
+    return as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting")
 
 
 def _from_folder(name: str) -> Any:

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
-from reservoir.backbones.names import find, folder_of, is_gguf, may_have_weights, read_gguf
+from reservoir.backbones.names import find, folder_of, is_gguf, may_have_weights, read_gguf, usable_configuration
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 
@@ -51,7 +50,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
         if init == "random-flat" and not hasattr(config, "initializer_range"):
             raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
         if init in ("random", "random-flat"):
-            with _usable_configuration(name), SkipInitialisation():
+            with usable_configuration(name), SkipInitialisation():
                 model = family.loader.build(config)
             backbone = Backbone(model, family, config, depth)
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
@@ -79,7 +78,7 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     """Return family and configuration; raise `InputError` if the model is larger than memory."""
     family, config = find(name, depth)
-    with _usable_configuration(name):
+    with usable_configuration(name):
         size = 4 * family.loader.count(config)
     # The system would kill a process whose model is larger than memory.
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -145,10 +144,6 @@ def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any =
     return digest.hexdigest()
 
 
-def _usable_configuration(name: str) -> AbstractContextManager[None]:
-    return as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting")
-
-
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
     if not may_have_weights(name):
         raise InputError(f"backbone {name!r}: nobody has published weights for it; use --init random")
@@ -159,7 +154,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         else:
             folder = folder_of(name, "config.json", *WEIGHTS)
             if isinstance(family.loader, HubLoader):
-                _, config = find(str(folder))  # for a known name, the settings that were published with its weights
+                _, config = find(str(folder))  # for a known name, its published settings
             tensors = _read_tensors(folder)
         model, info = family.loader.load(config, tensors)
     may_miss = family.unused + family.unsaved
@@ -169,8 +164,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
         "has an extra": [k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)],
-        # An entry is (key, checkpoint shape, model shape).
-        "has another shape for": [str(entry[0]) for entry in info.get("mismatched_keys", ())],
+        "has another shape for": [str(key) for key, *_shapes in info.get("mismatched_keys", ())],
     }
     for what, keys in wrong.items():
         if keys:

@@ -12,7 +12,7 @@ from reservoir.backbones.gpt2 import ATTENTION, GPT2Model, sdpa
 from reservoir.fpt import FPT
 
 NAME = "reservoir"  # name under which this attention is registered
-QUERIES = 128  # queries of a block of attention; larger blocks compute more scores that a causal query does not see
+QUERIES = 128  # queries of a block; larger blocks compute more scores that a causal query does not see
 SCORES = 2**18  # scores of a block, over several heads, which fit into a CPU's cache
 LEVELS = 2**16  # dropout rates are rounded to multiples of 1 / `LEVELS`
 

@@ -10,7 +10,7 @@ from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
 
-FPT_GROUPS = ("input", "layernorm", "positions", "output")  # groups that a Frozen Pretrained Transformer trains
+FPT_GROUPS = ("input", "layernorm", "positions", "output")  # trained by default
 NAMES = ("input", "output", *GROUPS, "last-attention", "all")
 """Groups of ``--train``; ``last-attention`` is the attention of the last block, ``all`` every parameter."""
 

@@ -13,7 +13,7 @@ from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
-Rows = Callable[[np.ndarray], Split]  # returns the rows at some positions (n,) of an endless sequence of rows
+Rows = Callable[[np.ndarray], Split]  # from positions (n,) of an endless sequence of rows
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,6 @@ class Batch:
     lengths: Tensor
 
 
-Convert = Callable[[Split], Batch]  # converts stored rows to a batch on the device
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRows:
     """Data of a training run: endless training rows, rows to score (``scored`` at a time), and their conversion."""
@@ -35,7 +32,7 @@ class TrainingRows:
     train: Rows
     valid: Split
     test: Split
-    convert: Convert
+    convert: Callable[[Split], Batch]
     scored: int
 
 
@@ -66,7 +63,7 @@ def _order(seed: int, epoch: int, rows: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).permutation(rows)
 
 
-def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
+def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Callable[[Split], Batch]:
     """Return the conversion of stored sequences to input of the input layer."""
 
     def convert(rows: Split) -> Batch:

@@ -111,7 +111,7 @@ def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, re
         ("text.onnx", "out"): "not a readable ONNX file",
         ("other.onnx", "out"): "no tensor is named",
         ("other.onnx", "there"): "already exists",
-        ("none.onnx", "out"): "no such file",
+        ("none.onnx", "out"): "No such file",
         ("there", "out"): "config.json are missing",
     }
     for (source, out), message in cases.items():

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, TextIO
 
 import torch
-from reservoir_cache import fault_point, make_folder, open_lock, refuse_links, sync
+from reservoir_cache import make_folder, open_lock, refuse_links, sync
 from torch import Tensor, nn
 
 from reservoir.errors import InputError, as_input_error
@@ -26,16 +26,15 @@ from reservoir.training.fast import speed_up
 from reservoir.training.groups import default_groups, unfreeze
 from reservoir.training.trainer import Processes, State, Steps, Trainer
 from reservoir_pipelines.files import (
-    DamagedError,
     checked_line,
     file_digest,
     json_digest,
+    new_folder,
     read_checked,
     read_lines,
     remove_parts,
     replace_file,
     save_tensors,
-    temporary_path,
     versions,
     write_checked,
     writing,
@@ -54,24 +53,11 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
             trained[name] = parameter.detach().cpu().contiguous()
         for moment, value in optimizer.state.get(parameter, {}).items():
             moments[f"{name}/{moment}"] = value.detach().cpu().contiguous()
-    final = folder / f"step-{state.step:08d}"
-    part = temporary_path(final)
-    make_folder(folder)
-    part.mkdir()
-    try:
+    with new_folder(folder / f"step-{state.step:08d}") as part:
         save_tensors(trained, part / TRAINED)
         save_tensors(moments, part / OPTIMIZER)
         digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
         write_checked(part / STATE, {**asdict(state), "digests": digests})
-        for path in part.iterdir():
-            sync(path)
-        shutil.rmtree(final, ignore_errors=True)
-        fault_point("gathered")
-        part.rename(final)
-        fault_point("placed")
-        sync(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - kept:
         shutil.rmtree(old, ignore_errors=True)
@@ -111,7 +97,7 @@ def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     _, digests = read_state(checkpoint)
     with as_input_error(f"{checkpoint / name}: not readable", "train in another folder"):
         if file_digest(checkpoint / name) != digests.get(name):
-            raise DamagedError("checksum mismatch")
+            raise ValueError("checksum mismatch")
         return load_file(checkpoint / name)
 
 

@@ -117,7 +117,7 @@ def _train_once(
         generator = TASKS[task](**prepared.task.parameters) if task in TASKS else Source()
         kind = _kind_of_rows(generator, task, options)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
-            settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
+            settings = replace(settings, input="native")  # else each sample would be a token
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
         model, groups = load_trainable(prepared.task, settings, options.train, device, options.compute, output_init)
         if source.published:
@@ -204,7 +204,7 @@ def _finished_result(job: _Job, run: RunFolder) -> Training | None:
     last = options.steps or 0
     if found := run.result:
         result = Training.from_dict(found)
-        unscored = job.test and result.best_step is not None and result.test_score is None  # a run of a sweep
+        unscored = job.test and result.best_step is not None and result.test_score is None  # in a sweep
         diverged = result.diverged_step is not None and result.diverged_step <= last
         if step >= last or (diverged and options.on_divergence == "report" and not options.resume):
             return None if unscored else result
