@@ -158,10 +158,8 @@ def test_mini_is_loaded_from_the_package_in_float32_from_any_folder(decoy):
 
 
 def test_mini_has_three_inits_and_other_shapes_only_random_weights():
-    inits = {init: load_backbone("mini", init, seed=3) for init in ("pretrained", "random", "statistics")}
-    assert len({weights_digest(backbone) for backbone in inits.values()}) == 3
-    pretrained, drawn = (inits[init].model.get_parameter("wpe.weight") for init in ("pretrained", "statistics"))
-    assert abs(drawn.std() / pretrained.std() - 1) < 0.02
+    inits = {weights_digest(load_backbone("mini", init)) for init in ("pretrained", "random", "statistics")}
+    assert len(inits) == 3
     altered = "mini:n_layer=2"
     assert choose_init(altered, None) == "random" and load_backbone(altered).depth == 2
     with pytest.raises(InputError, match="nobody has published weights for it; use --init random"):

@@ -226,9 +226,7 @@ def test_training_from_the_cache_takes_the_same_steps(cache):
     ("settings", "message"),
     [
         ({"train": "recurrent"}, "--train recurrent: not in this gpt2"),
-        ({"batch": 0}, "--batch 0: give a whole number"),
         ({"steps": 0}, "--steps 0"),
-        ({"learning_rate": -1.0}, "--learning-rate -1.0: give a positive"),
         ({"dropout": 1.0}, "--dropout 1.0"),
         ({"rows": "augmented"}, "--rows augmented: neither task 'bit-xor' nor the cache has such rows"),
         ({"rows": "new"}, "--rows new: choose among"),
@@ -252,10 +250,6 @@ def test_a_folder_with_another_run_is_refused(cache):
     (cache / "other" / "thing").touch()
     with pytest.raises(InputError, match="contains other files"):
         train("bit-xor", steps=1, run=cache / "other", **QUICK)
-    damaged = RunFolder(cache / "mine").last / "trained.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-5])
-    with pytest.raises(InputError, match=r"trained\.safetensors: not readable"):
-        train("bit-xor", steps=2, resume=True, run=cache / "mine", **QUICK)
 
 
 def test_a_run_in_progress_is_left_alone(cache):
@@ -370,13 +364,7 @@ def test_a_run_whose_backbone_has_changed_is_refused(cache, tiny_gpt2, tmp_path)
     ("name", "settings", "groups"),
     [
         ("Full", {"train": "all", "depth": 1}, ("all",)),
-        ("LSTM, trained", {"train": "all", "backbone": "lstm:width=16"}, ("all",)),
         ("LSTM, frozen", {"backbone": "lstm:width=16"}, ("input", "layernorm", "output")),
-        (
-            "LSTM*",
-            {"backbone": "lstm-star:width=16,depth=2,positions=12"},
-            ("input", "layernorm", "positions", "output"),
-        ),
         ("norms frozen", {"train": "input,positions,output"}, ("input", "positions", "output")),
     ],
 )

@@ -92,17 +92,6 @@ def test_embeddings_alone_run_no_block(model, batch):
         assert torch.equal(alone[column], whole[column]), column
 
 
-def test_features_do_not_depend_on_batch_mates_or_padding(model, batch):
-    x, lengths = batch
-    columns = all_columns(model)
-    together = model.features(x, lengths, columns)
-    for row, n in enumerate(LENGTHS):
-        alone = model.features(x[row : row + 1, :n], lengths[row : row + 1], columns)
-        for column in columns:
-            kept = together[column][row][: alone[column].shape[1]]
-            torch.testing.assert_close(kept, alone[column][0], atol=1e-5, rtol=1e-5)
-
-
 def test_bfloat16_equals_float32_up_to_rounding(kind, folder, model, batch):
     rounded = FPT(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
     rounded.backbone.set_compute(torch.bfloat16)
