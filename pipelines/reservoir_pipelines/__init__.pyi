@@ -1261,7 +1261,6 @@ def train(
     rows: str = 'auto',
     from_cache: bool = False,
     on_divergence: str = 'stop',
-    bound: float = 10000.0,
     sweep: Mapping[str, Any] | None = None,
     device: str = 'auto',
     cache: StrPath | None = None,
@@ -1391,8 +1390,6 @@ def train(
         With --train output: read the hidden states from the cache.
     on_divergence : str, default='stop'
         If the loss diverges: stop with an error, or report the best checkpoint.
-    bound : float, default=10000.0
-        A loss above this value counts as diverged.
     sweep : mapping, optional
         Train with several values of learning_rate, dropout, clip, batch or accumulate, such as
         learning_rate=1e-4,1e-3; repeat for a grid. Only the run with the best validation score is scored on

@@ -9,6 +9,7 @@ import numpy as np
 from reservoir_cache import path_below
 
 from reservoir import InputError
+from reservoir.errors import as_input_error
 from reservoir.features import batches, to_tokens
 from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
@@ -189,8 +190,9 @@ def _prepare_for(
     run: Path, task: str, reservoir: ReservoirOptions, source: TaskOptions, cache: Path
 ) -> tuple[Prepared, Scaling | None]:
     """Return the data of a run's task and the scaling of its training; raise if options contradict the run."""
-    config = RunFolder(run).model_config
-    trained = Task.from_dict(config["settings"]["spec"]["task"])
+    config = RunFolder(run).config
+    with as_input_error(f"--run {run}: not a run of reservoir train", "name another run"):
+        trained, scaling = Task.from_dict(config["settings"]["spec"]["task"]), scaling_from_json(config["scaling"])
     if trained.name != (task if task in TASKS else own_name(task)):
         problem = f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}"
         raise InputError(f"{problem}; pass {trained.name!r}")
@@ -212,4 +214,4 @@ def _prepare_for(
     if different:
         problem = f"--run {run}: {task!r} differs from the training data in {', '.join(different)}"
         raise InputError(f"{problem}; give the same data, and leave out the task's parameters")
-    return prepared, scaling_from_json(config["scaling"])
+    return prepared, scaling

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import fault_point, read_regular, sync
+from reservoir_cache import fault_point, make_folder, read_regular, sync
 
 from reservoir.errors import InputError
 
@@ -83,6 +83,24 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes the folder ``path`` if the block does not fail."""
+    part = temporary_path(path.absolute())
+    make_folder(part.parent)
+    part.mkdir()
+    try:
+        yield part
+        for file in (*part.iterdir(), part):
+            sync(file)
+        fault_point("gathered")
+        part.rename(path)
+        fault_point("placed")
+        sync(part.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def temporary_path(path: Path) -> Path:

@@ -1,6 +1,5 @@
 """The stage ``import_backbone``: convert weights in other formats to a model folder for ``--backbone``."""
 
-import json
 import shutil
 import zipfile
 from dataclasses import dataclass
@@ -8,10 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import make_folder, sync
-
 from reservoir.errors import InputError, as_input_error
-from reservoir_pipelines.files import save_tensors, temporary_path
+from reservoir_pipelines.files import new_folder, save_tensors
 from reservoir_pipelines.output import Record
 
 COPIED = (
@@ -19,8 +16,6 @@ COPIED = (
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "added_tokens.json"),
 )
 """Files of a model folder that are copied; none of them holds code."""
-
-SIDE = 224  # pixels, unless the file states a size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +35,8 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     Parameters
     ----------
     source : str or path-like
-        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; or a ``pytorch_model.bin`` next to its
-        ``config.json``, or their folder.
+        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names, or a ``pytorch_model.bin``, next to its
+        ``config.json``; or the folder of a ``pytorch_model.bin``.
     out : str or path-like
         A new folder.
 
@@ -67,72 +62,30 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     >>> sorted(path.name for path in imported.folder.iterdir())
     ['config.json', 'model.safetensors']
     """
+    from reservoir.backbones.onnx_weights import read_onnx
+
     source, out = Path(source), Path(out)
     if out.exists():
         raise InputError(f"--out {out}: already exists; name a new folder")
-    if not source.exists():
-        raise InputError(f"--import {source}: no such file or folder")
-    part = temporary_path(out.absolute())
-    make_folder(part.parent)
-    part.mkdir()
-    try:
-        if source.suffix == ".onnx":
-            left_out, notes = _onnx(source, part)
-        elif source.is_dir() or source.suffix in (".bin", ".pt", ".pth"):
-            left_out, notes = [], []
-            _torch(source, part)
-        else:
-            raise InputError(f"--import {source}: unknown format; give an .onnx file, or a pytorch_model.bin")
-        family, tensors = _check(part, source)
-        for file in part.iterdir():
-            sync(file)
-        sync(part)
-        part.rename(out)
-        sync(out.absolute().parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    origin = f"{source.name} does not state the licence and origin of its weights; ask its publisher"
-    return Imported(folder=out, family=family, tensors=tensors, left_out=tuple(left_out), notes=(*notes, origin))
-
-
-def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
-    """Convert an ONNX file and return the left-out tensors and notes."""
-    import torch
-
-    from reservoir.backbones.onnx_weights import read_onnx
-
-    config, tensors, left_out = read_onnx(source)
-    save_tensors({n: torch.tensor(values).contiguous() for n, values in tensors.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
-    settings = source.parent / "preprocessor_config.json"
-    if settings.is_file():
-        shutil.copy(settings, folder)
-        return left_out, []
-    dino = config["model_type"] == "dinov2"
-    side = SIDE if dino else config["image_size"]
-    mean, deviation = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if dino else ([0.5] * 3, [0.5] * 3)
-    processor = {
-        "image_processor_type": "ViTImageProcessor",
-        "size": {"height": side, "width": side},
-        "image_mean": mean,
-        "image_std": deviation,
-        "resample": 3 if dino else 2,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
-    numbers = "ImageNet's mean and standard deviation" if dino else "mean and standard deviation 0.5"
-    return left_out, [
-        f"the file does not state how images are preprocessed; assuming {side}x{side} pixels and "
-        f"{numbers} (if the model was trained with other settings, change preprocessor_config.json)"
-    ]
-
-
-def _torch(source: Path, folder: Path) -> None:
-    import torch
-
     origin = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
     if not files or not (origin / "config.json").is_file():
-        raise InputError(f"--import {source}: pytorch_model.bin or config.json is missing; put both into one folder")
+        raise InputError(f"--import {source}: the weights or their config.json are missing; put both into one folder")
+    with new_folder(out) as part:
+        tensors, left_out = read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
+        save_tensors(tensors, part / "model.safetensors")
+        for name in COPIED:
+            if (origin / name).is_file():
+                shutil.copy(origin / name, part)
+        family = _check(part, source)
+    notes = (f"{source.name} does not state the licence and origin of its weights; ask its publisher",)
+    return Imported(folder=out, family=family, tensors=len(tensors), left_out=tuple(left_out), notes=notes)
+
+
+def _read_torch(files: list[Path]) -> dict[str, Any]:
+    """Return the tensors in files that torch saved."""
+    import torch
+
     tensors: dict[str, Any] = {}
     for file in files:
         with as_input_error(f"--import {file}: not readable without running code", "give a file of weights only"):
@@ -144,16 +97,11 @@ def _torch(source: Path, folder: Path) -> None:
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}
-    save_tensors(tensors, folder / "model.safetensors")
-    for name in COPIED:
-        if (origin / name).is_file():
-            shutil.copy(origin / name, folder)
+    return tensors
 
 
-def _check(folder: Path, source: Path) -> tuple[str, int]:
-    """Load the new folder, with its native input if it has one; return its family and number of tensors."""
-    from safetensors import safe_open
-
+def _check(folder: Path, source: Path) -> str:
+    """Load the new folder, with its native input if it has one, and return its family."""
     from reservoir.backbones import find, load_backbone, load_native
 
     try:
@@ -161,5 +109,4 @@ def _check(folder: Path, source: Path) -> tuple[str, int]:
         load_native(str(folder)) if family.native_input else load_backbone(str(folder), "pretrained")
     except InputError as error:
         raise InputError(str(error).replace(repr(str(folder)), repr(str(source)))) from None
-    with safe_open(folder / "model.safetensors", "pt") as tensors:
-        return family.name, len(tensors.keys())
+    return family.name

@@ -15,19 +15,14 @@ from reservoir.backbones.gpt2 import Projection
 from reservoir.errors import InputError
 from reservoir.tasks.task import Task, Vectors
 
-# For cifar10 the paper counts an input layer for 16 values per token, although a patch of 4 x 4 pixels has 48 values.
-PAPER_DIM = {"cifar10": 16}
-
 
 class Backbone(nn.Module):
     """A frozen sequence model that maps vectors to vectors and names its layers.
 
     Layers are ``embed`` (the input of the first block, with positions added), ``block01`` to ``blockNN`` (the output of
-    each block) and ``final`` (the output of the last norm; in a family without one, of the last block).
-
-    The parameters of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth``
-    the model keeps only its first ``depth`` blocks and the final norm. ``max_tokens`` is the longest sequence (None if
-    unlimited), ``causal`` is True if a token sees no later tokens, and ``layers`` names all layers, the input first.
+    each block) and ``final`` (the output of the last norm; in a family without one, of the last block). The parameters
+    of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth`` the model keeps
+    only its first ``depth`` blocks and the final norm.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -98,8 +93,7 @@ class Backbone(nn.Module):
         blocks = self.blocks
         used = blocks[: max(self.layers.index(layer) for layer in layers)]
         handles = [self._hook(used, layer, callback) for layer, callback in layers.items()]
-        if len(used) < self.depth:  # skip the blocks above the deepest requested layer
-            _replace(self.model, self.family.blocks, used)
+        _replace(self.model, self.family.blocks, used)  # skip the blocks above the deepest requested layer
         try:
             yield
         finally:
@@ -114,16 +108,11 @@ class Backbone(nn.Module):
             raise InputError(f"{start} positions; shorten the sequences, or choose a backbone with more positions")
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
-        norm = self.model.get_submodule(self.family.final_norm) if self.family.final_norm else None
-        first = blocks[0] if len(blocks) else norm
-        if layer == "embed" and first is not None:
+        first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
+        if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
             return first.register_forward_pre_hook(lambda _module, inputs: callback(inputs[0][:, : self._tokens]))
-        if layer == "embed":  # no block runs, and there is no norm
-            module = self
-        elif layer == "final" and norm is not None:
-            module = norm
-        else:
-            module = blocks[self.depth - 1 if layer == "final" else self.layers.index(layer) - 1]
+        # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is the layer `embed`.
+        module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]
         return module.register_forward_hook(
             lambda _module, _inputs, out: callback((out[0] if isinstance(out, tuple) else out)[:, : self._tokens])
         )
@@ -138,10 +127,8 @@ class Backbone(nn.Module):
 
     def group_of(self, parameter: str) -> str:
         """Return the group of a parameter, by its name in ``named_parameters``."""
-        for group, pieces in self.family.groups.items():
-            if any(piece in parameter for piece in pieces):
-                return group
-        raise KeyError(f"{self.family.name}: the parameter {parameter} belongs to no group")
+        groups = self.family.groups.items()
+        return next(group for group, pieces in groups if any(piece in parameter for piece in pieces))
 
 
 def layer_names(depth: int) -> tuple[str, ...]:
@@ -171,35 +158,33 @@ class LastTokens:
     """Restricts modules that process each token separately to some of the tokens; ``parts`` are in forward order."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        # (batch, kept tokens), or None for all; not cleared, because a block may run again in the backward pass.
-        self.positions: Tensor | None = None
+        # Rows and positions, or None for all tokens; not cleared, because a block may run again in the backward pass.
+        self._read: tuple[Tensor, Tensor] | None = None
         self._tokens = 0
         for part in parts:
             part.register_forward_pre_hook(self._take)
-        if parts:
-            parts[-1].register_forward_hook(self._put)
+        for part in parts[-1:]:
+            part.register_forward_hook(self._put)
 
     def keep(self, lengths: Tensor, count: int | None, tokens: int) -> None:
         """Keep the last ``count`` real tokens of sequences that are padded to ``tokens``; None keeps all."""
-        self.positions, self._tokens = None, tokens
+        self._read, self._tokens = None, tokens
         if count is not None and count < tokens:
-            self.positions = lengths[:, None] - count + torch.arange(count, device=lengths.device)
+            first = lengths[:, None] - count
+            rows = torch.arange(len(lengths), device=lengths.device)[:, None]
+            self._read = rows, first + torch.arange(count, device=lengths.device)
 
-    def _take(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if self.positions is None:
-            return None
-        return tuple(x.gather(1, self._index(x)) if x.shape[1] == self._tokens else x for x in inputs)
+    def _take(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self._read is None:
+            return inputs
+        return tuple(x[self._read] if x.shape[1] == self._tokens else x for x in inputs)
 
-    def _put(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        if self.positions is None:
-            return None
-        # Zeros at the other tokens give the output the shape (batch, tokens, ...).
+    def _put(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        if self._read is None:
+            return output
         whole = output.new_zeros(output.shape[0], self._tokens, output.shape[2])
-        return whole.scatter(1, self._index(output), output)
-
-    def _index(self, x: Tensor) -> Tensor:
-        assert self.positions is not None
-        return self.positions[:, :, None].expand(-1, -1, x.shape[2])
+        whole[self._read] = output
+        return whole
 
 
 @torch.inference_mode()
@@ -267,8 +252,8 @@ def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
     counts = trained_counts(backbone, task)
     counts["output"] -= task.outputs * max(task.classes, 1)
     counts["layernorm"] = 4 * width * backbone.depth
-    if task.name in PAPER_DIM:
-        counts["input"] = (PAPER_DIM[task.name] + 1) * width
+    if task.name == "cifar10":  # counted with 16 values per token, not the 48 of a patch
+        counts["input"] = (16 + 1) * width
     return counts
 
 

@@ -1,11 +1,8 @@
 """Families of sequence models, the groups of their parameters, and how a family's models are built and loaded."""
 
-import json
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -58,7 +55,7 @@ class SkipInitialisation(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class FolderLoader:
-    """Builds models as ``module(config)``, and loads them from a folder with ``model.safetensors``."""
+    """Builds the models of a family as ``module(config)``."""
 
     module: Callable[[Any], nn.Module]
 
@@ -66,25 +63,14 @@ class FolderLoader:
         """Return a model of this configuration with arbitrary weights."""
         return self.module(config)
 
-    def load(self, source: str, config: Any, **_more: str) -> Loaded:
-        """Return the model in a folder, and a report on its tensors."""
-        from safetensors.torch import load_file
-
-        return self.filled(config, load_file(Path(source) / "model.safetensors"))
-
-    def filled(self, config: Any, found: dict[str, Tensor]) -> Loaded:
+    def load(self, config: Any, tensors: dict[str, Tensor]) -> Loaded:
         """Return a model with these tensors, and a report on them."""
         with torch.device("meta"), SkipInitialisation():
             model = self.module(config)
-        wanted = model.state_dict()
-        shapes = [(name, found[name].shape, wanted[name].shape) for name in wanted.keys() & found.keys()]
-        wrong = [entry for entry in shapes if entry[1] != entry[2]]
-        lost = {name for name, _, _ in wrong}
-        kept = {name: tensor.float() for name, tensor in found.items() if name not in lost}
-        blank = {name: torch.zeros(tensor.shape) for name, tensor in wanted.items() if name not in kept}
-        unexpected = model.load_state_dict(blank | kept, strict=False, assign=True).unexpected_keys
-        missing = [name for name in blank if name not in lost]
-        return model, {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": wrong}
+        blank = {name: torch.zeros(tensor.shape) for name, tensor in model.state_dict().items()}
+        floats = {name: tensor.float() for name, tensor in tensors.items()}
+        extra = model.load_state_dict(blank | floats, strict=False, assign=True).unexpected_keys
+        return model, {"missing_keys": blank.keys() - floats.keys(), "unexpected_keys": extra}
 
     def count(self, config: Any) -> int:
         """Return the number of parameters."""
@@ -98,7 +84,7 @@ class HubLoader:
 
     model: str = ""  # name of the class in transformers; by default that of the model without a head
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
-    adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model that is built or loaded
+    adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model
 
     def build(self, config: Any) -> nn.Module:
         """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
@@ -110,25 +96,11 @@ class HubLoader:
         small.bos_token_id = small.eos_token_id = None
         return self._adapted(self._class(config)(small, **self.options), config)
 
-    def load(self, source: str, config: Any, **more: str) -> Loaded:
-        """Return the model of a folder or hub name, and transformers' report on its tensors."""
-        from transformers.utils.hub import cached_file
-
+    def load(self, config: Any, tensors: dict[str, Tensor]) -> Loaded:
+        """Return a model with these tensors, whose names may be of an older release, and transformers' report."""
         silence_transformers()
-        _check_weights(source, config)
-        local = local_files_only(source)
-        if not more:  # if there is no network, the error of missing weights would not say so
-            cached_file(source, "config.json", local_files_only=local)
-        model, info = self._class(config).from_pretrained(
-            source,
-            dtype=torch.float32,
-            use_safetensors=None if more else True,  # GGUF files are neither safetensors nor pickles
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            local_files_only=local,
-            **self.options,
-            **more,
-        )
+        options = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True} | self.options
+        model, info = self._class(config).from_pretrained(None, config=config, state_dict=tensors, **options)
         return self._adapted(model, config), info
 
     def count(self, config: Any) -> int:
@@ -183,10 +155,9 @@ class Family:
     # None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
     blocks: str  # path of the list of blocks inside the model
-    groups: dict[str, tuple[str, ...]]  # group -> parts of its parameters' names; the first group that matches counts
+    groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts
     draw: Draw = draw_normal  # its default initialisation
     scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words
-    note: str = ""  # limitations of its models
     final_norm: str = ""  # path of the norm after the last block, if any
     # Paths of modules that a sequence of vectors does not use: the token embeddings, which an input layer replaces.
     # They are dropped from memory and left out of the weights' digest.
@@ -194,7 +165,7 @@ class Family:
     native_input: str = ""  # path of the model's own input module, if it has one
     reads: str = ""  # data of the native input: text, letters (one token each), pixels, or sounds
     heads: tuple[str, ...] = ()  # prefixes of the tensors of task heads, which are not loaded
-    unsaved: tuple[str, ...] = ()  # prefixes of parameters that no checkpoint has; they are drawn for every init
+    unsaved: tuple[str, ...] = ()  # prefixes of parameters that are drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
     # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
@@ -205,7 +176,6 @@ def silence_transformers() -> None:
     """Turn off the progress bars and warnings of transformers; this package raises errors for what matters."""
     from transformers.utils import logging
 
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.disable_progress_bar()
     logging.set_verbosity(50)  # critical; even its errors print values of configurations as they are
 
@@ -213,38 +183,3 @@ def silence_transformers() -> None:
 def attention_name(config: Any) -> str:
     """Return which attention function a model uses; transformers has a public method to set it, but none to read it."""
     return str(getattr(config, "_attn_implementation", ""))
-
-
-def _check_weights(source: str, config: Any) -> None:
-    """Raise `ValueError` for weights that transformers would read in another place, or by another program."""
-    from transformers.utils.peft_utils import find_adapter_config_file
-
-    if find_adapter_config_file(source, local_files_only=local_files_only(source)):
-        raise ValueError("remove its adapter_config.json, because peft would import modules that it names")
-    if any(Path(source).glob("shard-*.safetensors")):
-        raise ValueError("its files shard-*.safetensors are the parts of a distributed checkpoint")
-    names = [getattr(config, "transformers_weights", None) or ""]
-    for index in Path(source).glob("*.index.json"):
-        names += json.loads(index.read_text())["weight_map"].values()
-    if outside := next((name for name in names if Path(name).name != name), None):
-        raise ValueError(f"it names {outside!r}, which is not the name of a file in its folder")
-
-
-def local_files_only(source: str) -> bool:
-    """Return whether transformers must not query the hub: for a folder, or if the hub does not answer."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import http_backoff, logging
-
-    if Path(source).is_dir():  # transformers would ask the hub if a folder's settings are damaged
-        return True
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    timeout = constants.HF_HUB_ETAG_TIMEOUT
-    # For a file that is not cached, the hub's client itself would retry five times, which takes 23 seconds.
-    try:  # one retry after a second, for a lost connection; any answer will do, also "not found"
-        http_backoff("HEAD", constants.ENDPOINT, max_retries=1, retry_on_status_codes=(), timeout=timeout)
-    except Exception:  # the client's HTTP library, and so its exceptions, changed between releases
-        return True
-    finally:
-        logging.set_verbosity(level)
-    return False

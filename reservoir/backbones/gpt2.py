@@ -14,14 +14,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.family import Config, Family, FolderLoader, HubLoader, Shape, draw_normal, run_unmasked
+from reservoir.backbones.family import Config, Family, FolderLoader, Loaded, Shape, draw_normal, run_unmasked
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # names of the tanh approximation of GELU in transformers
 
@@ -46,7 +45,7 @@ class GPT2Config(Config):
     vocab_size: int = 50257
     model_type: str = "gpt2"
 
-    _attn_implementation = "sdpa"  # the attention function, under the name that transformers gives it; not a setting
+    _attn_implementation = "sdpa"  # a key of `ATTENTION`, not a setting
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -79,26 +78,29 @@ class Projection(nn.Module):
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
-def sdpa(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, None]:
+def sdpa(
+    _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
+) -> tuple[Tensor, None]:
     """Return causal attention by torch's fused kernel."""
-    rate, scale = more["dropout"], more["scaling"]
-    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, rate, is_causal=True, scale=scale)
+    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
     return mixed.transpose(1, 2), None
 
 
-def eager(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, Tensor]:
+def eager(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
+) -> tuple[Tensor, Tensor]:
     """Return causal attention and its map."""
-    scores = query @ key.transpose(-1, -2) * more["scaling"]
+    scores = query @ key.transpose(-1, -2) * scaling
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     found = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
-    found = nn.functional.dropout(found, more["dropout"], module.training)
+    found = nn.functional.dropout(found, dropout, module.training)
     return (found @ value).transpose(1, 2), found
 
 
 ATTENTION: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "eager": eager}
 """Attention functions, under the names that transformers gives them.
 
-``attend(module, query, key, value, mask, dropout, scaling)``, with inputs (batch, heads, tokens, width of a head),
+``attend(module, query, key, value, dropout, scaling)``, with inputs (batch, heads, tokens, width of a head),
 returns the mixed values (batch, tokens, heads, width), and the map (batch, heads, queries, keys) or None."""
 
 
@@ -107,7 +109,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPT2Config, number: int) -> None:
         super().__init__()
-        if config.n_embd % config.n_head:
+        if config.n_head < 1 or config.n_embd % config.n_head:
             raise ValueError(f"width {config.n_embd} is not a multiple of {config.n_head} heads")
         self.heads = config.n_head
         self.scaling = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
@@ -126,7 +128,7 @@ class Attention(nn.Module):
         )
         rate = self.attn_dropout.p if self.training else 0.0
         attend = ATTENTION[self.config._attn_implementation]
-        mixed, found = attend(self, query, key, value, None, dropout=rate, scaling=self.scaling)
+        mixed, found = attend(self, query, key, value, dropout=rate, scaling=self.scaling)
         return self.resid_dropout(self.c_proj(mixed.flatten(2))), found
 
 
@@ -219,32 +221,18 @@ class GPT2Model(nn.Module):
 
 
 class GPT2Loader(FolderLoader):
-    """Reads a single file of safetensors itself, and GGUF or sharded files through transformers."""
+    """Builds the models of this file."""
 
     def build(self, config: GPT2Config) -> nn.Module:
         """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
         return super().build(replace(config, vocab_size=1))
 
-    def load(self, source: str, config: GPT2Config, **more: str) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the model of a folder or hub name, and a report on its tensors."""
-        file = Path(source) / "model.safetensors"
-        if not Path(source).is_dir():
-            from huggingface_hub import try_to_load_from_cache
-
-            file = Path(str(try_to_load_from_cache(source, file.name)))
-        if more or not file.is_file():
-            import transformers
-
-            # Their own reading of config.json would obey settings that ask for code, such as kernels of the hub.
-            plain = transformers.GPT2Config(**config.to_dict(), bos_token_id=None, eos_token_id=None)
-            theirs, report = HubLoader(options={"config": plain}).load(source, plain, **more)
-            return self.filled(config, theirs.state_dict())[0], report
-        from safetensors.torch import load_file
-
+    def load(self, config: GPT2Config, tensors: dict[str, Tensor]) -> Loaded:
+        """Return a model with these tensors, and a report on them."""
         # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
         prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}
-        return self.filled(config, {name: t for name, t in tensors.items() if not name.endswith(masks)})
+        kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(masks)}
+        return super().load(config, {name.removeprefix(prefix): tensor for name, tensor in kept.items()})
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:

@@ -103,7 +103,6 @@ _T5 = Family(
     },
     draw=_draw_t5,
     scheme="normal with standard deviation initializer_factor / sqrt(fan-in), for queries / sqrt(fan-in x head width)",
-    note="the encoder alone; the parameters of the decoder are not counted",
     final_norm="encoder.final_layer_norm",
     unused=("shared", "encoder.embed_tokens"),
     native_input="shared",

@@ -46,7 +46,7 @@ class LSTMConfig(Config):
     width: int = 768
     cell: str = "released"  # the only one; it stays a setting because the weights' digest contains it
     residual: bool = False  # whether the output of each layer is added to its input
-    positions: int = 0  # number of learned positions; with 0 there are none, and sequences may have any length
+    positions: int = 0  # learned positions; with 0 sequences may have any length
     model_type: str = "lstm"
 
     def __post_init__(self) -> None:
@@ -210,7 +210,6 @@ LSTM = Family(
     groups={"positions": ("positions",), "layernorm": ("_norm.",), "recurrent": (".cell.",)},
     draw=_draw_lstm,
     scheme="uniform within ±width^-1/2, for norms of n channels within ±n^-1/2; first states normal",
-    note="first states are drawn once from the seed; train --protocol paper draws them again for every row and pass",
     allows_bfloat16=False,
 )
 ESN = Family(

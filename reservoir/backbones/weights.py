@@ -6,23 +6,24 @@ import os
 import threading
 from collections.abc import Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from reservoir.backbone_names import KNOWN
 from reservoir.backbones.backbone import Backbone
-from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
-from reservoir.backbones.names import SHIPPED, check_depth, find, gguf_argument
+from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
+from reservoir.backbones.names import find, folder_of, is_gguf, may_have_weights, read_gguf, usable_configuration
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 
 INITS = ("pretrained", "random", "random-flat", "statistics")
+
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
+"""Files with weights: a single one, or its parts."""
 
 # While transformers builds a model, it replaces functions of the whole process (initialisers, the tying of weights).
 # Two threads that build at the same time can leave them replaced.
@@ -49,7 +50,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
         if init == "random-flat" and not hasattr(config, "initializer_range"):
             raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
         if init in ("random", "random-flat"):
-            with _usable_configuration(name), SkipInitialisation():
+            with usable_configuration(name), SkipInitialisation():
                 model = family.loader.build(config)
             backbone = Backbone(model, family, config, depth)
             # The library of Lu et al. 2021 did not yet scale ``c_proj`` down, hence ``random-flat``.
@@ -76,28 +77,25 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
 
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     """Return family and configuration; raise `InputError` if the model is larger than memory."""
-    family, config = find(name)
-    with _usable_configuration(name):
+    family, config = find(name, depth)
+    with usable_configuration(name):
         size = 4 * family.loader.count(config)
-    # The system would kill a process whose model is larger than memory. Windows has no sysconf.
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
+    # The system would kill a process whose model is larger than memory.
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         start = f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB, and this machine has"
         raise InputError(f"{start} {memory / 1e9:,.0f} GB of memory; choose a smaller backbone")
-    check_depth(name, family.shape(config).depth, depth)
     return family, config
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
-    """Return a short description of a backbone's weights and of its limitations."""
-    flat = f"every matrix normal with standard deviation {getattr(backbone.config, 'initializer_range', None)}"
-    words = {
+    """Return a short description of a backbone's weights."""
+    return {
         "pretrained": "as published",
         "random": backbone.family.scheme,
-        "random-flat": f"{flat}, as the random GPT-2 of Lu et al. 2021",
+        "random-flat": "every matrix normal with standard deviation initializer_range, as in Lu et al. 2021",
         "statistics": "every tensor normal, with the mean and standard deviation of the published one",
-    }
-    return "; ".join(filter(None, (words[init], backbone.family.note)))
+    }[init]
 
 
 def draw_parameters(
@@ -130,7 +128,6 @@ def weights_digest(backbone: Backbone) -> str:
     digest = hashlib.sha256(backbone.family.name.encode())
     # The digest stays the same when a folder moves or is renamed.
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
-    ignored |= {"quantization_config"}  # GGUF: the tensors are expanded, and this setting holds the file's name
     kept = {k: v for k, v in backbone.config.to_dict().items() if k not in ignored and not k.endswith("_token_id")}
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
     digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())
@@ -147,30 +144,27 @@ def content_digest(module: nn.Module, but: Set[str] = frozenset(), digest: Any =
     return digest.hexdigest()
 
 
-def _usable_configuration(name: str) -> AbstractContextManager[None]:
-    return as_input_error(f"backbone {name!r}: this configuration is invalid", "change a setting")
-
-
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
-    folder = Path(SHIPPED.get(name, name))
-    known, colon, _ = name.partition(":")
-    if colon and known in KNOWN:
-        raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
-    source = str(folder.parent) if gguf_argument(name) else str(SHIPPED.get(name, name))
+    if not may_have_weights(name):
+        raise InputError(f"backbone {name!r}: nobody has published weights for it; use --init random")
     remedy = "give a folder with safetensors, or use --init random"
     with as_input_error(f"backbone {name!r}: its weights cannot be loaded", remedy):
-        model, info = family.loader.load(source, config, **gguf_argument(name))
+        if is_gguf(name):
+            tensors = _read_gguf_tensors(name)
+        else:
+            folder = folder_of(name, "config.json", *WEIGHTS)
+            if isinstance(family.loader, HubLoader):
+                _, config = find(str(folder))  # for a known name, its published settings
+            tensors = _read_tensors(folder)
+        model, info = family.loader.load(config, tensors)
     may_miss = family.unused + family.unsaved
-    if native:
-        may_miss = tuple(path for path in family.unused if path != family.native_input)
+    if native:  # only training reads the mask token of a vision model, so exporters leave it out
+        may_miss = (*(path for path in family.unused if path != family.native_input), "embeddings.mask_token")
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
         "has an extra": [k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)],
-        # An entry is (key, checkpoint shape, model shape).
-        "has another shape for": [str(entry[0]) for entry in info["mismatched_keys"]],
+        "has another shape for": [str(key) for key, *_shapes in info.get("mismatched_keys", ())],
     }
     for what, keys in wrong.items():
         if keys:
@@ -180,3 +174,21 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get an intact checkpoint")
     return model
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a model folder; no other file and no index is read, since these may name further files."""
+    from safetensors.torch import load_file
+
+    single, parts = (sorted(folder.glob(pattern)) for pattern in WEIGHTS)
+    if not single and not parts:
+        raise ValueError(f"the folder has no {' or '.join(WEIGHTS)}")
+    return {name: tensor for file in single or parts for name, tensor in load_file(file).items()}
+
+
+def _read_gguf_tensors(name: str) -> dict[str, Tensor]:
+    """Return the tensors of a GGUF file, with the names that transformers gives them."""
+    from transformers import AutoModel
+
+    model, info = read_gguf(AutoModel, name, dtype=torch.float32, output_loading_info=True)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in info["missing_keys"]}

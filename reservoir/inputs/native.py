@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone, content_digest, find, load_native
-from reservoir.backbones.family import local_files_only, silence_transformers
-from reservoir.backbones.names import SHIPPED, gguf_argument
+from reservoir.backbones.family import silence_transformers
+from reservoir.backbones.names import SHIPPED, folder_of, is_gguf, read_gguf
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks import images_of, shows_images
 from reservoir.tasks.images.patches import patches
@@ -166,14 +166,16 @@ def read_tokenizer(name: str, positions: int | None) -> TextReader:
     from transformers import AutoTokenizer
 
     silence_transformers()
-    source = str(SHIPPED.get(name, Path(name).parent if gguf_argument(name) else name))
     remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
     with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
-        local = local_files_only(source)
-        _check_tokenizer(source, local=local)
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, use_fast=True, local_files_only=local, **gguf_argument(name)
-        )
+        if is_gguf(name):
+            tokenizer = read_gguf(AutoTokenizer, name)
+        else:
+            folder = folder_of(name, "*.json", "*.txt", "*.model")
+            _check_tokenizer(folder)
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, use_fast=True, local_files_only=True
+            )
         # `TextReader` pads and cuts texts itself; the file may set other lengths.
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         if tokenizer.is_fast:
@@ -182,13 +184,11 @@ def read_tokenizer(name: str, positions: int | None) -> TextReader:
         return TextReader(tokenizer, positions)
 
 
-def _check_tokenizer(source: str, *, local: bool) -> None:
+def _check_tokenizer(folder: Path) -> None:
     """Raise `ValueError` if the settings of a tokenizer name other files, or a class that is not a tokenizer."""
-    from transformers.utils.hub import cached_file
 
     def read(file: str) -> dict[str, Any]:
-        found = cached_file(source, file, local_files_only=local, _raise_exceptions_for_missing_entries=False)
-        return json.loads(Path(found).read_text()) if found else {}
+        return json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
 
     settings = read("tokenizer_config.json")
     # transformers takes these settings as paths of files, which may be anywhere on this machine.
@@ -355,22 +355,22 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     from transformers import AutoImageProcessor, BaseImageProcessor, Wav2Vec2FeatureExtractor
 
     silence_transformers()
-    local = local_files_only(name)
-    problem = f"backbone {name!r}: its preprocessor_config.json is not usable"
-    with as_input_error(problem, "add or repair it, or use another --input"):
+    folder = folder_of(name, "*.json")
+    remedy = "add or repair it, or use another --input"
+    with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
         if family.reads == "pixels":
             check_pillow()
-            settings, _ = BaseImageProcessor.get_image_processor_dict(name, local_files_only=local)
+            settings, _ = BaseImageProcessor.get_image_processor_dict(folder, local_files_only=True)
             if file := settings.get("class_info_file"):  # it may be anywhere on this machine, or on the hub
                 raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
             for key in ("image_processor_type", "feature_extractor_type"):
                 for named in (settings.get(key), getattr(config, key, None)):
                     _check_class(str(named).replace("FeatureExtractor", "ImageProcessor"), "BaseImageProcessor")
             processor = AutoImageProcessor.from_pretrained(
-                name, backend="pil", trust_remote_code=False, local_files_only=local
+                folder, backend="pil", trust_remote_code=False, local_files_only=True
             )
             return PixelReader(processor, config, partial(images_of, task))
-        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local)
+        extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder, local_files_only=True)
         reader = SoundReader(extractor, config, task.max_tokens)
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:

@@ -8,51 +8,35 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.family import attention_name
-from reservoir.backbones.gpt2 import ATTENTION, Attention, GPT2Model
+from reservoir.backbones.gpt2 import ATTENTION, GPT2Model, sdpa
 from reservoir.fpt import FPT
 
 NAME = "reservoir"  # name under which this attention is registered
-QUERIES = 128  # queries of a block of attention; larger blocks compute more scores that a causal query does not see
+QUERIES = 128  # queries of a block; larger blocks compute more scores that a causal query does not see
 SCORES = 2**18  # scores of a block, over several heads, which fit into a CPU's cache
 LEVELS = 2**16  # dropout rates are rounded to multiples of 1 / `LEVELS`
 
 
 def speed_up(model: FPT) -> None:
-    """Replace dropout and causal attention of a model on a CPU by faster equivalents."""
+    """Replace dropout, and the attention of GPT-2, by faster equivalents for a CPU."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p))
-    inner: Any = model.backbone.model
-    if not model.backbone.causal or attention_name(getattr(inner, "config", None)) != "sdpa":
-        return
+    inner = model.backbone.model
     if isinstance(inner, GPT2Model):
         ATTENTION[NAME] = attention
-    else:
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
-
-        AttentionInterface.register(NAME, attention)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
-    inner.set_attn_implementation(NAME)
+        inner.set_attn_implementation(NAME)
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
 ) -> tuple[Tensor, None]:
-    """Return attention in the form of transformers' functions: (batch, tokens, heads, width of a head)."""
-    dropout, scale, causal = more.get("dropout", 0.0), more.get("scaling"), more.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    is_fast = dropout > 0 and causal and mask is None and query.device.type == "cpu"
-    if is_fast and query.shape[:3] == key.shape[:3]:
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        out = CausalAttention.apply(query, key, value, scale, dropout, _seed())
-        return out.transpose(1, 2).contiguous(), None
-    plain: Any = ATTENTION["sdpa"]
-    if not isinstance(module, Attention):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward as plain
-    return plain(module, query, key, value, mask, **more)
+    """Return attention as the functions of `ATTENTION` do."""
+    if dropout == 0 or query.device.type != "cpu":
+        return sdpa(module, query, key, value, dropout=dropout, scaling=scaling)
+    mixed = CausalAttention.apply(query, key, value, scaling, dropout, _seed())
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 class CausalAttention(torch.autograd.Function):
@@ -64,16 +48,15 @@ class CausalAttention(torch.autograd.Function):
 
     has no fused kernel on a CPU: torch computes whole matrices of scores with one random draw per score, which at 1,024
     tokens takes longer than everything else. Here blocks of queries multiply only the keys that they see, and a draw
-    takes 16 bits of a faster generator. For the backward pass a block keeps only its probabilities in the values'
-    precision, the dropped ones with a negative sign:
+    takes 16 bits of a faster generator. For the backward pass a block keeps only its probabilities in the precision of
+    its input, the dropped ones with a negative sign:
 
     .. math::
 
         \frac{\partial L}{\partial S} = \frac{M \odot P}{1 - r} \odot (D V^T) - P \odot \mathrm{rowsum}(D \odot O)
 
     with S the scores and D the gradient of O, where the row sums are those of flash attention (Dao et al. 2022,
-    appendix B.2). Scores are always float32. The result has the dtype of the values; queries and keys may have another,
-    because rotary positions leave them in float32.
+    appendix B.2). Scores are always float32.
     """
 
     @staticmethod
@@ -117,8 +100,7 @@ class CausalAttention(torch.autograd.Function):
             ds = dp.mul_(kept).addcmul_(block.abs(), sums[heads, rows], value=-1).to(k.dtype)
             dq[heads, rows] = torch.bmm(ds, k[heads, :seen]).mul_(scale)
             dk[heads, :seen] += torch.bmm(ds.transpose(1, 2), q[heads, rows])
-        pairs = ((dq, q), (dk.mul_(scale), k), (dv, v))
-        return (*(t.to(of.dtype).view(gradient.shape) for t, of in pairs), None, None, None)
+        return (*(part.to(q.dtype).view(gradient.shape) for part in (dq, dk.mul_(scale), dv)), None, None, None)
 
 
 def blocks(q: Tensor) -> Iterator[tuple[slice, slice, int, slice]]:

@@ -1,6 +1,6 @@
 """Trained parameters: groups (Lu et al. 2021, section 2.2), dropout, and the layer below which nothing is trained."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -9,22 +9,10 @@ from reservoir.backbones import GROUPS, Backbone
 from reservoir.backbones.weights import content_digest
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.plan import split_names
 
-FPT_GROUPS = ("input", "layernorm", "positions", "output")  # groups that a Frozen Pretrained Transformer trains
+FPT_GROUPS = ("input", "layernorm", "positions", "output")  # trained by default
 NAMES = ("input", "output", *GROUPS, "last-attention", "all")
 """Groups of ``--train``; ``last-attention`` is the attention of the last block, ``all`` every parameter."""
-
-
-def parse_groups(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the groups of a comma-separated list, each once; raise `InputError` for an unknown group."""
-    groups = split_names(text)
-    for group in groups:
-        if group not in NAMES:
-            raise InputError(f"--train {group}: no such group; choose among {', '.join(NAMES)}")
-    if not groups:
-        raise InputError(f"--train: no group given; name at least one of {', '.join(NAMES)}")
-    return groups
 
 
 def default_groups(backbone: Backbone) -> tuple[str, ...]:
@@ -72,20 +60,17 @@ def frozen_digest(model: nn.Module) -> str:
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
     # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop in all layers.
-    layer = None if below else trained_layer(model)
-    _set_rate(model.modules(), rate if layer is None else 0.0)
+    layer, above = None if below else trained_layer(model), {*model.modules()}
     if layer is not None:
-        for block in model.backbone.blocks[model.backbone.layers.index(layer) :]:
-            _set_rate(block.modules(), rate)
+        trained = model.backbone.blocks[model.backbone.layers.index(layer) :]
+        above = {module for block in trained for module in block.modules()}
+    for module in model.modules():
+        each = rate if module in above else 0.0
+        if isinstance(module, nn.Dropout):
+            module.p = each
+        # Families whose attention is a function keep the rate as a number.
+        for name in [n for n, value in vars(module).items() if "dropout" in n and isinstance(value, float)]:
+            setattr(module, name, each)
     config: Any = getattr(model.backbone.model, "config", None)
     if hasattr(config, "layerdrop"):  # audio models skip whole blocks at random in training
         config.layerdrop = 0.0
-
-
-def _set_rate(modules: Iterator[nn.Module], rate: float) -> None:
-    for module in modules:
-        if isinstance(module, nn.Dropout):
-            module.p = rate
-        # Families whose attention is a function keep the rate as a number.
-        for name in [n for n, value in vars(module).items() if "dropout" in n and isinstance(value, float)]:
-            setattr(module, name, rate)

@@ -13,7 +13,7 @@ from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
-Rows = Callable[[np.ndarray], Split]  # returns the rows at some positions (n,) of an endless sequence of rows
+Rows = Callable[[np.ndarray], Split]  # from positions (n,) of an endless sequence of rows
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,6 @@ class Batch:
     lengths: Tensor
 
 
-Convert = Callable[[Split], Batch]  # converts stored rows to a batch on the device
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRows:
     """Data of a training run: endless training rows, rows to score (``scored`` at a time), and their conversion."""
@@ -35,39 +32,38 @@ class TrainingRows:
     train: Rows
     valid: Split
     test: Split
-    convert: Convert
+    convert: Callable[[Split], Batch]
     scored: int
 
 
+@dataclass(frozen=True)
 class StoredRows:
     """The rows of a split repeated, each epoch in a different order; ``views(x, rows, epoch)`` augments them."""
 
-    def __init__(
-        self, split: Split, seed: int, views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
-    ) -> None:
-        self._split, self._views = split, views
-
-        @lru_cache(maxsize=2)
-        def order(epoch: int) -> np.ndarray:
-            key = random_key(seed, "order", epoch, size=8)
-            return np.random.Generator(np.random.Philox(key=key)).permutation(len(split))
-
-        self._order = order
+    split: Split
+    seed: int
+    views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
 
     def __call__(self, numbers: np.ndarray) -> Split:
         """Return the rows at some positions; position n is in epoch ``n // rows``."""
-        epochs, places = np.divmod(numbers, len(self._split))
+        epochs, places = np.divmod(numbers, len(self.split))
         rows, inside = np.empty_like(numbers), {int(epoch): epochs == epoch for epoch in np.unique(epochs)}
         for epoch, which in inside.items():
-            rows[which] = self._order(epoch)[places[which]]
-        found = Split(x=self._split.x[rows], y=self._split.y[rows], lengths=self._split.lengths[rows])
-        if self._views:
+            rows[which] = _order(self.seed, epoch, len(self.split))[places[which]]
+        found = Split(x=self.split.x[rows], y=self.split.y[rows], lengths=self.split.lengths[rows])
+        if self.views:
             for epoch, which in inside.items():
-                found.x[which] = self._views(found.x[which], rows[which], epoch)
+                found.x[which] = self.views(found.x[which], rows[which], epoch)
         return found
 
 
-def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, rows: int) -> np.ndarray:
+    key = random_key(seed, "order", epoch, size=8)
+    return np.random.Generator(np.random.Philox(key=key)).permutation(rows)
+
+
+def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Callable[[Split], Batch]:
     """Return the conversion of stored sequences to input of the input layer."""
 
     def convert(rows: Split) -> Batch:

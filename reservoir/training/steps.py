@@ -42,6 +42,7 @@ class Score:
     margins: np.ndarray | None
 
 
+@dataclass
 class FPTSteps:
     """Training steps; ``forward(x, lengths)`` gives the logits of the model, or of its output layer.
 
@@ -49,46 +50,44 @@ class FPTSteps:
     and dropout draws. More processes, or more passes per step, therefore change only the number of rows of a step.
     """
 
-    def __init__(
-        self,
-        model: FPT,
-        forward: Callable[[Tensor, Tensor], Tensor],
-        rows: TrainingRows,
-        options: TrainOptions,
-        seed: int,
-        ranks: Processes,
-    ) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        rate = options.learning_rate or LEARNING_RATE
+    model: FPT
+    forward: Callable[[Tensor, Tensor], Tensor]
+    rows: TrainingRows
+    options: TrainOptions
+    seed: int
+    ranks: Processes
+
+    def __post_init__(self) -> None:
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        rate = self.options.learning_rate or LEARNING_RATE
         self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=rate, fused=True)
-        self._forward, self._classes = forward, model.task.classes
+        self._classes = self.model.task.classes
         self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
-        self._rows, self._options, self._seed, self._ranks = rows, options, seed, ranks
 
     def draw(self, step: int) -> list[Batch]:
         """Return the batches of this process for the forward passes of a step."""
-        size = self._options.batch
+        size = self.options.batch
         passes = (np.arange(number * size, (number + 1) * size) for number in self._passes(step))
-        return [self._rows.convert(self._rows.train(numbers)) for numbers in passes]
+        return [self.rows.convert(self.rows.train(numbers)) for numbers in passes]
 
     def take(self, step: int, batch: list[Batch]) -> Tensor:
         """Take a step; return the loss and, for classes, the accuracy before the step, and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(len(self.names) - 1, device=batch[0].x.device)
         for number, rows in zip(self._passes(step), batch, strict=True):
-            if self._options.dropout:
-                torch.manual_seed(random_key(self._seed, "dropout", number, size=8))
-            logits = self._forward(rows.x, rows.lengths)
+            if self.options.dropout:
+                torch.manual_seed(random_key(self.seed, "dropout", number, size=8))
+            logits = self.forward(rows.x, rows.lengths)
             loss = row_losses(logits, rows.y, self._classes).mean() / len(batch)
             loss.backward()
             with torch.no_grad():
                 sums[0] += loss
                 if self._classes:
                     sums[1] += (logits.argmax(dim=-1) == rows.y).sum() / rows.y.numel() / len(batch)
-        self._ranks.average_gradients(self._parameters)
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
+        self.ranks.average_gradients(self._parameters)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self.options.clip)
         self.optimizer.step()
-        return torch.cat([self._ranks.add(sums) / self._ranks.count, norm.detach().reshape(1)])
+        return torch.cat([self.ranks.add(sums) / self.ranks.count, norm.detach().reshape(1)])
 
     def validate(self, step: int) -> dict[str, float]:
         """Return loss and score on the validation rows."""
@@ -103,20 +102,20 @@ class FPTSteps:
     @torch.no_grad()
     def score(self, name: str) -> Score:
         """Score the model, in evaluation mode, on ``valid`` or ``test``; the processes share the batches."""
-        split, classes = self._rows.valid if name == "valid" else self._rows.test, self._classes
+        split, classes = self.rows.valid if name == "valid" else self.rows.test, self._classes
         outputs = split.y[0].size
         columns = 1 + outputs + (outputs if classes == 2 else 0)
         table = torch.zeros(len(split), columns, dtype=torch.float64, device=self._parameters[0].device)
-        for number, rows in enumerate(batches(split.lengths, self._rows.scored)):
-            if number % self._ranks.count != self._ranks.rank:
+        for number, rows in enumerate(batches(split.lengths, self.rows.scored)):
+            if number % self.ranks.count != self.ranks.rank:
                 continue
-            batch = self._rows.convert(split.take(rows))
-            logits, index = self._forward(batch.x, batch.lengths), torch.from_numpy(rows).to(table.device)
+            batch = self.rows.convert(split.take(rows))
+            logits, index = self.forward(batch.x, batch.lengths), torch.from_numpy(rows).to(table.device)
             table[index, 0] = row_losses(logits, batch.y, classes).double()
             table[index, 1 : 1 + outputs] = (logits.argmax(-1) if classes else logits).flatten(1).double()
             if classes == 2:
                 table[index, 1 + outputs :] = (logits[..., 1] - logits[..., 0]).flatten(1).double()
-        values = self._ranks.add(table).cpu().numpy()
+        values = self.ranks.add(table).cpu().numpy()
         predicted, y = values[:, 1 : 1 + outputs], split.y.reshape(len(split), -1)
         if classes:
             found = (predicted == y).mean()
@@ -126,8 +125,8 @@ class FPTSteps:
         return Score(loss=float(values[:, 0].mean()), score=float(found), predicted=predicted, margins=margins)
 
     def _passes(self, step: int) -> range:
-        first = (step * self._ranks.count + self._ranks.rank) * self._options.accumulate
-        return range(first, first + self._options.accumulate)
+        first = (step * self.ranks.count + self.ranks.rank) * self.options.accumulate
+        return range(first, first + self.options.accumulate)
 
 
 def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -15,7 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reservoir import devices
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
+
+BOUND = 1e4
+"""A loss above this value counts as diverged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,73 +62,67 @@ class Steps(Protocol):
         ...
 
 
+@dataclass
 class Trainer:
     """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
     ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation, including one after
-    the last step; ``keep`` is called with the `State` after every validation. A loss above ``bound`` counts as
-    diverged. A run that resumes with the weights and moments of a state ends with the bits of one never stopped.
+    the last step; ``keep`` is called with the `State` after every validation. A run that resumes with the weights and
+    moments of a state ends with the bits of one never stopped.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        steps: Steps,
-        *,
-        eval_every: int,
-        report: Callable[[int, dict[str, float]], None],
-        keep: Callable[[State], None],
-        state: State | None = None,
-        bound: float = math.inf,
-    ) -> None:
-        self.state = state or State()
-        self._model, self._steps, self._eval_every, self._bound = model, steps, eval_every, bound
-        self._report, self._keep = report, keep
+    model: nn.Module
+    steps: Steps
+    eval_every: int
+    report: Callable[[int, dict[str, float]], None]
+    keep: Callable[[State], None]
+    state: State = field(default_factory=State)
 
     def run(self, last: int) -> State:
         """Train until step ``last``; raise `DivergedError` if the loss diverges."""
         while self.state.step < last:
             first = self.state.step
-            pause = min(last, (first // self._eval_every + 1) * self._eval_every)
+            pause = min(last, (first // self.eval_every + 1) * self.eval_every)
             started = time.monotonic()
             self._take(first, pause)
             self._validate(pause, self.state.seconds + time.monotonic() - started)
         return self.state
 
     def _take(self, first: int, last: int) -> None:
-        self._model.train()
+        self.model.train()
         # Reading a loss waits for the GPU, so several are read at once.
-        flush = 16 if devices.on_gpu(next(self._model.parameters()).device) else 1
+        flush = 16 if devices.on_gpu(next(self.model.parameters()).device) else 1
         waiting: list[Tensor] = []
         with ThreadPoolExecutor(1) as reader:
-            ahead = reader.submit(self._steps.draw, first)
+            ahead = reader.submit(self.steps.draw, first)
             for step in range(first, last):
                 batch = ahead.result()
                 if step + 1 < last:
-                    ahead = reader.submit(self._steps.draw, step + 1)
-                waiting.append(self._steps.take(step, batch))
+                    ahead = reader.submit(self.steps.draw, step + 1)
+                waiting.append(self.steps.take(step, batch))
                 if len(waiting) == flush or step + 1 == last:
                     for done, values in enumerate(torch.stack(waiting).tolist(), step + 2 - len(waiting)):
-                        self._report(done, dict(zip(self._steps.names, values, strict=True)))
+                        self.report(done, dict(zip(self.steps.names, values, strict=True)))
                         self._check("the loss", done, values[0], values[-1])
                     waiting.clear()
 
     def _validate(self, step: int, seconds: float) -> None:
-        self._model.eval()
-        found = self._steps.validate(step)
-        self._report(step, found)
+        self.model.eval()
+        found = self.steps.validate(step)
+        self.report(step, found)
         self._check("the validation loss", step, next(iter(found.values())), 0.0)
         before, best_step, best = self.state, step, found
-        if before.step and not self._steps.better(found, before.best):
+        if before.step and not self.steps.better(found, before.best):
             best_step, best = before.best_step, before.best
         self.state = State(step=step, seconds=seconds, best_step=best_step, best=best)
-        self._keep(self.state)
+        self.keep(self.state)
 
     def _check(self, which: str, step: int, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm) and loss <= self._bound:
+        if math.isfinite(loss) and math.isfinite(norm) and loss <= BOUND:
             return
         gradients = f", with gradients of norm {norm:.4g}" if math.isfinite(loss) and norm else ""
-        raise DivergedError(f"{which} is {loss:.4g} at step {step:,}{gradients}", step, self.state)
+        message = f"{which} is {loss:.4g} at step {step:,}{gradients}; use a smaller --learning-rate"
+        raise DivergedError(message, step, self.state)
 
 
 @dataclass(frozen=True)
@@ -187,23 +184,16 @@ class Processes:
 @contextmanager
 def processes() -> Iterator[Processes]:
     """Join the processes that were launched together, inside the context; without a launcher there is one process."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count <= 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         yield Processes()
         return
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise InputError(f"WORLD_SIZE is {count} but {missing[0]} is not set; start with accelerate launch")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    mine = not dist.is_initialized()
-    if mine:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(local)
+    local, on_gpu = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(local)
+    with as_input_error("WORLD_SIZE is set, but the processes do not find each other", "start with accelerate launch"):
         # A long timeout: the others wait while the first process extracts the cached features for training.
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(days=7))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(days=7))
     try:
-        yield Processes(rank=int(os.environ["RANK"]), count=count, local=local)
+        yield Processes(rank=dist.get_rank(), count=dist.get_world_size(), local=local)
     finally:
-        if mine:
-            dist.destroy_process_group()
+        dist.destroy_process_group()

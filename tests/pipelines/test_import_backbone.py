@@ -1,5 +1,6 @@
 """Weights in other formats become a backbone with the same outputs, and no code in a file is run."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from reservoir_pipelines import import_backbone
 
 from reservoir.backbones import load_backbone, weights_digest
+from reservoir.errors import InputError
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
 
 
@@ -30,7 +32,7 @@ def exported(kind: str, folder: Path, *, dynamo: bool) -> tuple[Path, np.ndarray
 
     pytest.importorskip("onnxscript")
     save(kind, folder / kind)
-    options = {"num_hidden_layers": 1} | ({"add_pooling_layer": False} if kind == "vit" else {})
+    options = {"add_pooling_layer": False} if kind == "vit" else {}
     model = AutoModel.from_pretrained(folder / kind, **options)
     side = {"vit": 8, "dinov2": 16}[kind]
     file, pixels = folder / f"{kind}.onnx", torch.randn(2, 3, side, side)
@@ -48,6 +50,12 @@ def test_onnx_import_equals_onnxruntime(kind: str, dynamo: bool, tmp_path: Path)
     from transformers import AutoModel
 
     file, pixels, expected = exported(kind, tmp_path, dynamo=dynamo)
+    with pytest.raises(InputError, match=r"config\.json are missing"):
+        import_backbone(file, tmp_path / "out")
+    settings = json.loads((tmp_path / kind / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(settings | {"image_size": pixels.shape[2] if dynamo else settings["image_size"]})
+    )
     done = import_backbone(file, tmp_path / "out")
     assert done.family == kind and done.left_out == ("decoder.bias",)
     assert "does not state the licence and origin" in done.notes[-1]
@@ -94,6 +102,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, refusal):
 
 def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, refusal):
     onnx = pytest.importorskip("onnx")
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "text.onnx").write_text("no")
     (tmp_path / "there").mkdir()
     graph = onnx.helper.make_graph([], "g", [], [], [onnx.helper.make_tensor("w", 1, [1], [1.0])])
@@ -102,8 +111,8 @@ def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, re
         ("text.onnx", "out"): "not a readable ONNX file",
         ("other.onnx", "out"): "no tensor is named",
         ("other.onnx", "there"): "already exists",
-        ("none.onnx", "out"): "no such file",
-        ("there", "out"): "pytorch_model.bin or config.json is missing",
+        ("none.onnx", "out"): "No such file",
+        ("there", "out"): "config.json are missing",
     }
     for (source, out), message in cases.items():
         assert message in refusal("backbone", "--import", tmp_path / source, "--out", tmp_path / out)

@@ -47,7 +47,7 @@ def test_the_draw_is_named_in_the_entrys_card(cache, call):
     paper, ours = (extract("bit-xor", protocol=protocol, **shared) for protocol in ("paper", None))
     assert "random-flat" in paper.entry.name and paper.entry != ours.entry
     code, card, _ = call("cache", "show", paper.entry)
-    assert code == 0 and "as the random GPT-2 of Lu et al. 2021" in card
+    assert code == 0 and "initializer_range, as in Lu et al. 2021" in card
     assert "other processors round differently" in card
     code, card, _ = call("cache", "show", ours.entry)
     assert "random: normal with standard deviation initializer_range, for c_proj divided by sqrt(2 x blocks)" in card
@@ -158,13 +158,11 @@ def test_mini_is_loaded_from_the_package_in_float32_from_any_folder(decoy):
 
 
 def test_mini_has_three_inits_and_other_shapes_only_random_weights():
-    inits = {init: load_backbone("mini", init, seed=3) for init in ("pretrained", "random", "statistics")}
-    assert len({weights_digest(backbone) for backbone in inits.values()}) == 3
-    pretrained, drawn = (inits[init].model.get_parameter("wpe.weight") for init in ("pretrained", "statistics"))
-    assert abs(drawn.std() / pretrained.std() - 1) < 0.02
+    inits = {weights_digest(load_backbone("mini", init)) for init in ("pretrained", "random", "statistics")}
+    assert len(inits) == 3
     altered = "mini:n_layer=2"
     assert choose_init(altered, None) == "random" and load_backbone(altered).depth == 2
-    with pytest.raises(InputError, match="no pretrained weights fit changed settings; use --init random"):
+    with pytest.raises(InputError, match="nobody has published weights for it; use --init random"):
         load_backbone(altered, "pretrained")
 
 

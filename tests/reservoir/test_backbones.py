@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -169,7 +170,7 @@ def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2):
     assert err == "", "the one line is the error's"
     for asked in absent:
         assert f"backbone {asked.partition('=')[0]!r}" in answers[asked]
-        assert "couldn't connect" in answers[asked]
+        assert "ConnectError" in answers[asked]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2):
     [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "neither a known name nor a")],
 )
 def test_unknown_names_are_refused_without_a_network(name, message, monkeypatch):
-    monkeypatch.setattr(names, "local_files_only", lambda _source: pytest.fail("the network was asked"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the network was asked"))
     with pytest.raises(InputError, match=message):
         names.find(name)
 

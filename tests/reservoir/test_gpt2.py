@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
-from transformers.activations import NewGELUActivation
 
 from reservoir.backbones import gpt2, load_backbone
 from reservoir.fpt import FPT
@@ -71,15 +70,6 @@ def test_weights_are_equal_for_every_storage_format(tmp_path, form):
         masks = {f"h.{n}.attn.bias": torch.ones(1, 1, 12, 12) for n in range(2)}
         save_file(load_file(other / "model.safetensors") | masks, other / "model.safetensors", {"format": "pt"})
     assert torch.equal(load_backbone(str(other), "pretrained")(EMBEDS), expected)
-
-
-def test_one_kernel_equals_many_steps_and_rounds_less():
-    x = torch.linspace(-6, 6, 4001)
-    one, many = torch.nn.GELU(approximate="tanh"), NewGELUActivation()
-    torch.testing.assert_close(one(x), many(x), rtol=1e-5, atol=1e-6)
-    x = x.bfloat16()
-    exact = torch.nn.functional.gelu(x.double(), approximate="tanh")
-    assert (one(x) - exact).abs().mean() < 0.8 * (many(x) - exact).abs().mean()
 
 
 def bfloat16_feedforward():
@@ -151,20 +141,6 @@ def test_block_attention_equals_attention_with_whole_matrices(batch, heads, toke
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
-def test_values_in_bfloat16_with_queries_and_keys_in_float32():
-    """Under autocast, rotary positions leave queries and keys in float32, and values are in bfloat16."""
-    draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 2, 70, 16, generator=draw).requires_grad_() for _ in range(3))
-    exact = torch.autograd.grad(fast.CausalAttention.apply(q, k, v, 0.3, 0.1, 3).square().sum(), (q, k, v))
-    low = v.detach().bfloat16().requires_grad_()
-    out = fast.CausalAttention.apply(q, k, low, 0.3, 0.1, 3)
-    assert out.dtype == torch.bfloat16
-    found = torch.autograd.grad(out.float().square().sum(), (q, k, low))
-    assert [g.dtype for g in found] == [torch.float32, torch.float32, torch.bfloat16]
-    for one, other in zip(found, exact, strict=True):
-        assert (one.float() - other).norm() < 0.02 * other.norm()
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
 def test_dropout_drops_the_given_share_and_keeps_the_mean(rate):
     torch.manual_seed(0)
@@ -180,7 +156,7 @@ def test_dropout_drops_the_given_share_and_keeps_the_mean(rate):
     assert module.eval()(x) is x
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "bert", "vit", "t5", "lstm"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "vit", "t5", "lstm"])
 def test_faster_model_gives_the_same_outputs(kind, tmp_path):
     folder = str(save(kind, tmp_path / kind))
     task = Task(name="t", form=Vectors(3), max_tokens=12, classes=4)

@@ -34,8 +34,9 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
             why = "features that another program computed, which cannot be computed for new rows"
             raise InputError(f"readout {path}: it reads {imported[0]}, {why}; fit the columns of an extraction instead")
         return bundle
-    config = RunFolder(folder).model_config
-    with as_input_error(f"{folder / CONFIG}: damaged", "train in another folder"):
+    config = RunFolder(folder).config
+    with as_input_error(f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"):
+        scaling, lengths = config["scaling"], config["lengths"]
         spec = config["settings"]["spec"]
         task = Task.from_dict(spec["task"])
         part = Part(
@@ -57,11 +58,11 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     targets = Targets(task.outputs, task.classes)
     return Bundle(
         task=task,
-        scaling=scaling_from_json(config["scaling"]),
+        scaling=scaling_from_json(scaling),
         parts=(part,),
         readout=LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets),
         scores=RunFolder(folder).result or {},
-        lengths=config["lengths"],
+        lengths=lengths,
         origin=config.get("origin", ""),
     )
 

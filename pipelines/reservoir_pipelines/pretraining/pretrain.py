@@ -17,7 +17,6 @@ from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
-from reservoir.training.trainer import DivergedError
 from reservoir_pipelines.files import remove_parts, replace_file, system_errors, temporary_path, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import plot_pretraining
@@ -142,10 +141,7 @@ def pretrain(
             raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start again")
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
         shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
-        try:
-            state = run.train(model, steps, recipe, shown=shown, unit=unit)
-        except DivergedError as error:
-            raise DivergedError(f"{error}; use a smaller --learning-rate", error.step, error.state) from None
+        state = run.train(model, steps, recipe, shown=shown, unit=unit)
         notify("measuring the losses on held-out parts")  # with the last weights
         bits: dict[str, Any] = {f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()}
         done = Pretraining(

@@ -5,20 +5,20 @@ import json
 import math
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TextIO
 
 import torch
-from reservoir_cache import fault_point, make_folder, open_lock, refuse_links, sync
+from reservoir_cache import make_folder, open_lock, refuse_links, sync
 from torch import Tensor, nn
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import StepOptions
+from reservoir.plan import split_names
 from reservoir.readouts.evaluation import Evaluation
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.task import Task
@@ -26,16 +26,15 @@ from reservoir.training.fast import speed_up
 from reservoir.training.groups import default_groups, unfreeze
 from reservoir.training.trainer import Processes, State, Steps, Trainer
 from reservoir_pipelines.files import (
-    DamagedError,
     checked_line,
     file_digest,
     json_digest,
+    new_folder,
     read_checked,
     read_lines,
     remove_parts,
     replace_file,
     save_tensors,
-    temporary_path,
     versions,
     write_checked,
     writing,
@@ -54,29 +53,11 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
             trained[name] = parameter.detach().cpu().contiguous()
         for moment, value in optimizer.state.get(parameter, {}).items():
             moments[f"{name}/{moment}"] = value.detach().cpu().contiguous()
-    final = folder / f"step-{state.step:08d}"
-    part = temporary_path(final)
-    make_folder(folder)
-    part.mkdir()
-    try:
+    with new_folder(folder / f"step-{state.step:08d}") as part:
         save_tensors(trained, part / TRAINED)
         save_tensors(moments, part / OPTIMIZER)
         digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
         write_checked(part / STATE, {**asdict(state), "digests": digests})
-        for path in part.iterdir():
-            sync(path)
-        shutil.rmtree(final, ignore_errors=True)
-        fault_point("gathered")
-        part.rename(final)
-        fault_point("placed")
-        sync(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    remove_others(folder, state)
-
-
-def remove_others(folder: Path, state: State) -> None:
-    """Remove all checkpoints except the state's and the best one; a killed process may have left others."""
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in set(folder.glob("step-*")) - kept:
         shutil.rmtree(old, ignore_errors=True)
@@ -84,7 +65,7 @@ def remove_others(folder: Path, state: State) -> None:
 
 def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
     """Return the state of the training, and the SHA-256 of the other files of the checkpoint by name."""
-    with _readable(checkpoint, STATE):
+    with as_input_error(f"{checkpoint / STATE}: not readable", "train in another folder"):
         values = read_checked(checkpoint / STATE)
         digests = values.pop("digests")
         return State(**values), digests
@@ -93,13 +74,11 @@ def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
 def load_trained(checkpoint: Path, model: nn.Module) -> None:
     """Copy a checkpoint's trained tensors into a model whose trained parameters are unfrozen."""
     tensors = read_tensors(checkpoint, TRAINED)
-    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
-        problem = f"{checkpoint / TRAINED}: its tensors differ from the parameters that this run trains"
-        raise InputError(f"{problem}; train again")
-    with torch.no_grad():
-        for name, parameter in wanted.items():
-            parameter.copy_(tensors[name])
+    problem = f"{checkpoint / TRAINED}: its tensors are not those that this run trains"
+    with torch.no_grad(), as_input_error(problem, "train again"):
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(tensors[name])
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -116,24 +95,15 @@ def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     _, digests = read_state(checkpoint)
-    with _readable(checkpoint, name):
+    with as_input_error(f"{checkpoint / name}: not readable", "train in another folder"):
         if file_digest(checkpoint / name) != digests.get(name):
-            raise DamagedError("checksum mismatch")
+            raise ValueError("checksum mismatch")
         return load_file(checkpoint / name)
-
-
-def _readable(checkpoint: Path, name: str) -> AbstractContextManager[None]:
-    others = sorted(path.name for path in checkpoint.parent.glob("step-*") if path != checkpoint)
-    remedy = "train in another folder"
-    if others:
-        remedy = f"remove the folder {checkpoint.name}, and resume from {others[0]}"
-    return as_input_error(f"{checkpoint / name}: not readable", remedy)
 
 
 FORMAT = 1
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "checkpoints"
 CURVE, CONFUSION = "curve.png", "confusion.png"
-FLUSH_SECONDS = 1.0
 
 
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:
@@ -156,27 +126,12 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration, with all defaults resolved."""
-        return self._read_config("settings")
-
-    @property
-    def model_config(self) -> dict[str, Any]:
-        """The configuration of a run of `train`; raises `InputError` for one of `pretrain`, which has no task."""
-        return self._read_config("settings", "reservoir", "scaling", "lengths")
-
-    def _read_config(self, *parts: str) -> dict[str, Any]:
-        try:
-            config = read_checked(self.path / CONFIG)
-            if config["format"] == FORMAT and ({*parts} - config.keys() or not isinstance(config["settings"], dict)):
-                raise KeyError
-        except DamagedError as error:
-            raise InputError(f"{self.path / CONFIG}: damaged ({error}); train in another folder") from error
-        except (OSError, ValueError, KeyError) as error:
-            why = type(error).__name__
-            raise InputError(f"{self.path}: not the folder of a run of reservoir train ({why}); name one") from error
-        if config["format"] != FORMAT:
-            problem = f"{self.path}: the run has format {config['format']}, but this program reads format {FORMAT}"
-            raise InputError(f"{problem}; install the version of reservoir-features that made it, or train again")
-        return config
+        path = self.path / CONFIG
+        with as_input_error(f"{path}: damaged, or not of a run of reservoir train", "name another folder"):
+            config = read_checked(path)
+            if config["format"] != FORMAT:
+                raise ValueError(f"it has format {config['format']}, not {FORMAT}")
+            return config
 
     @property
     def last(self) -> Path | None:
@@ -186,24 +141,15 @@ class RunFolder:
     @property
     def best(self) -> Path:
         """The checkpoint with the best validation score."""
-        if not (state := self.state).step:
+        if (last := self.last) is None:
             problem = f"{self.path}: the run has no checkpoint yet"
             raise InputError(f"{problem}; continue it with reservoir train ... --resume")
-        return self.path / CHECKPOINTS / f"step-{state.best_step:08d}"
+        return last.with_name(f"step-{self.state.best_step:08d}")
 
     @property
     def state(self) -> State:
-        """State of the last checkpoint; if the best checkpoint was removed, the last one counts as the best."""
-        if (last := self.last) is None:
-            return State()
-        state, _ = read_state(last)
-        if last.with_name(f"step-{state.best_step:08d}").is_dir():
-            return state
-        for line in self.history:
-            if line["step"] == state.step and state.best.keys() <= line.keys():
-                return replace(state, best_step=state.step, best={name: line[name] for name in state.best})
-        journal = self.path / METRICS
-        raise InputError(f"{journal}: the validation score of step {state.step:,} is missing; train in another folder")
+        """State of the last checkpoint."""
+        return read_state(self.last)[0] if self.last else State()
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -239,39 +185,36 @@ class RunFolder:
         *,
         shown: str,
         unit: tuple[int, str] = (1, "steps"),
-        bound: float = math.inf,
         ranks: Processes | None = None,
     ) -> State:
         """Train until the run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
 
         ``shown`` formats the numbers of a step for the progress bar; ``unit`` is the number of units per step and their
-        name. A loss above ``bound`` counts as diverged. Only the first of the ``ranks`` writes to the folder.
+        name. Only the first of the ``ranks`` writes to the folder.
         """
         ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS
         state, last = self.state, options.steps or 0
         if checkpoint := self.last:
-            if self.best != checkpoint:  # it is needed at the end, so damage is reported now
-                load_trained(self.best, model)
+            load_trained(self.best, model)  # it is needed at the end, so damage is reported now
             load_trained(checkpoint, model)
             load_optimizer(checkpoint, model, steps.optimizer)
         ranks.wait()  # until all processes have read the checkpoint
-        settings = {"eval_every": options.eval_every, "state": state, "bound": bound}
+        settings = {"eval_every": options.eval_every, "state": state}
         if not ranks.first:
             return Trainer(model, steps, report=lambda *_: None, keep=lambda _: None, **settings).run(last)
-        with ExitStack() as held:
-            (self.path / RESULT).unlink(missing_ok=True)
-            remove_others(checkpoints, state)
-            journal = Journal(self.path / METRICS, state.step)
-            held.callback(journal.flush)
-            show = held.enter_context(training_meter(last, state.step, shown, each=unit[0], unit=unit[1]))
+        (self.path / RESULT).unlink(missing_ok=True)
+        meter = training_meter(last, state.step, shown, each=unit[0], unit=unit[1])
+        with open_journal(self.path / METRICS, state.step) as journal, meter as show:
 
             def report(step: int, numbers: dict[str, float]) -> None:
-                journal.add(step, numbers)
+                # JSON has neither NaN nor infinity.
+                finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+                journal.write(checked_line({"step": step, **finite}))
                 if "norm" in numbers:  # a training step; validations have no gradient norm
                     show(step, *numbers.values())
 
             def keep(state: State) -> None:
-                journal.flush(durable=True)
+                sync(self.path / METRICS)
                 save_checkpoint(checkpoints, model, steps.optimizer, state)
 
             return Trainer(model, steps, report=report, keep=keep, **settings).run(last)
@@ -284,37 +227,16 @@ class RunFolder:
             refuse_links(self.path / CHECKPOINTS)
             file = os.fdopen(open_lock(self.path / "lock"), "rb")
         with file:
-            try:
+            with as_input_error(f"{self.path}: another process is training this run", "wait for it, or stop it"):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                problem = f"{self.path}: another process is training this run"
-                raise InputError(f"{problem}; wait for it, or stop it") from None
             yield
 
 
-class Journal:
-    """Appends lines to ``metrics.jsonl``, after removing the lines of all steps after the checkpoint."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self._path, self._waiting, self._flushed = path, [], time.monotonic()
-        kept = [line for line in read_journal(path) if line["step"] <= step]
-        replace_file(path, lambda part: part.write_text("".join(map(checked_line, kept))))
-
-    def add(self, step: int, numbers: dict[str, float]) -> None:
-        """Add a line, which is written within about a second; NaN and infinity become null, as JSON has neither."""
-        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        self._waiting.append(checked_line({"step": step, **finite}))
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self.flush()
-
-    def flush(self, *, durable: bool = False) -> None:
-        """Write the buffered lines to the file; with ``durable``, they survive a power loss."""
-        with self._path.open("a") as file:
-            file.write("".join(self._waiting))
-        if durable:
-            sync(self._path)
-        self._waiting.clear()
-        self._flushed = time.monotonic()
+def open_journal(path: Path, step: int) -> TextIO:
+    """Open a journal for appending, after removing the lines of all steps after the checkpoint."""
+    kept = [line for line in read_journal(path) if line["step"] <= step]
+    replace_file(path, lambda part: part.write_text("".join(map(checked_line, kept))))
+    return path.open("a", buffering=1)  # others see each line at once
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -331,7 +253,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def load_trainable(
-    task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str, output_init: str
+    task: Task, settings: Reservoir, groups: str | Sequence[str] | None, device: str, compute: str, output_init: str
 ) -> tuple[LoadedModel, tuple[str, ...]]:
     """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32."""
     if task.each:
@@ -340,7 +262,7 @@ def load_trainable(
     dtype = choose_compute(compute, choose_device(device))
     model = load_model(task, settings, device, "float32", output_init)
     backbone = model.fpt.backbone
-    chosen = tuple(groups or default_groups(backbone))
+    chosen = split_names(groups) if groups else default_groups(backbone)
     unfreeze(model.fpt, chosen)
     if model.device.type == "cpu":
         speed_up(model.fpt)
@@ -351,11 +273,13 @@ def load_trainable(
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
     """Load the model of a run with the weights of its best validation score, in evaluation mode."""
     run = RunFolder(folder)
-    config, checkpoint = run.model_config, run.best
-    spec, output_init = config["settings"]["spec"], config["settings"]["recipe"].get("output_init", "orthogonal")
-    task, settings, groups = Task.from_dict(spec["task"]), Reservoir(**config["reservoir"]), config["settings"]["train"]
-    model, _ = load_trainable(task, settings, groups, device, compute or spec["compute"], output_init)
-    check_digest(model, spec["backbone"]["digest"], f"run {folder}")
+    config, checkpoint = run.config, run.best
+    with as_input_error(f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"):
+        settings, reservoir = config["settings"], Reservoir(**config["reservoir"])
+        spec, output_init = settings["spec"], settings["recipe"].get("output_init", "orthogonal")
+        task, groups, digest = Task.from_dict(spec["task"]), settings["train"], spec["backbone"]["digest"]
+    model, _ = load_trainable(task, reservoir, groups, device, compute or spec["compute"], output_init)
+    check_digest(model, digest, f"run {folder}")
     load_trained(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)
     return model
@@ -392,10 +316,8 @@ class Training(Record):
         validation.
     metric : str
         ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
-    valid_score, valid_loss : float or None
-        Score and loss of the saved weights on the validation split.
-    test_score, test_loss : float or None
-        Score and loss of the saved weights on the test split.
+    valid_score, valid_loss, test_score, test_loss : float or None
+        Scores and losses of the saved weights on the validation split and on the test split.
     test_score_of_all : float or None
         Test accuracy if sequences that were dropped because of their length count as wrong.
     floor : float

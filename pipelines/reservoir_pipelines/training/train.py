@@ -26,7 +26,7 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
-from reservoir.training.groups import frozen_digest, parse_groups, set_dropout, trained_layer
+from reservoir.training.groups import frozen_digest, set_dropout, trained_layer
 from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
@@ -93,6 +93,9 @@ class _Job:
     model: LoadedModel
     targets: TargetScale | None
     numbers: Mapping[str, np.ndarray]
+    generator: Source
+    kind: str  # of the rows of a step: fresh (generated), augmented (images) or stored
+    test: bool  # whether the test split is scored
 
 
 def _train_once(
@@ -105,7 +108,6 @@ def _train_once(
     test: bool = True,
 ) -> Training:
     """Train with one value of each option; score the test split unless ``test`` is False."""
-    groups = None if options.train is None else parse_groups(options.train)
     settings = resolve_model(reservoir, published=source.published)
     place = replace(place, cache=cache_root(place.cache))
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
@@ -115,9 +117,9 @@ def _train_once(
         generator = TASKS[task](**prepared.task.parameters) if task in TASKS else Source()
         kind = _kind_of_rows(generator, task, options)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
-            settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
+            settings = replace(settings, input="native")  # else each sample would be a token
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
-        model, groups = load_trainable(prepared.task, settings, groups, device, options.compute, output_init)
+        model, groups = load_trainable(prepared.task, settings, options.train, device, options.compute, output_init)
         if source.published:
             redraw_first_states(model.fpt)
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
@@ -126,8 +128,8 @@ def _train_once(
         check_windows(prepared, numbers, model.windows)
         train_y = prepared.split("train").y[numbers["train"]]
         targets = None if prepared.task.classes else TargetScale.of(train_y)
-        job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers)
-        config = _config(job, kind)
+        job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers, generator, kind, test)
+        config = _config(job)
         config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
         config["origin"] = origin_of(task)
         name = f"{settings.title}-{config['key'][:16]}"
@@ -136,15 +138,21 @@ def _train_once(
             if ranks.first:
                 held.enter_context(run.lock())
                 run.start(config)
-        if found := _finished_result(run, options, ranks, test=test):
+        if found := _finished_result(job, run):
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
-        steps, rows = _steps(job, generator, kind)
-        state, diverged = _take_steps(job, run, steps)
+        steps = _steps(job)
+        shown = "loss {0:.4f}  accuracy {1:.1%}" if prepared.task.classes else "loss {0:.4f}"
+        try:
+            state, diverged = run.train(model.fpt, steps, options, shown=shown, ranks=ranks), None
+        except DivergedError as error:
+            if options.on_divergence == "stop":
+                raise
+            state, diverged = error.state, error.step
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
-        done = _result(job, run, steps, rows, state, diverged, test=test)
+        done = _result(job, run, steps, state, diverged)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
@@ -155,19 +163,15 @@ def _train_once(
 
 
 def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
-    """Return the kind of rows of a step: ``fresh`` (generated), ``augmented`` (images) or ``stored``."""
-    kind = options.rows
-    if options.from_cache and kind in ("fresh", "augmented"):
-        raise InputError(f"--rows {kind} --from-cache: the cache holds stored rows only; remove one of the two flags")
-    can = {"fresh": source.endless, "augmented": source.augments, "stored": True}
-    if kind == "auto":
-        return "stored" if options.from_cache else next(name for name, possible in can.items() if possible)
-    if not can[kind]:
-        raise InputError(f"--rows {kind}: task {task!r} has no such rows; use --rows stored")
-    return kind
+    """Return the kind of the rows of a step."""
+    possible = {"fresh": source.endless, "augmented": source.augments}
+    kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
+    if options.rows not in ("auto", *kinds):
+        raise InputError(f"--rows {options.rows}: neither task {task!r} nor the cache has such rows; use --rows stored")
+    return kinds[0] if options.rows == "auto" else options.rows
 
 
-def _config(job: _Job, kind: str) -> dict[str, Any]:
+def _config(job: _Job) -> dict[str, Any]:
     options, model, prepared = job.options, job.model, job.prepared
     store = (options.store or "float16") if options.from_cache else "float32"
     spec = make_spec(prepared, job.numbers, model, store).to_dict()
@@ -178,7 +182,7 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
         "train": sorted(options.train or ()),
         "recipe": {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed},
         "processes": job.ranks.count,
-        "rows": "cached" if options.from_cache else kind,
+        "rows": "cached" if options.from_cache else job.kind,
     }
     if job.source.published:  # the output layer and dropout of the authors' code
         settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
@@ -194,28 +198,24 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
     )
 
 
-def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *, test: bool) -> Training | None:
+def _finished_result(job: _Job, run: RunFolder) -> Training | None:
     """Return the result of a finished run, else None; raise `InputError` if ``--resume`` is needed."""
-    state, last = run.state, options.steps or 0
+    options, step = job.options, run.state.step
+    last = options.steps or 0
     if found := run.result:
         result = Training.from_dict(found)
-        if test and result.best_step is not None and result.test_score is None and state.step == last:
-            return None  # a run of a sweep that was not scored on the test rows
-        if state.step and state.step >= last:
-            if state.step > last and ranks.first:
-                notify(f"{run.path}: this run already has {state.step:,} steps; printing its result")
-            return result
-        diverged_before = result.diverged_step is not None and result.diverged_step <= last
-        if diverged_before and options.on_divergence == "report" and not options.resume:
-            return result
-    if state.step and not options.resume:
-        problem = f"{run.path}: this run is at step {state.step:,} of {last:,}"
+        unscored = job.test and result.best_step is not None and result.test_score is None  # in a sweep
+        diverged = result.diverged_step is not None and result.diverged_step <= last
+        if step >= last or (diverged and options.on_divergence == "report" and not options.resume):
+            return None if unscored else result
+    if step and not options.resume:
+        problem = f"{run.path}: this run is at step {step:,} of {last:,}"
         raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start over")
     return None
 
 
-def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows]:
-    """Return the steps of a training run and their rows."""
+def _steps(job: _Job) -> FPTSteps:
+    """Return the steps of a training run."""
     model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
     forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
     if options.from_cache:
@@ -229,12 +229,12 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
         return targets.apply(found) if targets else found
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
-        return source.augmented(x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8))
+        return job.generator.augmented(x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8))
 
     tokens = BATCH_TOKENS[devices.kind(model.device)]
-    fresh, views = kind == "fresh", augment if kind == "augmented" else None
+    views = augment if job.kind == "augmented" else None
     rows = TrainingRows(
-        train=fresh_rows(source, seed) if fresh else StoredRows(scaled("train"), seed, views),
+        train=fresh_rows(job.generator, seed) if job.kind == "fresh" else StoredRows(scaled("train"), seed, views),
         valid=scaled("valid"),
         test=scaled("test"),
         convert=convert,
@@ -243,22 +243,15 @@ def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows
     if options.compiled and not devices.on_gpu(model.device):
         raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
     compiled: Any = torch.compile(forward) if options.compiled else forward
-    return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks), rows
+    return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks)
 
 
 def _from_cache(job: _Job) -> Callable[[str], Split]:
     """Return a function that reads the cached inputs of the output layer for a split."""
     model, options = job.model, job.options
-    if trained_layer(model.fpt) != "final":
-        raise InputError(
-            f"--from-cache --train {','.join(options.train or ())}: only the output layer can be trained on cached "
-            "hidden states; pass --train output, or remove --from-cache"
-        )
-    if options.dropout and job.source.published:
-        raise InputError(
-            "--from-cache --protocol paper: the authors' dropout also applies to frozen layers, which cached "
-            "features cannot reproduce; pass --dropout 0, or remove --from-cache"
-        )
+    if trained_layer(model.fpt) != "final" or (options.dropout and job.source.published):
+        problem = "--from-cache: cached states fit only the output layer, and no dropout in frozen layers"
+        raise InputError(f"{problem}; pass --train output, with --protocol paper also --dropout 0, or remove the flag")
     with job.ranks.first_alone():
         read = {"layers": "final", "pool": "last", "store": options.store or "float16"}
         where = {"cache": job.place.cache, "device": str(model.device), "compute": model.compute}
@@ -273,28 +266,12 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
     return hidden
 
 
-def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int | None]:
-    """Train; return the last state, and the step at which the loss diverged, or None."""
-    fpt, options = job.model.fpt, job.options
-    shown = "loss {0:.4f}  accuracy {1:.1%}" if fpt.task.classes else "loss {0:.4f}"
-    try:
-        return run.train(fpt, steps, options, shown=shown, bound=options.bound, ranks=job.ranks), None
-    except DivergedError as error:
-        if options.on_divergence == "report":
-            return error.state, error.step
-        good = f"the last good checkpoint is {run.last}" if error.state.step else "the run has no earlier checkpoint"
-        message = f"{error}; {good}; use a smaller --learning-rate"
-        raise DivergedError(message, error.step, error.state) from None
-
-
-def _result(
-    job: _Job, run: RunFolder, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None, *, test: bool
-) -> Training:
-    """Return the result; with ``test``, score the best weights on the test rows in the unit of the data."""
-    fpt, task, targets = job.model.fpt, job.prepared.task, job.targets
+def _result(job: _Job, run: RunFolder, steps: FPTSteps, state: State, diverged: int | None) -> Training:
+    """Return the result, with the score of the best weights on the test rows in the unit of the data."""
+    fpt, task, targets, rows = job.model.fpt, job.prepared.task, job.targets, steps.rows
     kept, found, evaluation = job.prepared.kept("test"), None, None
     job.ranks.wait()  # until the first process has written checkpoints and journal
-    if state.step and test:
+    if state.step and job.test:
         load_trained(run.best, fpt)
         fpt.eval()
         found = steps.score("test")
