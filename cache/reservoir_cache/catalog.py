@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -117,28 +118,20 @@ def prunable(
 ) -> list[EntrySummary]:
     """Return the entries that may be removed to save space, least recently used first; nothing is removed.
 
-    Entries that were not used for longer than ``older`` are chosen, and then others, in this order, until the remaining
-    entries need at most ``keep_bytes``. Entries that a run uses or that cannot be read are never chosen. Unfinished
+    Entries that were not used for longer than ``older`` are chosen, and others until the remaining entries need at most
+    ``keep_bytes``. Entries that a run uses or that cannot be read are never chosen. Unfinished
     entries are chosen only with ``unfinished``, after the finished ones.
     """
-    now = datetime.now(UTC)
+    now, chosen = datetime.now(UTC), list[EntrySummary]()
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
     remaining = sum(each.bytes for each in entries)
-    eligible = [each for each in entries if (each.finished or unfinished) and not each.entry.running()]
-    chosen = {each.entry.path for each in eligible if older is not None and now - each.used > older}
-    remaining -= sum(each.bytes for each in eligible if each.entry.path in chosen)
-    if keep_bytes is not None:
-        crowded = list[EntrySummary]()
-        for each in eligible:
-            if remaining > keep_bytes and each.entry.path not in chosen:
-                crowded.append(each)
-                remaining -= each.bytes
-        for each in reversed(crowded):  # keep an entry if removing a later, larger one makes enough room
-            if remaining + each.bytes <= keep_bytes:
-                remaining += each.bytes
-            else:
-                chosen.add(each.entry.path)
-    return [each for each in eligible if each.entry.path in chosen]
+    for each in entries:
+        old = older is not None and now - each.used > older
+        crowded = keep_bytes is not None and remaining > keep_bytes
+        if (old or crowded) and (each.finished or unfinished) and not each.entry.running():
+            chosen.append(each)
+            remaining -= each.bytes
+    return chosen
 
 
 def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:
@@ -169,13 +162,11 @@ def check_space(root: Path, needed: int) -> None:
 def folder_bytes(folder: Path | str) -> int:
     """Return the total size in bytes of all files below a folder; links are not followed."""
     total = 0
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
-        for item in found:
+    for place, _, names in os.walk(folder):
+        for name in names:
             with suppress(FileNotFoundError):  # a run may remove its temporary files meanwhile
-                if item.is_dir(follow_symlinks=False):
-                    total += folder_bytes(item.path)
-                elif item.is_file(follow_symlinks=False):
-                    total += item.stat(follow_symlinks=False).st_size
+                status = Path(place, name).lstat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 

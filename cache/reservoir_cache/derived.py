@@ -1,6 +1,5 @@
 """Derived arrays of an entry, such as moments; they can be recomputed, so a damaged file is treated as absent."""
 
-import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from reservoir_cache.entry import NAME, Entry
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, file_crc32, is_regular, publish, publish_json, read_json
-from reservoir_cache.shard import UNREADABLE, dataset_names, read_array
+from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
 from reservoir_cache.spec import canonical_json, check_name
 
 FOLDER = "moments"
@@ -30,18 +29,11 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     if wrong := [key for key, array in plain.items() if array.dtype.kind not in "biufc"]:
         raise CacheError(f"{path}: array {wrong[0]} has type {plain[wrong[0]].dtype}; only numbers can be saved")
     text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
-
-    image = io.BytesIO()
-    with h5py.File(image, "w") as file:
-        file.create_dataset("meta", data=text, track_times=False)
-        group = file.create_group("arrays")
-        for key in sorted(plain):
-            group.create_dataset(key, data=plain[key], track_times=False)
+    content = file_content({"meta": text} | {f"arrays/{key}": plain[key] for key in sorted(plain)})
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
-            # Publishing the manifest syncs the folder.
-            size, crc = publish(path, image.getbuffer(), sync_folder=False)
+            size, crc = publish(path, content)
             line = {"bytes": size, "crc32": crc}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
     except CacheError:

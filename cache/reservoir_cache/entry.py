@@ -3,14 +3,13 @@
 A file that is not listed in a manifest is ignored.
 """
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.locks import LOCK_FILE, entry_locks, live_runs, touch
+from reservoir_cache.locks import entry_locks, live_runs, touch
 from reservoir_cache.publish import (
     CacheError,
     fault_point,
@@ -200,18 +199,11 @@ class Entry:
         ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps its layout, and
         may be read-only. Two processes may call this at the same time.
         """
-        if spec.format != FORMAT:
-            raise CacheError(f"specification: format is {spec.format}; set it to {FORMAT}, which this program writes")
         folder = Path(root) / "features" / spec.task["name"]
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
         _refuse_links(path)
-        effective = os.access in os.supports_effective_ids
-        writable = all(os.access(each, os.W_OK, effective_ids=effective) for each in (path, path / LOCK_FILE))
-        if writable or not (path / SPEC_FILE).exists():
-            try:
-                make_folder(path)
-            except OSError as error:
-                raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another --cache") from error
+        if not (path / SPEC_FILE).exists():
+            make_folder(path)
             locks = entry_locks(path, create=True)
             with locks.run(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():

@@ -170,9 +170,6 @@ def touch(folder: Path, *, new: bool = False) -> None:
             if new:  # before all others
                 os.utime(path, ns=(now, 0))
             return
-        # The new time is later than those of all other locks, even if the clock was set back after they were written.
-        last = max((one.stat().st_mtime_ns for one in folder.parent.glob(f"*/{LOCK_FILE}") if one != path), default=0)
-        now = max(now, last + 1)
         try:
             os.utime(path, ns=(now, now))
         except PermissionError:  # another user's file: write permission allows only the current time, which is coarse

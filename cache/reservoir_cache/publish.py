@@ -13,11 +13,9 @@ import zlib
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-_CHUNK = 1 << 20
 _counter = itertools.count()
 _identity = ""
 _reached: Counter[str] = Counter()
@@ -64,36 +62,28 @@ def fault_point(step: str) -> None:
         raise OSError(code := getattr(errno, error), os.strerror(code))
 
 
-def publish(
-    final: Path,
-    *content: bytes | memoryview,
-    crc32: int | None = None,
-    sync_file: bool = True,
-    sync_folder: bool = True,
-) -> tuple[int, str]:
-    """Write ``content`` to a file that is complete under its final name or unchanged; return its size and CRC-32.
+def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, str]:
+    """Write a file that is complete under its final name or unchanged; return its size and CRC-32.
 
-    ``sync_file`` and ``sync_folder``: whether the content, and the name, must survive a power loss after the return.
-    Raises CacheError if the file cannot be written, or if its content differs when it is read again.
+    If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written or read back.
     """
-    pieces = [memoryview(piece).cast("B") for piece in content]
     # The identity of the run is part of the name, so that a later run recognises the files of dead runs.
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
         fault_point("begun")
         with temporary.open("xb") as file:
-            file.writelines(pieces)
+            file.write(content)
         fault_point("written")
-        if not _holds(temporary, *pieces):
+        if temporary.read_bytes() != content:
             raise CacheError(f"{final}: does not read back as written; check the disk")
         fault_point("verified")
-        if sync_file:
+        if durable:
             sync(temporary)
         fault_point("synced")
         temporary.replace(final)
         fault_point("replaced")
-        if sync_folder:
+        if durable:
             sync(final.parent)
     except OSError as error:
         why = " ".join(str(error).split())
@@ -101,14 +91,12 @@ def publish(
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-    crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0) if crc32 is None else crc32
-    return sum(map(len, pieces)), f"{crc:08x}"
+    return len(content), f"{zlib.crc32(content):08x}"
 
 
 def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
-    """Publish a JSON document with the CRC-32 of its compact text; if not ``durable``, a power loss may destroy it."""
-    text = _text({**content, "crc32": _checksum(content)}, indent)
-    publish(final, text.encode("ascii"), sync_file=durable, sync_folder=durable)
+    """Publish a JSON document with the CRC-32 of its compact text."""
+    publish(final, _text({**content, "crc32": _checksum(content)}, indent).encode("ascii"), durable=durable)
 
 
 def read_regular(path: Path) -> bytes:
@@ -140,7 +128,7 @@ def file_crc32(path: Path) -> str:
     """Return the CRC-32 of a whole file as 8 hexadecimal digits; raises OSError if it cannot be read."""
     crc = 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(2**20):
             crc = zlib.crc32(chunk, crc)
     return f"{crc:08x}"
 
@@ -203,18 +191,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _holds(path: Path, *pieces: memoryview) -> bool:
-    found = bytearray()
-    with path.open("rb", buffering=0) as file:
-        for piece in pieces:
-            for low in range(0, len(piece), _CHUNK):
-                wanted = piece[low : low + _CHUNK]
-                found = found if len(found) == len(wanted) else bytearray(len(wanted))
-                if file.readinto(found) != len(wanted) or found != wanted:  # comparing two memoryviews is slow
-                    return False
-        return not file.read(1)
 
 
 def _checksum(content: dict[str, Any]) -> str:

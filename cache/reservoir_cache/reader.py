@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from reservoir_cache.entry import NAME, Entry, Shard, Targets, is_sound
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
-from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, read_array, target_ranks
+from reservoir_cache.shard import TARGET_RANKS, UNREADABLE, Encoded, Place, decode, read_array
 
 FEW = 1 / 8  # rows are read one by one if they are less than this share of a block
 Stamp = tuple[int, int, int, int]
@@ -112,10 +112,10 @@ class SplitFeatures:
             out[chosen] = decode(self._encoded(block, column, rows[chosen] - block * block_rows), store, 1)
         return out
 
-    def blocks(self, column: str, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """Yield the blocks ``start`` to ``stop`` of a column in row order, each (rows, tokens, width) of float32."""
+    def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
+        """Yield the blocks of a column in row order, each (rows, tokens, width) of float32."""
         self._require(column)
-        return (self._decode(self._encoded(block, column)) for block in range(len(self._ranges))[start:stop])
+        return (self._decode(self._encoded(block, column)) for block in range(len(self._ranges)))
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
@@ -128,11 +128,11 @@ class SplitFeatures:
             if stamp not in _checked and file_crc32(path) != line.crc32:
                 raise self._damaged(line)
             with h5py.File(path, "r", locking=False) as file:
-                found = {name: read_array(file, name) for name in target_ranks(file)}
+                names = [name for name in TARGET_RANKS if name != "groups" or name in file]
+                found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
-        ranks = {name: array.ndim for name, array in found.items()}
-        if ranks != target_ranks(found) or {*map(len, found.values())} != {self.rows}:
+        if any(array.ndim != TARGET_RANKS[name] or len(array) != self.rows for name, array in found.items()):
             raise self._damaged(line)
         _checked.add(stamp)
         return found

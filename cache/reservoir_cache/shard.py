@@ -5,11 +5,12 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import h5py
@@ -18,7 +19,6 @@ from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Column, check_column_name
-from reservoir_cache.image import Image
 from reservoir_cache.publish import CacheError
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
@@ -96,11 +96,6 @@ def dataset_names(group: h5py.Group) -> list[str]:
     return found
 
 
-def target_ranks(names: Container[str]) -> dict[str, int]:
-    """Return the number of dimensions of each dataset of targets, with groups only if ``names`` has them."""
-    return {name: rank for name, rank in TARGET_RANKS.items() if name != "groups" or name in names}
-
-
 @dataclass(frozen=True)
 class Encoded:
     """A column as stored: little-endian values (rows, tokens, width) and the float32 offsets (offsets, width)."""
@@ -111,13 +106,8 @@ class Encoded:
     @cached_property
     def crc32(self) -> str:
         """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
-        crc = self.of_values if self.offset is None else zlib.crc32(self.offset.data, self.of_values)
-        return f"{crc:08x}"
-
-    @cached_property
-    def of_values(self) -> int:
-        """CRC-32 of the stored values."""
-        return zlib.crc32(self.values.data)
+        crc = zlib.crc32(self.values.data)
+        return f"{crc if self.offset is None else zlib.crc32(self.offset.data, crc):08x}"
 
 
 @dataclass(frozen=True)
@@ -234,24 +224,28 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
         out[...] = x
 
 
-def shard_pieces(
-    header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str
-) -> tuple[list[memoryview], int]:
-    """Return the content of a shard's file in pieces, and its CRC-32."""
-    image = Image()
+def file_content(
+    datasets: Mapping[str, NDArray], attributes: Mapping[str, Mapping[str, int | str]] = MappingProxyType({})
+) -> bytes:
+    """Return an HDF5 file with some datasets, and with attributes by the name of their dataset, "/" for the file."""
+    image = io.BytesIO()
     with h5py.File(image, "w") as file:
-        for name, value in header.items():
-            file.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
-        for column in sorted(columns):
-            encoded = columns[column]
-            image.next = encoded.values, encoded.of_values
-            values = file.create_dataset(f"{column}/values", data=encoded.values, track_times=False)
-            values.attrs["encoding"] = np.bytes_(store.encode())
-            values.attrs["crc32"] = np.bytes_(encoded.crc32.encode())
-            if (offset := encoded.offset) is not None:
-                offset = offset[0] if len(offset) == 1 else offset
-                file.create_dataset(f"{column}/offset", data=offset, track_times=False)
-    return image.pieces()
+        for name in ("/", *datasets):
+            item = file.create_dataset(name, data=datasets[name], track_times=False) if name in datasets else file
+            for key, value in attributes.get(name, {}).items():
+                item.attrs[key] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
+    return image.getvalue()
+
+
+def shard_content(header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str) -> bytes:
+    """Return the content of a shard's file."""
+    datasets, attributes = dict[str, NDArray](), {"/": header}
+    for column, encoded in sorted(columns.items()):
+        datasets[f"{column}/values"] = encoded.values
+        attributes[f"{column}/values"] = {"encoding": store, "crc32": encoded.crc32}
+        if (offset := encoded.offset) is not None:
+            datasets[f"{column}/offset"] = offset[0] if len(offset) == 1 else offset
+    return file_content(datasets, attributes)
 
 
 def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:

@@ -9,8 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify, write_block
+from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify
 from reservoir_cache.shard import Place, _round, bfloat16_bits, decode, encode
+
+from tests.cache.conftest import write_block
 
 
 def stored(toy, entry, split, column):
@@ -34,10 +36,6 @@ def test_columns_come_back_in_row_order(tmp_path, toy, store):
             assert np.abs(found.reshape(meant.shape) - toy.expected(entry, split, column)).max() < 0.02
             assert [len(x) for x in features[split].blocks(column)] == [hi - lo for lo, hi in entry.blocks(split)]
             np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column))), meant)
-            cut = entry.blocks(split)[0][1]
-            np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column, 0, 1))), meant[:cut])
-            if cut < rows:
-                np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column, 1))), meant[cut:])
 
 
 def test_labels_come_back(full, toy):

@@ -17,7 +17,6 @@ from reservoir_cache import (
     Spec,
     broken_entries,
     file_crc32,
-    last_entry,
     list_entries,
     load_arrays,
     publish_json,
@@ -296,13 +295,6 @@ def made(cache, rows):
 def test_no_entry_is_made_that_cannot_be_opened(cache):
     with pytest.raises(CacheError, match="more than 1,000,000 blocks"):
         made(cache, 10**9)
-
-
-def test_the_last_extraction_is_the_last_one_also_after_the_clock_is_set_back(cache):
-    for rows in (6, 7):
-        os.utime(made(cache, rows).path / "lock", (4e9, 4e9))
-    for rows in (6, 7, 6):
-        assert made(cache, rows).path == last_entry(cache, "toy").path
 
 
 @pytest.mark.parametrize("how", [external, virtual, raw])

@@ -6,10 +6,10 @@ import signal
 import sys
 
 import pytest
-from reservoir_cache import repair, write_block, write_targets
+from reservoir_cache import repair, write_targets
 
 from reservoir import plan
-from tests.cache.conftest import SHAPES, digest, features, make_entry, targets
+from tests.cache.conftest import SHAPES, digest, features, make_entry, targets, write_block
 from tests.faults import kills
 from tests.faults.power_loss import replay
 from tests.faults.power_stages import CACHE, EXTRACT, PIPELINES
