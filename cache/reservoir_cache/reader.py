@@ -109,7 +109,12 @@ class SplitFeatures:
         order = np.argsort(blocks, kind="stable")
         for chosen in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(rows) else ():
             block = int(blocks[chosen[0]])
-            out[chosen] = decode(self._encoded(block, column, rows[chosen] - block * block_rows), store, 1)
+            wanted = rows[chosen] - block * block_rows
+            encoded = self._encoded(block, column, wanted)
+            found = decode(Encoded(encoded.values, None), store)
+            if encoded.offset is not None:
+                found += encoded.offset[wanted // self.entry.layout.offset_rows, None]
+            out[chosen] = found
         return out
 
     def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
@@ -183,10 +188,7 @@ class SplitFeatures:
         if (*stamp, column) not in _checked and encoded.crc32 != shard.columns[column]:
             raise self._damaged(shard, column)
         _checked.add((*stamp, column))
-        if rows is None:
-            return encoded
-        offset = None if encoded.offset is None else encoded.offset[rows // step]
-        return Encoded(encoded.values if few else encoded.values[rows], offset)
+        return encoded if few or rows is None else Encoded(encoded.values[rows], encoded.offset)
 
     def _place(self, shard: Shard, column: str, stamp: Stamp) -> Place:
         """Return the position of a column in its shard; the structure of the file is read once for all its columns."""

@@ -25,10 +25,6 @@ STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float3
 
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
-_INNER = 512  # values of an inner loop of numpy; a loop over 16 values takes about as long
-_SLAB = 2**16  # values that are decoded while they are in the processor's cache
-_ROUNDED = 2**15 - 1  # values that are rounded while they are in the cache; below 2**15, torch uses one thread
-
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
 """Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
 
@@ -138,71 +134,48 @@ def encode(
     x: NDArray[np.float32], store: str, *, column: str, first_row: int = 0, offset_rows: int | None = None
 ) -> Encoded:
     """Round features (rows, tokens, width); raises CacheError for a value that is not finite or would overflow."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    step, (rows, tokens, width) = offset_rows or len(x), x.shape
+    x = np.ascontiguousarray(x, dtype="<f4")
+    step, (rows, _, width) = offset_rows or len(x), x.shape
     values: NDArray = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
     offsets = np.empty((-(-rows // step), width), "<f4")
-    buffer = np.empty(max(_ROUNDED, width), np.float32)
-    whole, most = rows // step * step, max(1, _ROUNDED // (step * tokens * width)) * step
-    ranges = [(low, min(low + most, whole)) for low in range(0, whole, most)]
-    for low, high in ranges + ([(whole, rows)] if whole < rows else []):
-        part = x[low:high].reshape(-1, min(step, high - low) * tokens, width)
-        with np.errstate(invalid="ignore"):
-            mean = part.mean(axis=1, dtype=np.float64)
-        if not np.isfinite(mean).all():  # a float64 sum of finite float32 values is finite
-            place, where = _farthest(~np.isfinite(x[low:high]), column, first_row + low)
-            start = f"{where}: {x[low:high][place]} is not finite and cannot be stored; the forward pass failed there"
-            raise CacheError(f"{start}: check that row of the input, or compute in float32")
-        if store == "float32":
-            continue
-        offset = offsets[low // step :][: len(part)]
-        offset[...] = mean
-        stored, inner = values[low:high].reshape(part.shape), max(1, _ROUNDED // (len(part) * width))
-        with np.errstate(over="ignore"):
-            for begin in range(0, part.shape[1], inner):
-                piece = part[:, begin : begin + inner]
-                residual = buffer[: piece.size].reshape(piece.shape)
-                np.subtract(piece, offset[:, None], out=residual)
-                _round(residual, store, stored[:, begin : begin + inner])
-        infinity = _INFINITY[store]
-        if stored.view(np.int16).max() >= infinity or stored.view(np.uint16).max() >= infinity + 0x8000:
-            distance = np.abs(part - mean[:, None]).reshape(-1, tokens, width)
-            place, where = _farthest(distance, column, first_row + low)
-            wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
-            problem = f"{where}: {x[low:high][place]:g} differs by {distance[place]:.3g} from its channel's mean"
-            raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        for offset, low in zip(offsets, range(0, rows, step), strict=True):
+            part = x[low : low + step].reshape(-1, width)
+            mean = part.mean(axis=0, dtype=np.float64)
+            if not np.isfinite(mean).all():  # a float64 sum of finite float32 values is finite
+                place, where = _first(~np.isfinite(x), column, first_row)
+                start = f"{where}: {x[place]} is not finite and cannot be stored; the forward pass failed there"
+                raise CacheError(f"{start}: check that row of the input, or compute in float32")
+            if store != "float32":
+                offset[...] = mean
+                _round(part - offset, store, values[low : low + step].reshape(part.shape))
     if store == "float32":
-        return Encoded(values.astype(STORED_DTYPE[store], copy=False), None)
+        return Encoded(values, None)
+    bits, infinity = values.view(np.uint16), _INFINITY[store]
+    # The largest signed number is positive infinity, if there is one; the largest unsigned number, negative infinity.
+    if bits.view(np.int16).max() >= infinity or bits.max() >= infinity + 0x8000:
+        place, where = _first(bits & infinity == infinity, column, first_row)
+        distance = abs(x[place] - offsets[place[0] // step, place[2]])
+        wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
+        problem = f"{where}: {x[place]:g} differs by {distance:.3g} from its channel's mean"
+        raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
     return Encoded(values, offsets)
 
 
 def decode(
     encoded: Encoded, store: str, offset_rows: int | None = None, out: NDArray[np.float32] | None = None
-) -> NDArray:
+) -> NDArray[np.float32]:
     """Return the features (rows, tokens, width) as float32, in ``out`` if it is given."""
-    values, offset = encoded.values, encoded.offset
-    rows, tokens, width = values.shape
-    out = np.empty(values.shape, np.float32) if out is None else out
-    if offset is None:
-        out[...] = values
-        return out
-    if store == "bfloat16":
-        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32)
-        values = out
-    offset_rows = offset_rows or rows
-    whole = rows // offset_rows
-    end, per_offset = whole * offset_rows, offset_rows * tokens
-    if whole:
-        repeats = max(n for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or (n * width <= _INNER and per_offset % n == 0))
-        shape = whole, per_offset // repeats, repeats * width
-        stored, found = values[:end].reshape(shape), out[:end].reshape(shape)
-        added = np.tile(offset[:whole], (1, repeats))[:, None]
-        slab = max(1, _SLAB // (per_offset * width))
-        for low in range(0, whole, slab):
-            found[low : low + slab] = stored[low : low + slab]
-            found[low : low + slab] += added[low : low + slab]
-    if end < rows:
-        np.add(values[end:], offset[-1], out=out[end:])
+    out = np.empty(encoded.values.shape, np.float32) if out is None else out
+    step = offset_rows or len(out)
+    for number, low in enumerate(range(0, len(out), step)):  # values that share an offset fit into the cache
+        stored, part = encoded.values[low : low + step], out[low : low + step]
+        if store == "bfloat16":
+            np.left_shift(stored, 16, out=part.view(np.uint32), dtype=np.uint32)
+        else:
+            part[...] = stored
+        if encoded.offset is not None:
+            part += encoded.offset[number]
     return out
 
 
@@ -263,7 +236,7 @@ def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[st
     return header, shapes, crcs
 
 
-def _farthest(x: NDArray, column: str, first_row: int) -> tuple[tuple[int, ...], str]:
-    """Return the index of the largest value, and a description of its position."""
-    row, token, channel = (int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
+def _first(wrong: NDArray[np.bool_], column: str, first_row: int) -> tuple[tuple[int, ...], str]:
+    """Return the index of the first wrong value, and a description of its position."""
+    row, token, channel = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
     return (row, token, channel), f"column {column}, row {first_row + row}, token {token}, channel {channel}"
