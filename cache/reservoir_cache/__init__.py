@@ -50,21 +50,12 @@ __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block
 __all__ += ["FeatureStore", "SplitFeatures", "ahead", "new_file", "refuse_links", "repair", "untracked", "verify"]
 __all__ += ["ShardWriter", "read_regular", "write_targets"]
 
-# Modules that are imported when they are first used, because h5py and numpy would slow down the command line's start.
-_LATER = {
-    **dict.fromkeys(("load_arrays", "save_arrays"), "derived"),
-    **dict.fromkeys(("FeatureStore", "SplitFeatures"), "reader"),
-    "new_file": "shard",
-    **dict.fromkeys(("repair", "verify"), "verification"),
-    **dict.fromkeys(("ShardWriter", "write_targets"), "writer"),
-}
+# Modules that are imported when a name in them is first used, because h5py would slow down the command line's start.
+_LATER = ("derived", "reader", "shard", "verification", "writer")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+    for module in _LATER if name in __all__ else ():
+        if found := getattr(import_module(f"{__name__}.{module}"), name, None):
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

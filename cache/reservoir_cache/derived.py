@@ -1,7 +1,7 @@
 """Derived arrays of an entry, such as moments; they can be recomputed, so a damaged file is treated as absent."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,13 @@ def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
     return files
 
 
-def forget(folder: Path, files: Iterable[str]) -> None:
-    """Delete files and their lines in the folder's manifest; delete all files if the manifest is damaged."""
+def forget(folder: Path, file: str) -> None:
+    """Delete a file and its line in the folder's manifest; delete all files if the manifest is damaged."""
     lines = listed(folder) or {}
-    gone = set(files) if lines else {path.name for path in folder.glob("*.h5")}
-    publish_json(folder / NAME, {"files": {file: line for file, line in lines.items() if file not in gone}})
-    for file in gone:
-        (folder / file).unlink(missing_ok=True)
+    gone = {file} if lines else {path.name for path in folder.glob("*.h5")}
+    publish_json(folder / NAME, {"files": {name: line for name, line in lines.items() if name not in gone}})
+    for name in gone:
+        (folder / name).unlink(missing_ok=True)
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:

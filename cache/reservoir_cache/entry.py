@@ -78,10 +78,6 @@ class Manifest:
         lines: tuple[Shard | Targets, ...] = self.shards + ((self.targets,) if self.targets else ())
         return {line.file: line for line in lines}
 
-    def of_block(self, block: int) -> list[Shard]:
-        """Return the shards of one block."""
-        return [shard for shard in self.shards if shard.block == block]
-
     def held(self, folder: Path | None = None) -> dict[int, dict[str, Shard]]:
         """Return the shard of each column of each block; with ``folder``, only if the file has the listed size."""
         found: dict[int, dict[str, Shard]] = {}
@@ -152,7 +148,7 @@ def check_column_name(name: str) -> None:
         check_name(part, f"column {name!r}: part")
 
 
-def _check(manifest: Manifest, page: int) -> None:
+def _check(manifest: Manifest, page: int, blocks: int) -> None:
     """Check every name, number and checksum of a page, which a matching crc32 does not make valid."""
     seen, numbers, crcs = set(), list[object](), list[object]()
     for name, shape in manifest.columns.items():
@@ -160,7 +156,7 @@ def _check(manifest: Manifest, page: int) -> None:
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
         held = {(shard.block, name) for name in shard.columns}
-        elsewhere = block_of(shard.file) != shard.block or page_of(shard.block) != page
+        elsewhere = block_of(shard.file) != shard.block or page_of(shard.block) != page or shard.block >= blocks
         if elsewhere or seen & held or not shard.columns.keys() <= manifest.columns.keys():
             raise CacheError(f"{shard.file} is of another block, or has a column that is repeated or not listed")
         seen |= held
@@ -261,40 +257,33 @@ class Entry:
         empty, where = Manifest(FORMAT, self.key, split, self._rows(split)), self.path / split / page_name(page)
         try:
             content = read_json(where)
-        except FileNotFoundError:
-            return empty
-        try:
             parts = {
                 "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
                 "shards": tuple(Shard(**shard) for shard in content["shards"]),
                 "targets": Targets(**content["targets"]) if content["targets"] else None,
             }
             found = Manifest(**{**content, **parts})
-            _check(found, page)
+            _check(found, page, self.block_count(split))
+            if replace(found, columns={}, shards=(), targets=None) != empty:
+                raise CacheError("its format, key, split or number of rows is another one's")
+        except FileNotFoundError:
+            return empty
         except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise CacheError(f"{where}: not a valid manifest ({error}); {repair_command(self.key)}") from error
-        for name in ("format", "key", "split", "rows"):
-            if getattr(found, name) != getattr(empty, name):
-                problem = f"{where}: its {name} is {getattr(found, name)!r}, not {getattr(empty, name)!r}"
-                raise CacheError(f"{problem}; {repair_command(self.key)}")
-        if max((shard.block for shard in found.shards), default=0) >= self.block_count(split):
-            raise CacheError(f"{where}: lists more blocks than the split has; {repair_command(self.key)}")
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
         """Return the blocks that lack any of the columns, each with the columns that it lacks."""
-        wanted, held = dict.fromkeys(columns), self.manifest(split).held(self.path / split)
-        lacking = {
-            block: tuple(name for name in wanted if name not in held.get(block, ()))
-            for block in range(self.block_count(split))
-        }
-        return {block: names for block, names in lacking.items() if names}
+        wanted, held, lacking = dict.fromkeys(columns), self.manifest(split).held(self.path / split), {}
+        for block in range(self.block_count(split)):
+            if names := tuple(name for name in wanted if name not in held.get(block, ())):
+                lacking[block] = names
+        return lacking
 
     def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
         """Return the columns that a block lacks; call this after claiming the block."""
-        shards = self.page(split, page_of(block)).of_block(block)
-        sound = [shard for shard in shards if is_sound(self.path / split, shard)]
-        return tuple(name for name in dict.fromkeys(columns) if not any(name in shard.columns for shard in sound))
+        held = self.page(split, page_of(block)).held(self.path / split).get(block, ())
+        return tuple(name for name in dict.fromkeys(columns) if name not in held)
 
     def progress(self, manifests: Mapping[str, Manifest] | None = None) -> dict[str, tuple[int, int]]:
         """Return for each split the number of finished blocks, and of all blocks.

@@ -127,7 +127,7 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
             raise CacheError(f"column {name}: shape {each}")
     # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a repair makes
     # the same names, and replaces an unlisted file of a killed run.
-    of_block = page.of_block(block)
+    of_block = [shard for shard in page.shards if shard.block == block]
     taken = {shard.file for shard in of_block if is_sound(folder, shard)}
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
     content = shard_content(entry.header(split, block), encoded, entry.spec.store)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import zlib
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -13,7 +12,6 @@ from reservoir_cache import (
     CacheError,
     Entry,
     FeatureStore,
-    Problem,
     Spec,
     broken_entries,
     file_crc32,
@@ -257,12 +255,6 @@ def test_a_manifest_is_not_rebuilt_from_shards_that_lead_elsewhere(entry, tmp_pa
     (entry.path / "train" / "manifest.json").write_text("{")
     repair(entry)
     assert [shard.file for shard in entry.manifest("train").shards] == ["00001-0.h5"]
-
-
-def test_repair_refuses_the_problems_of_another_folder(entry, tmp_path):
-    other = tmp_path / "train" / "manifest.json"
-    with pytest.raises(CacheError, match="not a file of"):
-        repair(entry, [Problem(Path(other), "missing", "")])
 
 
 @pytest.mark.parametrize("block_rows", [1, 4, 10**17, 10**18])
