@@ -25,11 +25,8 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     """
     folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
-    plain = {key: np.ascontiguousarray(array).reshape(np.shape(array)) for key, array in arrays.items()}
-    if wrong := [key for key, array in plain.items() if array.dtype.kind not in "biufc"]:
-        raise CacheError(f"{path}: array {wrong[0]} has type {plain[wrong[0]].dtype}; only numbers can be saved")
     text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
-    content = file_content({"meta": text} | {f"arrays/{key}": plain[key] for key in sorted(plain)})
+    content = file_content({"meta": text} | {f"arrays/{key}": arrays[key] for key in sorted(arrays)})
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():

@@ -48,11 +48,8 @@ class EntryLocks:
         with self._guard:
             self._lock(MUTEX_BYTE, fcntl.LOCK_EX)
             try:
-                try:
-                    same = os.path.samestat((self._folder / LOCK_FILE).stat(), os.fstat(self._descriptor))
-                except FileNotFoundError:
-                    same = False
-                self._check_present(same and (not whole or (self._folder / SPEC_FILE).exists()))
+                linked = os.fstat(self._descriptor).st_nlink > 0
+                self._check_present(linked and (not whole or (self._folder / SPEC_FILE).exists()))
                 yield
             finally:
                 self._lock(MUTEX_BYTE, fcntl.LOCK_UN)

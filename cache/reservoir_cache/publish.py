@@ -176,12 +176,8 @@ def path_below(root: Path, *names: str) -> Path:
 
 def open_lock(path: Path, *, create: bool = True) -> int:
     """Return a descriptor of a lock file, for reading and writing; raises CacheError if it is a symbolic link."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            refuse_links(path)
-        raise
+    refuse_links(path)
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
 
 
 def sync(path: Path) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.publish import CacheError, read_json
+from reservoir_cache.publish import CacheError, read_json, read_regular
 
 FORMAT = 1
 BLOCK_BYTES = 2**24
@@ -133,7 +133,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     path = folder / SPEC_FILE
     try:
         # Check the format before anything else in the file is used.
-        version = json.loads(path.read_bytes())["spec"]["format"]
+        version = json.loads(read_regular(path))["spec"]["format"]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CacheError(f"{folder}: not an entry of the cache, it has no {SPEC_FILE}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -183,10 +183,7 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
             name, now, read = str(file.absolute()), stamp(file), time.time_ns()
             found = before.get(name)
             if found is None or found["stamp"] != now:
-                try:
-                    found = {"stamp": now, "sha256": file_digest(file), "read": read}
-                except OSError as error:
-                    raise InputError(f"{file}: cannot be read ({error.strerror}); check its permissions") from None
+                found = {"stamp": now, "sha256": file_digest(file), "read": read}
             known[name] = found
             title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
             contents.append({"name": title, "size": found["stamp"][0], "sha256": found["sha256"]})
