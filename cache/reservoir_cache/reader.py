@@ -1,9 +1,7 @@
 """Read the columns of an entry as arrays, or block by block in bounded memory."""
 
-import math
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,17 @@ from numpy.typing import DTypeLike, NDArray
 from reservoir_cache.entry import NAME, Entry, Shard, Targets, is_sound
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
-from reservoir_cache.shard import TARGET_RANKS, UNREADABLE, Encoded, Place, decode, read_array
+from reservoir_cache.shard import (
+    STORED_DTYPE,
+    TARGET_RANKS,
+    UNREADABLE,
+    Encoded,
+    Extent,
+    decode,
+    find_columns,
+    read_array,
+    read_column,
+)
 
 FEW = 1 / 8  # rows are read one by one if they are less than this share of a block
 Stamp = tuple[int, int, int, int]
@@ -57,7 +65,7 @@ class SplitFeatures:
         self._manifest = entry.manifest(split)
         self._ranges = entry.blocks(split)
         self._shards = self._manifest.held()
-        self._places: dict[str, tuple[Stamp, dict[str, Place]]] = {}
+        self._extents: dict[tuple[str, Stamp], dict[str, Extent]] = {}
         for line in self._manifest.files.values():
             if not is_sound(self._folder, line):
                 raise CacheError(
@@ -172,34 +180,35 @@ class SplitFeatures:
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
         """Return a block of a column as stored, or some of its rows; verify its checksum once in a process."""
-        shard, (low, high) = self._shards[block][column], self._ranges[block]
-        step, shape = self.entry.layout.offset_rows, self._manifest.columns[column]
+        shard = self._shards[block][column]
         try:
             with (self._folder / shard.file).open("rb", buffering=0) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
-                place = self._place(shard, column, stamp)
-                wrong = place.values.shape != (high - low, shape.tokens, shape.width)
-                if wrong or (place.offset and math.prod(place.offset.shape[:-1]) != -(-(high - low) // step)):
-                    raise self._damaged(shard, column)
-                few = rows is not None and (*stamp, column) in _checked and len(rows) < FEW * (high - low)
-                encoded = place.read(file, rows if few else None)
+                if (shard.file, stamp) not in self._extents:  # the structure is read once for all columns of the file
+                    with h5py.File(self._folder / shard.file, "r", locking=False) as opened:
+                        self._extents[shard.file, stamp] = find_columns(opened, shard.columns)
+                extents = self._extents[shard.file, stamp]
+                for name, described in self._stored(block, column).items():
+                    if (extents[name].shape, extents[name].dtype) != described:
+                        raise self._damaged(shard, column)
+                verified = (*stamp, column) in _checked
+                few = verified and rows is not None and len(rows) < FEW * extents[f"{column}/values"].shape[0]
+                encoded = read_column(file, extents, column, rows if few else None)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
-        if (*stamp, column) not in _checked and encoded.crc32 != shard.columns[column]:
+        if not verified and encoded.crc32 != shard.columns[column]:
             raise self._damaged(shard, column)
         _checked.add((*stamp, column))
         return encoded if few or rows is None else Encoded(encoded.values[rows], encoded.offset)
 
-    def _place(self, shard: Shard, column: str, stamp: Stamp) -> Place:
-        """Return the position of a column in its shard; the structure of the file is read once for all its columns."""
-        if self._places.get(shard.file, ((),))[0] != stamp:
-            found = {}
-            with h5py.File(self._folder / shard.file, "r", locking=False) as file:
-                for name in shard.columns:
-                    with suppress(KeyError, CacheError):  # damage to one column leaves the others readable
-                        found[name] = Place.of(file, name, self.entry.spec.store)
-            self._places[shard.file] = stamp, found
-        return self._places[shard.file][1][column]
+    def _stored(self, block: int, column: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Return the shapes and data types that the datasets of a column must have in a shard."""
+        (low, high), shape, store = self._ranges[block], self._manifest.columns[column], self.entry.spec.store
+        found = {f"{column}/values": ((high - low, shape.tokens, shape.width), STORED_DTYPE[store])}
+        if store != "float32":
+            offsets = -(-(high - low) // self.entry.layout.offset_rows)
+            found[f"{column}/offset"] = ((offsets, shape.width)[offsets == 1 :], np.dtype("<f4"))
+        return found
 
     def _require(self, column: str) -> None:
         if column in self.columns:

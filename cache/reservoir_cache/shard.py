@@ -5,8 +5,8 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ class Extent:
 
     @classmethod
     def of(cls, group: h5py.Group, name: str) -> "Extent":
-        """Find a dataset of numbers; raises KeyError if it is absent, or its values are not stored in this file."""
+        """Find a dataset of numbers; raises KeyError if its values are not stored in this file."""
         # Links and datasets may name other files (virtual and external storage); one without storage reads as zeros.
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
@@ -70,13 +70,12 @@ class Extent:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[h5py.File]:
-    """Create an HDF5 file in memory and write it to ``path``, which must not exist."""
+    """Create an HDF5 file in memory and write it to ``path``."""
     # On a full disk HDF5 cannot close its file, and crashes the process later.
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         yield file
-    with path.open("xb") as disk:
-        disk.write(image.getbuffer())
+    path.write_bytes(image.getvalue())
 
 
 def read_array(group: h5py.Group, name: str) -> NDArray:
@@ -106,28 +105,21 @@ class Encoded:
         return f"{crc if self.offset is None else zlib.crc32(self.offset.data, crc):08x}"
 
 
-@dataclass(frozen=True)
-class Place:
-    """The positions of a column's values and offsets in the file of a shard."""
+def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
+    """Return the extents of ``<column>/values`` and ``<column>/offset``, without those that are absent or damaged."""
+    found = {}
+    for name in (f"{column}/{part}" for column in columns for part in ("values", "offset")):
+        with suppress(KeyError, RuntimeError):  # h5py raises RuntimeError if there is no such name
+            found[name] = Extent.of(file, name)
+    return found
 
-    values: Extent
-    offset: Extent | None
 
-    @classmethod
-    def of(cls, file: h5py.File, column: str, store: str) -> "Place":
-        """Find a column; raises KeyError if it is absent, and CacheError if its data type or shape is wrong."""
-        values = Extent.of(file, f"{column}/values")
-        offset = Extent.of(file, f"{column}/offset") if store != "float32" else None
-        if values.dtype != STORED_DTYPE[store] or len(values.shape) != 3:
-            raise CacheError(f"{file.filename}: column {column} is not stored as {store}")
-        if offset and (offset.dtype != np.dtype("<f4") or offset.shape[-1:] != values.shape[-1:]):
-            raise CacheError(f"{file.filename}: column {column} has an offset of {offset.dtype} {offset.shape}")
-        return cls(values, offset)
-
-    def read(self, file: BinaryIO, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Read the column, or the values of some rows and all offsets, from the open file."""
-        offset = self.offset.read(file).reshape(-1, self.offset.shape[-1]) if self.offset else None
-        return Encoded(self.values.read(file, rows), offset)
+def read_column(
+    file: BinaryIO, extents: Mapping[str, Extent], column: str, rows: NDArray[np.integer] | None = None
+) -> Encoded:
+    """Read a column, or the values of some rows and all offsets, from an open file."""
+    values, offset = extents[f"{column}/values"], extents.get(f"{column}/offset")
+    return Encoded(values.read(file, rows), offset and offset.read(file).reshape(-1, values.shape[-1]))
 
 
 def encode(
@@ -221,14 +213,14 @@ def shard_content(header: Mapping[str, int | str], columns: Mapping[str, Encoded
     return file_content(datasets, attributes)
 
 
-def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
+def inspect_shard(path: Path) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
     """Return the header of a shard, and the shapes and CRC-32s of its columns, checked against those in the file."""
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
         header = {name: v.decode() if isinstance(v, bytes) else int(v) for name, v in file.attrs.items()}
         for name in [name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")]:
             check_column_name(name)
-            encoded = Place.of(file, name, store).read(raw)
+            encoded = read_column(raw, find_columns(file, [name]), name)
             crcs[name] = encoded.crc32
             if file[f"{name}/values"].attrs["crc32"] != crcs[name].encode():
                 raise CacheError(f"{path}: column {name} is damaged")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify
-from reservoir_cache.shard import Place, _round, bfloat16_bits, decode, encode
+from reservoir_cache.shard import _round, bfloat16_bits, decode, encode
 
 from tests.cache.conftest import write_block
 
@@ -160,9 +160,9 @@ def test_a_missing_row_is_an_index_error(grouped, index):
 
 
 def test_rows_are_gathered_without_reading_the_others(grouped, monkeypatch):
-    column, read = FeatureStore(grouped[0])["train"]["final/all"], Place.read
+    column, read = FeatureStore(grouped[0])["train"]["final/all"], reader.read_column
     whole, reads = np.asarray(column), []
-    monkeypatch.setattr(Place, "read", lambda *args: reads.append(args[2] is None) or read(*args))
+    monkeypatch.setattr(reader, "read_column", lambda *args: reads.append(args[3] is None) or read(*args))
     np.testing.assert_array_equal(column[[3, 40, 70]], whole[[3, 40, 70]])
     assert reads == [False] * 3
     reads.clear()
