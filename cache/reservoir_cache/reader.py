@@ -253,13 +253,11 @@ class FeatureColumn(NDArrayOperatorsMixin):
         return getattr(function, method)(*plain, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:
-        rows, *others = index if isinstance(index, tuple) else (index,)
-        if rows is Ellipsis or rows is None or (np.ndim(rows) > 1 and np.asarray(rows).dtype == bool):
+        if isinstance(index, tuple) or index is Ellipsis or index is None or np.ndim(index) > 1:
             return np.asarray(self)[index]
-        numbers = np.arange(len(self))[rows]
-        found = self._split.gather(self._name, numbers.ravel()).reshape(-1, *self.shape[1:])
-        found = found[0] if numbers.ndim == 0 else found.reshape(*numbers.shape, *self.shape[1:])
-        return found[(*([slice(None)] * numbers.ndim), *others)] if others else found
+        numbers = np.arange(len(self))[index]
+        found = self._split.gather(self._name, numbers.ravel())
+        return found.reshape(*numbers.shape, *self.shape[1:])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
