@@ -23,7 +23,6 @@ from reservoir_cache.locks import untracked
 from reservoir_cache.publish import (
     CacheError,
     Problem,
-    fault_point,
     file_crc32,
     make_folder,
     open_lock,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from reservoir_cache.writer import ShardWriter, write_targets
 
 __all__ = ["EntrySummary", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries", "prunable"]
-__all__ += ["CacheError", "Entry", "Problem", "check_column_name", "fault_point", "remove", "required_bytes"]
+__all__ += ["CacheError", "Entry", "Problem", "check_column_name", "remove", "required_bytes"]
 __all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "summarize"]
 __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
 __all__ += ["FeatureStore", "SplitFeatures", "ahead", "new_file", "refuse_links", "repair", "untracked", "verify"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.locks import LOCK_FILE, entry_locks
-from reservoir_cache.publish import CacheError, Problem, fault_point, is_regular, refuse_links, sync
+from reservoir_cache.publish import CacheError, Problem, is_regular, refuse_links, sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
@@ -96,13 +96,11 @@ def remove(path: Path) -> None:
             # The specification goes first and the lock last: a half-removed folder is no entry and never unlocked.
             (path / SPEC_FILE).unlink(missing_ok=True)
             sync(path)
-            fault_point("marked")
             for item in path.iterdir():
                 if item.is_dir() and not item.is_symlink():
                     shutil.rmtree(item)
                 elif item.name != LOCK_FILE:
                     item.unlink()
-            fault_point("emptied")
             (path / LOCK_FILE).unlink(missing_ok=True)
             try:
                 path.rmdir()

@@ -12,7 +12,6 @@ from typing import Any
 from reservoir_cache.locks import entry_locks, live_runs, touch
 from reservoir_cache.publish import (
     CacheError,
-    fault_point,
     is_regular,
     make_folder,
     publish_json,
@@ -109,7 +108,6 @@ class Manifest:
             "targets": vars(self.targets) if self.targets else None,
         }
         publish_json(folder / page_name(page), content)
-        fault_point("listed")
 
 
 def is_sound(folder: Path, line: Shard | Targets | None) -> bool:

@@ -1,16 +1,13 @@
 """Write files that are complete or absent, in the steps of "Publication" in FORMAT.md; define the cache's errors."""
 
-import errno
 import itertools
 import json
 import os
 import re
 import secrets
-import signal
 import socket
 import stat
 import zlib
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +15,6 @@ from typing import Any
 
 _counter = itertools.count()
 _identity = ""
-_reached: Counter[str] = Counter()
 
 
 class CacheError(ValueError):
@@ -47,21 +43,6 @@ def repair_command(key: str) -> str:
     return f"run 'reservoir cache repair {key[:16]}', then the same extract again"
 
 
-def fault_point(step: str) -> None:
-    """Kill the process, or raise an OSError such as ENOSPC, if ``RESERVOIR_FAULT`` names this step; for tests.
-
-    The variable has the form ``STEP[:N[:ERROR]]``, for the N-th visit of the step.
-    """
-    if not (armed := os.environ.get("RESERVOIR_FAULT")):
-        return
-    name, number, error = (*armed.split(":"), "", "")[:3]
-    _reached[step] += 1
-    if name == step and _reached[step] == int(number or 1):
-        if not error:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError(code := getattr(errno, error), os.strerror(code))
-
-
 def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, str]:
     """Write a file that is complete under its final name or unchanged; return its size and CRC-32.
 
@@ -71,18 +52,13 @@ def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, 
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
-        fault_point("begun")
         with temporary.open("xb") as file:
             file.write(content)
-        fault_point("written")
         if temporary.read_bytes() != content:
             raise CacheError(f"{final}: does not read back as written; check the disk")
-        fault_point("verified")
         if durable:
             sync(temporary)
-        fault_point("synced")
         temporary.replace(final)
-        fault_point("replaced")
         if durable:
             sync(final.parent)
     except OSError as error:
@@ -206,4 +182,3 @@ def _identify() -> None:
 
 _identify()
 os.register_at_fork(after_in_child=_identify)
-os.register_at_fork(after_in_child=_reached.clear)

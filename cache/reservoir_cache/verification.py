@@ -9,7 +9,7 @@ from reservoir_cache import derived
 from reservoir_cache.derived import fault
 from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.publish import CacheError, Problem, fault_point, file_crc32, is_regular, repair_command
+from reservoir_cache.publish import CacheError, Problem, file_crc32, is_regular, repair_command
 from reservoir_cache.shard import UNREADABLE, inspect_shard
 from reservoir_cache.spec import FORMAT
 
@@ -97,7 +97,6 @@ def _repair(entry: Entry, split: str, file: str) -> bool:
                 return False
             claim.callback(locks.release, number)
         manifest.without({file}).write(folder, page)
-        fault_point("unlisted")
         (folder / file).unlink(missing_ok=True)
     return True
 

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import fault_point, read_regular, sync
+from reservoir_cache import read_regular, sync
 
 from reservoir.errors import InputError
 
@@ -74,13 +74,9 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Replace a file atomically: write it under a temporary name, then rename it."""
     part = temporary_path(path)
     try:
-        fault_point("begun")
         write(part)
-        fault_point("written")
         sync(part)
-        fault_point("synced")
         part.replace(path)
-        fault_point("replaced")
         sync(path.parent)
     finally:
         part.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import fault_point, file_crc32, make_folder, new_file, path_below, publish_json, sync
+from reservoir_cache import file_crc32, make_folder, new_file, path_below, publish_json, sync
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
@@ -170,14 +170,12 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
                 _write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
             )
         _write_index(source, origin, folder, written)
-        fault_point("gathered")
         try:
             folder.rename(final)
         except OSError:
             if not (final / INDEX).exists():
                 raise
             # Meanwhile another process has prepared the same data.
-        fault_point("placed")
         sync(final.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reservoir_cache import fault_point, refuse_links, sync
+from reservoir_cache import refuse_links, sync
 
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
@@ -109,7 +109,6 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
             share(file)
             sync(file)
         for file in part.iterdir():
-            fault_point("gathered")
             file.replace(out / file.name)
         sync(out)
     finally:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from reservoir_cache import fault_point, make_folder, open_lock, refuse_links, sync
+from reservoir_cache import make_folder, open_lock, refuse_links, sync
 from torch import Tensor, nn
 
 from reservoir.errors import InputError, as_input_error
@@ -66,9 +66,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         for path in part.iterdir():
             sync(path)
         shutil.rmtree(final, ignore_errors=True)
-        fault_point("gathered")
         part.rename(final)
-        fault_point("placed")
         sync(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
