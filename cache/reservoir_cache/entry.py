@@ -302,9 +302,6 @@ class Entry:
 
     def block_number(self, split: str, block: int) -> int:
         """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each."""
-        count = self.block_count(split)
-        if not 0 <= block < count:
-            raise CacheError(f"{self.path}: split {split} has blocks 0 to {count - 1}, not {block}")
         return block + sum(self.block_count(name) for name in self.splits if name < split)
 
     def header(self, split: str, block: int) -> dict[str, int | str]:

@@ -78,12 +78,12 @@ class EntryLocks:
                     publish_json(path, _run_record(), durable=False)  # no run survives a power loss
                     self._record = os.open(path, os.O_RDWR)
                     fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
-                    alive = {p.stem for p in _records(self._folder) if p == path or _is_locked(p)}
-                    runs = {p: p.stem for p in _records(self._folder)}
-                    runs |= {p: p.name[:-4].rpartition(".")[2] for p in self._folder.rglob(".*.tmp")}
-                    for left in (p for p, run in runs.items() if run not in alive):
-                        with suppress(OSError):  # only its owner may remove it
-                            left.unlink(missing_ok=True)
+                    records = _records(self._folder)
+                    alive = {record.stem for record in records if record == path or _is_locked(record)}
+                    for left in (*records, *self._folder.rglob(".*.tmp")):
+                        if left.stem.rpartition(".")[2] not in alive:
+                            with suppress(OSError):  # only its owner may remove it
+                                left.unlink(missing_ok=True)
             self._runs += 1
         try:
             yield
@@ -104,8 +104,7 @@ class EntryLocks:
                     raise CacheError(f"{self._folder}: used by process {pid} on {host} since {started}; stop it first")
                 yield
             with _open_guard:
-                status = os.fstat(self._descriptor)
-                _open_locks.pop((status.st_dev, status.st_ino), None)
+                _open_locks.pop(_inode(os.fstat(self._descriptor)), None)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -133,20 +132,20 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
     """Return the locks of an entry, one object per lock file and process; raises CacheError if it is read-only."""
     path = folder / LOCK_FILE
     with _open_guard:
-        try:
-            status = path.stat()
-            if found := _open_locks.get((status.st_dev, status.st_ino)):
+        with suppress(OSError):  # opening the file below raises a better error
+            if found := _open_locks.get(_inode(path.stat())):
                 return found
-        except OSError:
-            pass  # opening the file below raises a better error
         try:
             descriptor = open_lock(path, create=create)
         except FileNotFoundError as error:
             raise CacheError(f"{folder}: missing, or removed meanwhile; run the same command again") from error
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened for writing ({error.strerror}); check permissions") from error
-        status = os.fstat(descriptor)
-        return _open_locks.setdefault((status.st_dev, status.st_ino), EntryLocks(folder, descriptor))
+        return _open_locks.setdefault(_inode(os.fstat(descriptor)), EntryLocks(folder, descriptor))
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 @contextmanager

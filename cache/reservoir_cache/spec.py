@@ -30,21 +30,20 @@ _REQUIRED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that affects the features of an entry, and nothing else.
+    """Everything that affects the features of an entry, and nothing else; FORMAT.md describes the fields.
 
-    Paths, the batch size, the host and library versions are not in it. The order of mappings, and whether a whole
-    number is written 1 or 1.0, do not change the key. Values are JSON: null, bool, number, str, list, mapping.
+    Values are JSON. The order of mappings, and whether a whole number is written 1 or 1.0, do not change the key.
     """
 
-    task: Mapping[str, Any]  # ``name`` and every parameter
-    data: Mapping[str, Any]  # ``digest`` in row order, and ``rows``: {split: number of rows}, each at least 1
-    backbone: Mapping[str, Any]  # ``family``, ``digest`` of the weights, and the architecture's parameters
-    init: Mapping[str, Any]  # ``kind`` and ``seed`` of the frozen weights
-    input: Mapping[str, Any]  # ``kind``, ``seed``, ``gain``, ``patch`` and ``stride`` of the fixed input layer
-    padding: str  # the padding and mask rule
-    compute: str  # data type of the forward pass
-    store: str  # data type on disk, one of `STORES`
-    format: int = FORMAT  # version of the format on disk
+    task: Mapping[str, Any]
+    data: Mapping[str, Any]
+    backbone: Mapping[str, Any]
+    init: Mapping[str, Any]
+    input: Mapping[str, Any]
+    padding: str
+    compute: str
+    store: str
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
         for name, value in self.to_dict().items():
