@@ -1,6 +1,5 @@
 """List, find and remove the entries of a cache, and compute the space that they need."""
 
-import errno
 import os
 import re
 import shutil
@@ -82,11 +81,8 @@ def remove(path: Path) -> None:
     """Delete an entry's folder, even if it is broken or half removed; a symbolic link is deleted, not followed."""
     path = Path(path)
     refuse_links(*path.parents[:2])
-    if (
-        path.parent.parent.name != "features"
-        or not _FOLDER.fullmatch(path.name)
-        or not (path.is_symlink() or path.is_dir())
-    ):
+    named = path.parent.parent.name == "features" and _FOLDER.fullmatch(path.name)
+    if not named or not (path.is_symlink() or path.is_dir()):
         raise CacheError(f"{path}: not an entry of the cache; list the entries with 'reservoir cache list'")
     try:
         if path.is_symlink():
@@ -102,11 +98,8 @@ def remove(path: Path) -> None:
                 elif item.name != LOCK_FILE:
                     item.unlink()
             (path / LOCK_FILE).unlink(missing_ok=True)
-            try:
+            if not any(path.iterdir()):  # another run may just have created the entry again
                 path.rmdir()
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # not empty: another run has just created the entry
-                    raise
     except OSError as error:
         raise CacheError(f"{path}: cannot be removed ({error.strerror}); check permissions") from error
 

@@ -182,8 +182,7 @@ class Entry:
     def __post_init__(self) -> None:
         """Refuse more than `MAX_BLOCKS` blocks: a damaged file may claim any number."""
         if sum(map(self.layout.count, self.spec.rows.values())) > MAX_BLOCKS:
-            blocks = f"{sum(self.spec.rows.values()):,} rows in blocks of {self.layout.block_rows:,}"
-            problem = f"{self.path / SPEC_FILE}: {blocks} are more than {MAX_BLOCKS:,} blocks"
+            problem = f"{self.path / SPEC_FILE}: its rows are more than {MAX_BLOCKS:,} blocks"
             raise CacheError(f"{problem}; extract fewer rows (--limit)")
 
     @classmethod

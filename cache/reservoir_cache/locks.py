@@ -99,9 +99,9 @@ class EntryLocks:
         """Hold the mutex while the entry is removed, then close its lock file; raises CacheError if a run uses it."""
         with self._guard:
             with self.mutex(whole=False):
-                if runs := live_runs(self._folder):
-                    host, pid, started = (runs[0].get(name) for name in ("host", "pid", "started"))
-                    raise CacheError(f"{self._folder}: used by process {pid} on {host} since {started}; stop it first")
+                for run in live_runs(self._folder):
+                    user = f"process {run.get('pid')} on {run.get('host')} since {run.get('started')}"
+                    raise CacheError(f"{self._folder}: used by {user}; stop it first")
                 yield
             with _open_guard:
                 _open_locks.pop(_inode(os.fstat(self._descriptor)), None)

@@ -68,9 +68,8 @@ class SplitFeatures:
         self._extents: dict[tuple[str, Stamp], dict[str, Extent]] = {}
         for line in self._manifest.files.values():
             if not is_sound(self._folder, line):
-                raise CacheError(
-                    f"{self._folder / line.file}: missing, or not of {line.bytes} bytes; {repair_command(entry.key)}"
-                )
+                problem = f"{self._folder / line.file}: missing, or not of {line.bytes} bytes"
+                raise CacheError(f"{problem}; {repair_command(entry.key)}")
 
     @property
     def rows(self) -> int:
@@ -80,10 +79,8 @@ class SplitFeatures:
     @cached_property
     def columns(self) -> list[str]:
         """The columns that every block has, sorted."""
-        blocks = range(len(self._ranges))
-        return sorted(
-            name for name in self._manifest.columns if all(name in self._shards.get(block, ()) for block in blocks)
-        )
+        held = [self._shards.get(block, {}) for block in range(len(self._ranges))]
+        return sorted(name for name in self._manifest.columns if all(name in columns for columns in held))
 
     def shape(self, column: str) -> tuple[int, int]:
         """Return (tokens, width) of a column."""

@@ -147,11 +147,10 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         objects = made_with, made_with.get("call", {}), made_with.get("kept", {}), made_with.get("reservoir", {})
         if not isinstance(key, str) or not all(isinstance(each, dict) for each in objects):
             raise TypeError("its key is not a string, or a part of made_with is not an object")
+        if spec.key != key:
+            raise CacheError(f"it hashes to {spec.key[:16]}, not to its key {key[:16]}")
     except (OSError, CacheError, KeyError, TypeError, AttributeError) as error:
         raise CacheError(f"{path}: not a valid specification ({error}); remove {folder} and extract again") from error
-    if spec.key != key:
-        problem = f"{path}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}"
-        raise CacheError(f"{problem}; remove {folder} and extract again")
     return spec, layout, made_with
 
 
