@@ -110,8 +110,7 @@ def prunable(
     """Return the entries that may be removed to save space, least recently used first; nothing is removed.
 
     Entries that were not used for longer than ``older`` are chosen, and others until the remaining entries need at most
-    ``keep_bytes``. Entries that a run uses or that cannot be read are never chosen. Unfinished
-    entries are chosen only with ``unfinished``, after the finished ones.
+    ``keep_bytes``; unfinished entries only with ``unfinished``, after the finished ones, and no entry that a run uses.
     """
     now, chosen = datetime.now(UTC), list[EntrySummary]()
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
@@ -127,8 +126,6 @@ def prunable(
 
 def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:
     """Return an upper bound of the bytes that columns need on disk.
-
-        sum over splits of  rows * sum(tokens * width) * itemsize + blocks * overhead + offsets * sum(4 * width)
 
     ``rows`` maps each split to its number of rows to extract, and ``shapes`` maps each column to (tokens, width).
     """

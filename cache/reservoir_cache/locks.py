@@ -1,9 +1,7 @@
-"""Locks of an entry, which end with the process that holds them.
+"""Locks of an entry, which end with the process that holds them; FORMAT.md lists the bytes that are locked.
 
-Every claim is a POSIX record lock (``fcntl.lockf``) on one byte of the entry's empty ``lock`` file: byte 0 guards the
-manifests and the run records, and byte 1 + n guards the n-th block of the entry. These locks belong to the process, so
-a table coordinates its threads. Closing *any* descriptor of a file drops all of the process's locks on it, so a process
-has one descriptor per lock file, and closes it only when the entry has been removed.
+POSIX record locks belong to the process, so a table coordinates its threads. Closing *any* descriptor of a file drops
+all of the process's locks on it, so a process has one descriptor per lock file until the entry has been removed.
 """
 
 import errno

@@ -225,8 +225,8 @@ class SplitFeatures:
 class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
-    It can replace a NumPy array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the
-    methods of arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
+    ``column[rows]`` reads only these rows. NumPy's functions, operators and methods read the whole column each time;
+    ``numpy.asarray(column)`` reads it once.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:

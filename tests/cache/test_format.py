@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import reservoir_cache
-from reservoir_cache import FORMAT, Layout, Spec, publish, save_arrays
+from reservoir_cache import FORMAT, Spec, publish, save_arrays
 from reservoir_cache.spec import _REQUIRED, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
@@ -168,22 +168,6 @@ def test_a_later_change_of_the_callers_dictionary_changes_nothing(toy):
     task["nested"]["a"].append(2)
     spec.to_dict()["task"]["nested"]["a"].append(3)
     assert canonical_json(spec.to_dict()) == before
-
-
-def test_unknown_and_missing_fields_are_named(toy):
-    values = toy.spec().to_dict()
-    with pytest.raises(TypeError, match="batch"):
-        Spec(**{**values, "batch": 3})
-    del values["padding"]
-    with pytest.raises(TypeError, match="padding"):
-        Spec(**values)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9])
-def test_blocks_cover_the_rows_once(rows):
-    blocks = Layout(batch_rows=2, block_rows=4).blocks(rows)
-    assert [row for low, high in blocks for row in range(low, high)] == list(range(rows))
-    assert all(high - low == 4 for low, high in blocks[:-1])
 
 
 def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
