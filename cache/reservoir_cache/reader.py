@@ -201,11 +201,12 @@ class SplitFeatures:
     def _stored(self, block: int, column: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Return the shapes and data types that the datasets of a column must have in a shard."""
         (low, high), shape, store = self._ranges[block], self._manifest.columns[column], self.entry.spec.store
-        found = {f"{column}/values": ((high - low, shape.tokens, shape.width), STORED_DTYPE[store])}
-        if store != "float32":
-            offsets = -(-(high - low) // self.entry.layout.offset_rows)
-            found[f"{column}/offset"] = ((offsets, shape.width)[offsets == 1 :], np.dtype("<f4"))
-        return found
+        values = {f"{column}/values": ((high - low, shape.tokens, shape.width), STORED_DTYPE[store])}
+        if store == "float32":
+            return values
+        offsets = -(-(high - low) // self.entry.layout.offset_rows)
+        several = (offsets, shape.width) if offsets > 1 else (shape.width,)
+        return {**values, f"{column}/offset": (several, np.dtype("<f4"))}
 
     def _require(self, column: str) -> None:
         if column in self.columns:
