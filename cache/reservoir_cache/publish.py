@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_PART = 2**20  # bytes that are read at once
 _counter = itertools.count()
 _identity = ""
 
@@ -54,7 +55,7 @@ def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, 
         make_folder(final.parent)
         with temporary.open("xb") as file:
             file.write(content)
-        if temporary.read_bytes() != content:
+        if not _holds(temporary, content):
             raise CacheError(f"{final}: does not read back as written; check the disk")
         if durable:
             sync(temporary)
@@ -104,8 +105,8 @@ def file_crc32(path: Path) -> str:
     """Return the CRC-32 of a whole file as 8 hexadecimal digits; raises OSError if it cannot be read."""
     crc = 0
     with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            crc = zlib.crc32(chunk, crc)
+        while part := file.read(_PART):
+            crc = zlib.crc32(part, crc)
     return f"{crc:08x}"
 
 
@@ -163,6 +164,11 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    with path.open("rb") as file:  # in parts, because the content may be large
+        return all(file.read(_PART) == content[low : low + _PART] for low in range(0, len(content) + 1, _PART))
 
 
 def _checksum(content: dict[str, Any]) -> str:

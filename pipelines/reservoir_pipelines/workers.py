@@ -151,8 +151,7 @@ def _on_cluster(
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, ValueError) as error:
-            finished = f"; {len(found)} of {len(tasks)} pieces are finished and will be reused" if found else ""
-            problem = f"no dask scheduler answers at {address} ({error}){finished}"
+            problem = f"no dask scheduler answers at {address} ({error})"
             raise InputError(f"{problem}; start one, or pass --workers N") from None
         with client:
             if not client.scheduler_info()["workers"]:

@@ -192,9 +192,20 @@ def test_a_published_file_is_either_complete_or_unchanged(tmp_path, monkeypatch)
         with pytest.raises(reservoir_cache.CacheError, match=r"readout\.bin: cannot be written .*check free space"):
             publish.publish(path, b"second")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda _: b"other")
+        patch.setattr(publish, "_holds", lambda *_: False)
         with pytest.raises(reservoir_cache.CacheError, match="does not read back as written"):
             publish.publish(path, b"third")
     assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == {"readout.bin": b"first"}
     reservoir_cache.publish_json(tmp_path / "a.json", {"x": [1, 0.5]}, indent=2)
     assert reservoir_cache.read_json(tmp_path / "a.json", indent=2) == {"x": [1, 0.5]}
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20, 2**20 + 1])
+def test_a_file_of_any_size_is_compared_with_what_was_written(tmp_path, size):
+    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    (tmp_path / "file").write_bytes(content)
+    assert publish._holds(tmp_path / "file", content)
+    assert not publish._holds(tmp_path / "file", content + b"x")
+    assert size == 0 or not any(
+        publish._holds(tmp_path / "file", other) for other in (content[:-1] + b"y", content[:-1])
+    )

@@ -280,15 +280,6 @@ def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, 
         _ = FeatureStore(entry.path)["train"].read("final/last")
 
 
-def made(cache, rows):
-    return make_entry(cache, data={"digest": "d", "rows": {"train": rows}})
-
-
-def test_no_entry_is_made_that_cannot_be_opened(cache):
-    with pytest.raises(CacheError, match="more than 1,000,000 blocks"):
-        made(cache, 10**9)
-
-
 @pytest.mark.parametrize("how", [external, virtual, raw])
 def test_prepared_values_that_lie_elsewhere_are_refused(tmp_path, how):
     with h5py.File(tmp_path / "00000.h5", "w") as file:

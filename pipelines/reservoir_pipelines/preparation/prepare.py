@@ -116,8 +116,8 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
             status = "here" if source.files() else "generated"
         except InputError as error:
             status = "prepared" if rows else "missing"
-            download = f"; or reservoir prepare {name} --download" if name in DOWNLOADS else ""
-            remedy = "" if rows else f"{error}{download}"
+            if not rows:
+                remedy = f"{error}; or reservoir prepare {name} --download" if name in DOWNLOADS else str(error)
         if rows is None and status == "generated" and "train_rows" in task.parameters:
             rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
         form = task.form

@@ -42,7 +42,11 @@ class PreparedSplit:
         runs = np.split(index, np.flatnonzero(np.diff(index) > GAP) + 1)
 
         def read(array: str) -> np.ndarray:
-            return np.concatenate([self._read(array, int(run[0]), int(run[-1]) + 1)[run - run[0]] for run in runs])
+            parts = []
+            for run in runs:
+                part = self._read(array, int(run[0]), int(run[-1]) + 1)
+                parts.append(part if len(part) == len(run) else part[run - run[0]])
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
         x, y, lengths = map(read, ("x", "y", "lengths"))
         return Split(x=x, y=y, lengths=lengths, groups=None if self.groups is None else self.groups[index])
