@@ -211,11 +211,9 @@ class SplitFeatures:
     def _require(self, column: str) -> None:
         if column in self.columns:
             return
+        what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
         if column in self._manifest.columns:
-            lacking = [str(block) for block in self.entry.missing(self.split, [column])]
-            what = f"column {column} of {self.split} is missing in some blocks, such as {', '.join(lacking[:5])}"
-        else:
-            what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
+            what = f"column {column} of {self.split} is missing in some blocks"
         raise CacheError(f"{self.entry.path}: {what}; run its extract again with this column (--layers, --pool)")
 
     def _damaged(self, line: Shard | Targets, column: str = "") -> CacheError:
