@@ -25,6 +25,8 @@ STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float3
 
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
+_SLAB = 2**16  # values that are decoded while they are in the processor's cache
+
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
 """Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
 
@@ -160,14 +162,16 @@ def decode(
     """Return the features (rows, tokens, width) as float32, in ``out`` if it is given."""
     out = np.empty(encoded.values.shape, np.float32) if out is None else out
     step = offset_rows or len(out)
-    for number, low in enumerate(range(0, len(out), step)):  # values that share an offset fit into the cache
-        stored, part = encoded.values[low : low + step], out[low : low + step]
+    most = max(1, _SLAB // (step * math.prod(out.shape[1:]))) * step
+    for low in range(0, len(out), most):
+        stored, part = encoded.values[low : low + most], out[low : low + most]
         if store == "bfloat16":
             np.left_shift(stored, 16, out=part.view(np.uint32), dtype=np.uint32)
         else:
             part[...] = stored
         if encoded.offset is not None:
-            part += encoded.offset[number]
+            added = encoded.offset[low // step : (low + most) // step]
+            part += added if len(added) == 1 else np.repeat(added, step, axis=0)[: len(part), None]
     return out
 
 
