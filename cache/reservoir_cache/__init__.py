@@ -58,3 +58,7 @@ def __getattr__(name: str) -> Any:
         if found := getattr(import_module(f"{__name__}.{module}"), name, None):
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
