@@ -55,6 +55,9 @@ class ShardWriter:
 
     def __enter__(self) -> "ShardWriter":
         self._run.__enter__()
+        # All threads start here: one that Ctrl-C meets while ``put`` starts it would not be waited for on leaving.
+        started = threading.Barrier(WRITERS)
+        list(self._threads.map(lambda _: started.wait(), range(WRITERS)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
