@@ -40,7 +40,6 @@ from reservoir_cache import (
     summarize,
     sync,
     verify,
-    write_block,
     write_targets,
 )
 
@@ -93,8 +92,9 @@ def compare(root: Path, rows: int, columns: int, width: int) -> None:
 
     def write() -> None:
         entry = entries.pop()
-        for block, (low, high) in enumerate(entry.blocks("train")):
-            write_block(entry, "train", block, dict.fromkeys(names, x[low:high]))
+        with ShardWriter(entry) as writer:
+            for block, (low, high) in enumerate(entry.blocks("train")):
+                writer.put("train", block, dict.fromkeys(writer.claim("train", block, names), x[low:high]))
         stores.append(FeatureStore(entry))
 
     def read() -> None:

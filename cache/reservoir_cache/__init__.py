@@ -23,7 +23,6 @@ from reservoir_cache.locks import untracked
 from reservoir_cache.publish import (
     CacheError,
     Problem,
-    fault_point,
     file_crc32,
     make_folder,
     open_lock,
@@ -41,29 +40,24 @@ if TYPE_CHECKING:
     from reservoir_cache.reader import FeatureStore, SplitFeatures
     from reservoir_cache.shard import new_file
     from reservoir_cache.verification import repair, verify
-    from reservoir_cache.writer import ShardWriter, write_block, write_targets
+    from reservoir_cache.writer import ShardWriter, write_targets
 
 __all__ = ["EntrySummary", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries", "prunable"]
-__all__ += ["CacheError", "Entry", "Problem", "check_column_name", "fault_point", "remove", "required_bytes"]
+__all__ += ["CacheError", "Entry", "Problem", "check_column_name", "remove", "required_bytes"]
 __all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "summarize"]
 __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
 __all__ += ["FeatureStore", "SplitFeatures", "ahead", "new_file", "refuse_links", "repair", "untracked", "verify"]
-__all__ += ["ShardWriter", "read_regular", "write_block", "write_targets"]
+__all__ += ["ShardWriter", "read_regular", "write_targets"]
 
-# Modules that are imported when they are first used, because h5py and numpy would slow down the command line's start.
-_LATER = {
-    **dict.fromkeys(("load_arrays", "save_arrays"), "derived"),
-    **dict.fromkeys(("FeatureStore", "SplitFeatures"), "reader"),
-    "new_file": "shard",
-    **dict.fromkeys(("repair", "verify"), "verification"),
-    **dict.fromkeys(("ShardWriter", "write_block", "write_targets"), "writer"),
-}
+# Modules that are imported when a name in them is first used, because h5py would slow down the command line's start.
+_LATER = ("derived", "reader", "shard", "verification", "writer")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    for module in _LATER if name in __all__ else ():
+        if found := getattr(import_module(f"{__name__}.{module}"), name, None):
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

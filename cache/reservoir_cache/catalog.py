@@ -1,9 +1,9 @@
 """List, find and remove the entries of a cache, and compute the space that they need."""
 
-import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.locks import LOCK_FILE, entry_locks
-from reservoir_cache.publish import CacheError, Problem, fault_point, is_regular, refuse_links, sync
+from reservoir_cache.publish import CacheError, Problem, is_regular, refuse_links, sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
@@ -81,11 +81,8 @@ def remove(path: Path) -> None:
     """Delete an entry's folder, even if it is broken or half removed; a symbolic link is deleted, not followed."""
     path = Path(path)
     refuse_links(*path.parents[:2])
-    if (
-        path.parent.parent.name != "features"
-        or not _FOLDER.fullmatch(path.name)
-        or not (path.is_symlink() or path.is_dir())
-    ):
+    named = path.parent.parent.name == "features" and _FOLDER.fullmatch(path.name)
+    if not named or not (path.is_symlink() or path.is_dir()):
         raise CacheError(f"{path}: not an entry of the cache; list the entries with 'reservoir cache list'")
     try:
         if path.is_symlink():
@@ -95,19 +92,14 @@ def remove(path: Path) -> None:
             # The specification goes first and the lock last: a half-removed folder is no entry and never unlocked.
             (path / SPEC_FILE).unlink(missing_ok=True)
             sync(path)
-            fault_point("marked")
             for item in path.iterdir():
                 if item.is_dir() and not item.is_symlink():
                     shutil.rmtree(item)
                 elif item.name != LOCK_FILE:
                     item.unlink()
-            fault_point("emptied")
             (path / LOCK_FILE).unlink(missing_ok=True)
-            try:
+            if not any(path.iterdir()):  # another run may just have created the entry again
                 path.rmdir()
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # not empty: another run has just created the entry
-                    raise
     except OSError as error:
         raise CacheError(f"{path}: cannot be removed ({error.strerror}); check permissions") from error
 
@@ -117,34 +109,23 @@ def prunable(
 ) -> list[EntrySummary]:
     """Return the entries that may be removed to save space, least recently used first; nothing is removed.
 
-    Entries that were not used for longer than ``older`` are chosen, and then others, in this order, until the remaining
-    entries need at most ``keep_bytes``. Entries that a run uses or that cannot be read are never chosen. Unfinished
-    entries are chosen only with ``unfinished``, after the finished ones.
+    Entries that were not used for longer than ``older`` are chosen, and others until the remaining entries need at most
+    ``keep_bytes``; unfinished entries only with ``unfinished``, after the finished ones, and no entry that a run uses.
     """
-    now = datetime.now(UTC)
+    now, chosen = datetime.now(UTC), list[EntrySummary]()
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
     remaining = sum(each.bytes for each in entries)
-    eligible = [each for each in entries if (each.finished or unfinished) and not each.entry.running()]
-    chosen = {each.entry.path for each in eligible if older is not None and now - each.used > older}
-    remaining -= sum(each.bytes for each in eligible if each.entry.path in chosen)
-    if keep_bytes is not None:
-        crowded = list[EntrySummary]()
-        for each in eligible:
-            if remaining > keep_bytes and each.entry.path not in chosen:
-                crowded.append(each)
-                remaining -= each.bytes
-        for each in reversed(crowded):  # keep an entry if removing a later, larger one makes enough room
-            if remaining + each.bytes <= keep_bytes:
-                remaining += each.bytes
-            else:
-                chosen.add(each.entry.path)
-    return [each for each in eligible if each.entry.path in chosen]
+    for each in entries:
+        old = older is not None and now - each.used > older
+        crowded = keep_bytes is not None and remaining > keep_bytes
+        if (old or crowded) and (each.finished or unfinished) and not each.entry.running():
+            chosen.append(each)
+            remaining -= each.bytes
+    return chosen
 
 
 def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:
     """Return an upper bound of the bytes that columns need on disk.
-
-        sum over splits of  rows * sum(tokens * width) * itemsize + blocks * overhead + offsets * sum(4 * width)
 
     ``rows`` maps each split to its number of rows to extract, and ``shapes`` maps each column to (tokens, width).
     """
@@ -169,13 +150,11 @@ def check_space(root: Path, needed: int) -> None:
 def folder_bytes(folder: Path | str) -> int:
     """Return the total size in bytes of all files below a folder; links are not followed."""
     total = 0
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
-        for item in found:
+    for place, _, names in os.walk(folder):
+        for name in names:
             with suppress(FileNotFoundError):  # a run may remove its temporary files meanwhile
-                if item.is_dir(follow_symlinks=False):
-                    total += folder_bytes(item.path)
-                elif item.is_file(follow_symlinks=False):
-                    total += item.stat(follow_symlinks=False).st_size
+                status = Path(place, name).lstat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 

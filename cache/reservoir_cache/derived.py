@@ -1,8 +1,7 @@
 """Derived arrays of an entry, such as moments; they can be recomputed, so a damaged file is treated as absent."""
 
-import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from reservoir_cache.entry import NAME, Entry
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, file_crc32, is_regular, publish, publish_json, read_json
-from reservoir_cache.shard import UNREADABLE, dataset_names, read_array
+from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
 from reservoir_cache.spec import canonical_json, check_name
 
 FOLDER = "moments"
@@ -26,22 +25,12 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     """
     folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
-    plain = {key: np.ascontiguousarray(array).reshape(np.shape(array)) for key, array in arrays.items()}
-    if wrong := [key for key, array in plain.items() if array.dtype.kind not in "biufc"]:
-        raise CacheError(f"{path}: array {wrong[0]} has type {plain[wrong[0]].dtype}; only numbers can be saved")
     text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
-
-    image = io.BytesIO()
-    with h5py.File(image, "w") as file:
-        file.create_dataset("meta", data=text, track_times=False)
-        group = file.create_group("arrays")
-        for key in sorted(plain):
-            group.create_dataset(key, data=plain[key], track_times=False)
+    content = file_content({"meta": text} | {f"arrays/{key}": arrays[key] for key in sorted(arrays)})
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
-            # Publishing the manifest syncs the folder.
-            size, crc = publish(path, image.getbuffer(), sync_folder=False)
+            size, crc = publish(path, content)
             line = {"bytes": size, "crc32": crc}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
     except CacheError:
@@ -79,13 +68,13 @@ def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
     return files
 
 
-def forget(folder: Path, files: Iterable[str]) -> None:
-    """Delete files and their lines in the folder's manifest; delete all files if the manifest is damaged."""
+def forget(folder: Path, file: str) -> None:
+    """Delete a file and its line in the folder's manifest; delete all files if the manifest is damaged."""
     lines = listed(folder) or {}
-    gone = set(files) if lines else {path.name for path in folder.glob("*.h5")}
-    publish_json(folder / NAME, {"files": {file: line for file, line in lines.items() if file not in gone}})
-    for file in gone:
-        (folder / file).unlink(missing_ok=True)
+    gone = {file} if lines else {path.name for path in folder.glob("*.h5")}
+    publish_json(folder / NAME, {"files": {name: line for name, line in lines.items() if name not in gone}})
+    for name in gone:
+        (folder / name).unlink(missing_ok=True)
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:

@@ -3,17 +3,15 @@
 A file that is not listed in a manifest is ignored.
 """
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.locks import LOCK_FILE, entry_locks, live_runs, touch
+from reservoir_cache.locks import entry_locks, live_runs, touch
 from reservoir_cache.publish import (
     CacheError,
-    fault_point,
     is_regular,
     make_folder,
     publish_json,
@@ -79,10 +77,6 @@ class Manifest:
         lines: tuple[Shard | Targets, ...] = self.shards + ((self.targets,) if self.targets else ())
         return {line.file: line for line in lines}
 
-    def of_block(self, block: int) -> list[Shard]:
-        """Return the shards of one block."""
-        return [shard for shard in self.shards if shard.block == block]
-
     def held(self, folder: Path | None = None) -> dict[int, dict[str, Shard]]:
         """Return the shard of each column of each block; with ``folder``, only if the file has the listed size."""
         found: dict[int, dict[str, Shard]] = {}
@@ -114,7 +108,6 @@ class Manifest:
             "targets": vars(self.targets) if self.targets else None,
         }
         publish_json(folder / page_name(page), content)
-        fault_point("listed")
 
 
 def is_sound(folder: Path, line: Shard | Targets | None) -> bool:
@@ -153,7 +146,7 @@ def check_column_name(name: str) -> None:
         check_name(part, f"column {name!r}: part")
 
 
-def _check(manifest: Manifest, page: int) -> None:
+def _check(manifest: Manifest, page: int, blocks: int) -> None:
     """Check every name, number and checksum of a page, which a matching crc32 does not make valid."""
     seen, numbers, crcs = set(), list[object](), list[object]()
     for name, shape in manifest.columns.items():
@@ -161,7 +154,7 @@ def _check(manifest: Manifest, page: int) -> None:
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
         held = {(shard.block, name) for name in shard.columns}
-        elsewhere = block_of(shard.file) != shard.block or page_of(shard.block) != page
+        elsewhere = block_of(shard.file) != shard.block or page_of(shard.block) != page or shard.block >= blocks
         if elsewhere or seen & held or not shard.columns.keys() <= manifest.columns.keys():
             raise CacheError(f"{shard.file} is of another block, or has a column that is repeated or not listed")
         seen |= held
@@ -189,8 +182,7 @@ class Entry:
     def __post_init__(self) -> None:
         """Refuse more than `MAX_BLOCKS` blocks: a damaged file may claim any number."""
         if sum(map(self.layout.count, self.spec.rows.values())) > MAX_BLOCKS:
-            blocks = f"{sum(self.spec.rows.values()):,} rows in blocks of {self.layout.block_rows:,}"
-            problem = f"{self.path / SPEC_FILE}: {blocks} are more than {MAX_BLOCKS:,} blocks"
+            problem = f"{self.path / SPEC_FILE}: its rows are more than {MAX_BLOCKS:,} blocks"
             raise CacheError(f"{problem}; extract fewer rows (--limit)")
 
     @classmethod
@@ -200,18 +192,11 @@ class Entry:
         ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps its layout, and
         may be read-only. Two processes may call this at the same time.
         """
-        if spec.format != FORMAT:
-            raise CacheError(f"specification: format is {spec.format}; set it to {FORMAT}, which this program writes")
         folder = Path(root) / "features" / spec.task["name"]
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
         _refuse_links(path)
-        effective = os.access in os.supports_effective_ids
-        writable = all(os.access(each, os.W_OK, effective_ids=effective) for each in (path, path / LOCK_FILE))
-        if writable or not (path / SPEC_FILE).exists():
-            try:
-                make_folder(path)
-            except OSError as error:
-                raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another --cache") from error
+        if not (path / SPEC_FILE).exists():
+            make_folder(path)
             locks = entry_locks(path, create=True)
             with locks.run(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():
@@ -269,40 +254,33 @@ class Entry:
         empty, where = Manifest(FORMAT, self.key, split, self._rows(split)), self.path / split / page_name(page)
         try:
             content = read_json(where)
-        except FileNotFoundError:
-            return empty
-        try:
             parts = {
                 "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
                 "shards": tuple(Shard(**shard) for shard in content["shards"]),
                 "targets": Targets(**content["targets"]) if content["targets"] else None,
             }
             found = Manifest(**{**content, **parts})
-            _check(found, page)
+            _check(found, page, self.block_count(split))
+            if replace(found, columns={}, shards=(), targets=None) != empty:
+                raise CacheError("its format, key, split or number of rows is another one's")
+        except FileNotFoundError:
+            return empty
         except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise CacheError(f"{where}: not a valid manifest ({error}); {repair_command(self.key)}") from error
-        for name in ("format", "key", "split", "rows"):
-            if getattr(found, name) != getattr(empty, name):
-                problem = f"{where}: its {name} is {getattr(found, name)!r}, not {getattr(empty, name)!r}"
-                raise CacheError(f"{problem}; {repair_command(self.key)}")
-        if max((shard.block for shard in found.shards), default=0) >= self.block_count(split):
-            raise CacheError(f"{where}: lists more blocks than the split has; {repair_command(self.key)}")
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
         """Return the blocks that lack any of the columns, each with the columns that it lacks."""
-        wanted, held = dict.fromkeys(columns), self.manifest(split).held(self.path / split)
-        lacking = {
-            block: tuple(name for name in wanted if name not in held.get(block, ()))
-            for block in range(self.block_count(split))
-        }
-        return {block: names for block, names in lacking.items() if names}
+        wanted, held, lacking = dict.fromkeys(columns), self.manifest(split).held(self.path / split), {}
+        for block in range(self.block_count(split)):
+            if names := tuple(name for name in wanted if name not in held.get(block, ())):
+                lacking[block] = names
+        return lacking
 
     def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
         """Return the columns that a block lacks; call this after claiming the block."""
-        shards = self.page(split, page_of(block)).of_block(block)
-        sound = [shard for shard in shards if is_sound(self.path / split, shard)]
-        return tuple(name for name in dict.fromkeys(columns) if not any(name in shard.columns for shard in sound))
+        held = self.page(split, page_of(block)).held(self.path / split).get(block, ())
+        return tuple(name for name in dict.fromkeys(columns) if name not in held)
 
     def progress(self, manifests: Mapping[str, Manifest] | None = None) -> dict[str, tuple[int, int]]:
         """Return for each split the number of finished blocks, and of all blocks.
@@ -323,9 +301,6 @@ class Entry:
 
     def block_number(self, split: str, block: int) -> int:
         """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each."""
-        count = self.block_count(split)
-        if not 0 <= block < count:
-            raise CacheError(f"{self.path}: split {split} has blocks 0 to {count - 1}, not {block}")
         return block + sum(self.block_count(name) for name in self.splits if name < split)
 
     def header(self, split: str, block: int) -> dict[str, int | str]:

@@ -1,9 +1,7 @@
-"""Locks of an entry, which end with the process that holds them.
+"""Locks of an entry, which end with the process that holds them; FORMAT.md lists the bytes that are locked.
 
-Every claim is a POSIX record lock (``fcntl.lockf``) on one byte of the entry's empty ``lock`` file: byte 0 guards the
-manifests and the run records, and byte 1 + n guards the n-th block of the entry. These locks belong to the process, so
-a table coordinates its threads. Closing *any* descriptor of a file drops all of the process's locks on it, so a process
-has one descriptor per lock file, and closes it only when the entry has been removed.
+POSIX record locks belong to the process, so a table coordinates its threads. Closing *any* descriptor of a file drops
+all of the process's locks on it, so a process has one descriptor per lock file until the entry has been removed.
 """
 
 import errno
@@ -48,11 +46,8 @@ class EntryLocks:
         with self._guard:
             self._lock(MUTEX_BYTE, fcntl.LOCK_EX)
             try:
-                try:
-                    same = os.path.samestat((self._folder / LOCK_FILE).stat(), os.fstat(self._descriptor))
-                except FileNotFoundError:
-                    same = False
-                self._check_present(same and (not whole or (self._folder / SPEC_FILE).exists()))
+                linked = os.fstat(self._descriptor).st_nlink > 0
+                self._check_present(linked and (not whole or (self._folder / SPEC_FILE).exists()))
                 yield
             finally:
                 self._lock(MUTEX_BYTE, fcntl.LOCK_UN)
@@ -81,12 +76,12 @@ class EntryLocks:
                     publish_json(path, _run_record(), durable=False)  # no run survives a power loss
                     self._record = os.open(path, os.O_RDWR)
                     fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
-                    alive = {p.stem for p in _records(self._folder) if p == path or _is_locked(p)}
-                    runs = {p: p.stem for p in _records(self._folder)}
-                    runs |= {p: p.name[:-4].rpartition(".")[2] for p in self._folder.rglob(".*.tmp")}
-                    for left in (p for p, run in runs.items() if run not in alive):
-                        with suppress(OSError):  # only its owner may remove it
-                            left.unlink(missing_ok=True)
+                    records = _records(self._folder)
+                    alive = {record.stem for record in records if record == path or _is_locked(record)}
+                    for left in (*records, *self._folder.rglob(".*.tmp")):
+                        if left.stem.rpartition(".")[2] not in alive:
+                            with suppress(OSError):  # only its owner may remove it
+                                left.unlink(missing_ok=True)
             self._runs += 1
         try:
             yield
@@ -102,13 +97,12 @@ class EntryLocks:
         """Hold the mutex while the entry is removed, then close its lock file; raises CacheError if a run uses it."""
         with self._guard:
             with self.mutex(whole=False):
-                if runs := live_runs(self._folder):
-                    host, pid, started = (runs[0].get(name) for name in ("host", "pid", "started"))
-                    raise CacheError(f"{self._folder}: used by process {pid} on {host} since {started}; stop it first")
+                for run in live_runs(self._folder):
+                    user = f"process {run.get('pid')} on {run.get('host')} since {run.get('started')}"
+                    raise CacheError(f"{self._folder}: used by {user}; stop it first")
                 yield
             with _open_guard:
-                status = os.fstat(self._descriptor)
-                _open_locks.pop((status.st_dev, status.st_ino), None)
+                _open_locks.pop(_inode(os.fstat(self._descriptor)), None)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -136,20 +130,20 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
     """Return the locks of an entry, one object per lock file and process; raises CacheError if it is read-only."""
     path = folder / LOCK_FILE
     with _open_guard:
-        try:
-            status = path.stat()
-            if found := _open_locks.get((status.st_dev, status.st_ino)):
+        with suppress(OSError):  # opening the file below raises a better error
+            if found := _open_locks.get(_inode(path.stat())):
                 return found
-        except OSError:
-            pass  # opening the file below raises a better error
         try:
             descriptor = open_lock(path, create=create)
         except FileNotFoundError as error:
             raise CacheError(f"{folder}: missing, or removed meanwhile; run the same command again") from error
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened for writing ({error.strerror}); check permissions") from error
-        status = os.fstat(descriptor)
-        return _open_locks.setdefault((status.st_dev, status.st_ino), EntryLocks(folder, descriptor))
+        return _open_locks.setdefault(_inode(os.fstat(descriptor)), EntryLocks(folder, descriptor))
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 @contextmanager
@@ -170,9 +164,6 @@ def touch(folder: Path, *, new: bool = False) -> None:
             if new:  # before all others
                 os.utime(path, ns=(now, 0))
             return
-        # The new time is later than those of all other locks, even if the clock was set back after they were written.
-        last = max((one.stat().st_mtime_ns for one in folder.parent.glob(f"*/{LOCK_FILE}") if one != path), default=0)
-        now = max(now, last + 1)
         try:
             os.utime(path, ns=(now, now))
         except PermissionError:  # another user's file: write permission allows only the current time, which is coarse

@@ -1,26 +1,21 @@
 """Write files that are complete or absent, in the steps of "Publication" in FORMAT.md; define the cache's errors."""
 
-import errno
 import itertools
 import json
 import os
 import re
 import secrets
-import signal
 import socket
 import stat
 import zlib
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-_CHUNK = 1 << 20
+_PART = 2**20  # bytes that are read at once
 _counter = itertools.count()
 _identity = ""
-_reached: Counter[str] = Counter()
 
 
 class CacheError(ValueError):
@@ -49,51 +44,23 @@ def repair_command(key: str) -> str:
     return f"run 'reservoir cache repair {key[:16]}', then the same extract again"
 
 
-def fault_point(step: str) -> None:
-    """Kill the process, or raise an OSError such as ENOSPC, if ``RESERVOIR_FAULT`` names this step; for tests.
+def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, str]:
+    """Write a file that is complete under its final name or unchanged; return its size and CRC-32.
 
-    The variable has the form ``STEP[:N[:ERROR]]``, for the N-th visit of the step.
+    If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written or read back.
     """
-    if not (armed := os.environ.get("RESERVOIR_FAULT")):
-        return
-    name, number, error = (*armed.split(":"), "", "")[:3]
-    _reached[step] += 1
-    if name == step and _reached[step] == int(number or 1):
-        if not error:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError(code := getattr(errno, error), os.strerror(code))
-
-
-def publish(
-    final: Path,
-    *content: bytes | memoryview,
-    crc32: int | None = None,
-    sync_file: bool = True,
-    sync_folder: bool = True,
-) -> tuple[int, str]:
-    """Write ``content`` to a file that is complete under its final name or unchanged; return its size and CRC-32.
-
-    ``sync_file`` and ``sync_folder``: whether the content, and the name, must survive a power loss after the return.
-    Raises CacheError if the file cannot be written, or if its content differs when it is read again.
-    """
-    pieces = [memoryview(piece).cast("B") for piece in content]
     # The identity of the run is part of the name, so that a later run recognises the files of dead runs.
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
-        fault_point("begun")
         with temporary.open("xb") as file:
-            file.writelines(pieces)
-        fault_point("written")
-        if not _holds(temporary, *pieces):
+            file.write(content)
+        if not _holds(temporary, content):
             raise CacheError(f"{final}: does not read back as written; check the disk")
-        fault_point("verified")
-        if sync_file:
+        if durable:
             sync(temporary)
-        fault_point("synced")
         temporary.replace(final)
-        fault_point("replaced")
-        if sync_folder:
+        if durable:
             sync(final.parent)
     except OSError as error:
         why = " ".join(str(error).split())
@@ -101,14 +68,12 @@ def publish(
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-    crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0) if crc32 is None else crc32
-    return sum(map(len, pieces)), f"{crc:08x}"
+    return len(content), f"{zlib.crc32(content):08x}"
 
 
 def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
-    """Publish a JSON document with the CRC-32 of its compact text; if not ``durable``, a power loss may destroy it."""
-    text = _text({**content, "crc32": _checksum(content)}, indent)
-    publish(final, text.encode("ascii"), sync_file=durable, sync_folder=durable)
+    """Publish a JSON document with the CRC-32 of its compact text."""
+    publish(final, _text({**content, "crc32": _checksum(content)}, indent).encode("ascii"), durable=durable)
 
 
 def read_regular(path: Path) -> bytes:
@@ -140,8 +105,8 @@ def file_crc32(path: Path) -> str:
     """Return the CRC-32 of a whole file as 8 hexadecimal digits; raises OSError if it cannot be read."""
     crc = 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            crc = zlib.crc32(chunk, crc)
+        while part := file.read(_PART):
+            crc = zlib.crc32(part, crc)
     return f"{crc:08x}"
 
 
@@ -188,12 +153,8 @@ def path_below(root: Path, *names: str) -> Path:
 
 def open_lock(path: Path, *, create: bool = True) -> int:
     """Return a descriptor of a lock file, for reading and writing; raises CacheError if it is a symbolic link."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            refuse_links(path)
-        raise
+    refuse_links(path)
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
 
 
 def sync(path: Path) -> None:
@@ -205,16 +166,9 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _holds(path: Path, *pieces: memoryview) -> bool:
-    found = bytearray()
-    with path.open("rb", buffering=0) as file:
-        for piece in pieces:
-            for low in range(0, len(piece), _CHUNK):
-                wanted = piece[low : low + _CHUNK]
-                found = found if len(found) == len(wanted) else bytearray(len(wanted))
-                if file.readinto(found) != len(wanted) or found != wanted:  # comparing two memoryviews is slow
-                    return False
-        return not file.read(1)
+def _holds(path: Path, content: bytes) -> bool:
+    with path.open("rb") as file:  # in parts, because the content may be large
+        return all(file.read(_PART) == content[low : low + _PART] for low in range(0, len(content) + 1, _PART))
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -234,4 +188,3 @@ def _identify() -> None:
 
 _identify()
 os.register_at_fork(after_in_child=_identify)
-os.register_at_fork(after_in_child=_reached.clear)

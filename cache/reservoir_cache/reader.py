@@ -1,9 +1,7 @@
 """Read the columns of an entry as arrays, or block by block in bounded memory."""
 
-import math
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,17 @@ from numpy.typing import DTypeLike, NDArray
 from reservoir_cache.entry import NAME, Entry, Shard, Targets, is_sound
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
-from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, read_array, target_ranks
+from reservoir_cache.shard import (
+    STORED_DTYPE,
+    TARGET_RANKS,
+    UNREADABLE,
+    Encoded,
+    Extent,
+    decode,
+    find_columns,
+    read_array,
+    read_column,
+)
 
 FEW = 1 / 8  # rows are read one by one if they are less than this share of a block
 Stamp = tuple[int, int, int, int]
@@ -57,12 +65,11 @@ class SplitFeatures:
         self._manifest = entry.manifest(split)
         self._ranges = entry.blocks(split)
         self._shards = self._manifest.held()
-        self._places: dict[str, tuple[Stamp, dict[str, Place]]] = {}
+        self._extents: dict[tuple[str, Stamp], dict[str, Extent]] = {}
         for line in self._manifest.files.values():
             if not is_sound(self._folder, line):
-                raise CacheError(
-                    f"{self._folder / line.file}: missing, or not of {line.bytes} bytes; {repair_command(entry.key)}"
-                )
+                problem = f"{self._folder / line.file}: missing, or not of {line.bytes} bytes"
+                raise CacheError(f"{problem}; {repair_command(entry.key)}")
 
     @property
     def rows(self) -> int:
@@ -72,10 +79,8 @@ class SplitFeatures:
     @cached_property
     def columns(self) -> list[str]:
         """The columns that every block has, sorted."""
-        blocks = range(len(self._ranges))
-        return sorted(
-            name for name in self._manifest.columns if all(name in self._shards.get(block, ()) for block in blocks)
-        )
+        held = [self._shards.get(block, {}) for block in range(len(self._ranges))]
+        return sorted(name for name in self._manifest.columns if all(name in columns for columns in held))
 
     def shape(self, column: str) -> tuple[int, int]:
         """Return (tokens, width) of a column."""
@@ -109,13 +114,18 @@ class SplitFeatures:
         order = np.argsort(blocks, kind="stable")
         for chosen in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(rows) else ():
             block = int(blocks[chosen[0]])
-            out[chosen] = decode(self._encoded(block, column, rows[chosen] - block * block_rows), store, 1)
+            wanted = rows[chosen] - block * block_rows
+            encoded = self._encoded(block, column, wanted)
+            found = decode(Encoded(encoded.values, None), store)
+            if encoded.offset is not None:
+                found += encoded.offset[wanted // self.entry.layout.offset_rows, None]
+            out[chosen] = found
         return out
 
-    def blocks(self, column: str, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.float32]]:
-        """Yield the blocks ``start`` to ``stop`` of a column in row order, each (rows, tokens, width) of float32."""
+    def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
+        """Yield the blocks of a column in row order, each (rows, tokens, width) of float32."""
         self._require(column)
-        return (self._decode(self._encoded(block, column)) for block in range(len(self._ranges))[start:stop])
+        return (self._decode(self._encoded(block, column)) for block in range(len(self._ranges)))
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
@@ -128,11 +138,11 @@ class SplitFeatures:
             if stamp not in _checked and file_crc32(path) != line.crc32:
                 raise self._damaged(line)
             with h5py.File(path, "r", locking=False) as file:
-                found = {name: read_array(file, name) for name in target_ranks(file)}
+                names = [name for name in TARGET_RANKS if name != "groups" or name in file]
+                found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
-        ranks = {name: array.ndim for name, array in found.items()}
-        if ranks != target_ranks(found) or {*map(len, found.values())} != {self.rows}:
+        if any(array.ndim != TARGET_RANKS[name] or len(array) != self.rows for name, array in found.items()):
             raise self._damaged(line)
         _checked.add(stamp)
         return found
@@ -167,46 +177,43 @@ class SplitFeatures:
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
         """Return a block of a column as stored, or some of its rows; verify its checksum once in a process."""
-        shard, (low, high) = self._shards[block][column], self._ranges[block]
-        step, shape = self.entry.layout.offset_rows, self._manifest.columns[column]
+        shard = self._shards[block][column]
         try:
             with (self._folder / shard.file).open("rb", buffering=0) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
-                place = self._place(shard, column, stamp)
-                wrong = place.values.shape != (high - low, shape.tokens, shape.width)
-                if wrong or (place.offset and math.prod(place.offset.shape[:-1]) != -(-(high - low) // step)):
-                    raise self._damaged(shard, column)
-                few = rows is not None and (*stamp, column) in _checked and len(rows) < FEW * (high - low)
-                encoded = place.read(file, rows if few else None)
+                if (shard.file, stamp) not in self._extents:  # the structure is read once for all columns of the file
+                    with h5py.File(self._folder / shard.file, "r", locking=False) as opened:
+                        self._extents[shard.file, stamp] = find_columns(opened, shard.columns)
+                extents = self._extents[shard.file, stamp]
+                for name, described in self._stored(block, column).items():
+                    if (extents[name].shape, extents[name].dtype) != described:
+                        raise self._damaged(shard, column)
+                verified = (*stamp, column) in _checked
+                few = verified and rows is not None and len(rows) < FEW * extents[f"{column}/values"].shape[0]
+                encoded = read_column(file, extents, column, rows if few else None)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
-        if (*stamp, column) not in _checked and encoded.crc32 != shard.columns[column]:
+        if not verified and encoded.crc32 != shard.columns[column]:
             raise self._damaged(shard, column)
         _checked.add((*stamp, column))
-        if rows is None:
-            return encoded
-        offset = None if encoded.offset is None else encoded.offset[rows // step]
-        return Encoded(encoded.values if few else encoded.values[rows], offset)
+        return encoded if few or rows is None else Encoded(encoded.values[rows], encoded.offset)
 
-    def _place(self, shard: Shard, column: str, stamp: Stamp) -> Place:
-        """Return the position of a column in its shard; the structure of the file is read once for all its columns."""
-        if self._places.get(shard.file, ((),))[0] != stamp:
-            found = {}
-            with h5py.File(self._folder / shard.file, "r", locking=False) as file:
-                for name in shard.columns:
-                    with suppress(KeyError, CacheError):  # damage to one column leaves the others readable
-                        found[name] = Place.of(file, name, self.entry.spec.store)
-            self._places[shard.file] = stamp, found
-        return self._places[shard.file][1][column]
+    def _stored(self, block: int, column: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Return the shapes and data types that the datasets of a column must have in a shard."""
+        (low, high), shape, store = self._ranges[block], self._manifest.columns[column], self.entry.spec.store
+        values = {f"{column}/values": ((high - low, shape.tokens, shape.width), STORED_DTYPE[store])}
+        if store == "float32":
+            return values
+        offsets = -(-(high - low) // self.entry.layout.offset_rows)
+        several = (offsets, shape.width) if offsets > 1 else (shape.width,)
+        return {**values, f"{column}/offset": (several, np.dtype("<f4"))}
 
     def _require(self, column: str) -> None:
         if column in self.columns:
             return
+        what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
         if column in self._manifest.columns:
-            lacking = [str(block) for block in self.entry.missing(self.split, [column])]
-            what = f"column {column} of {self.split} is missing in some blocks, such as {', '.join(lacking[:5])}"
-        else:
-            what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
+            what = f"column {column} of {self.split} is missing in some blocks"
         raise CacheError(f"{self.entry.path}: {what}; run its extract again with this column (--layers, --pool)")
 
     def _damaged(self, line: Shard | Targets, column: str = "") -> CacheError:
@@ -217,8 +224,8 @@ class SplitFeatures:
 class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
-    It can replace a NumPy array. ``column[rows]`` reads only these rows. NumPy's functions and operators, and the
-    methods of arrays, read the whole column each time; ``numpy.asarray(column)`` reads it once.
+    ``column[rows]`` reads only these rows. NumPy's functions, operators and methods read the whole column each time;
+    ``numpy.asarray(column)`` reads it once.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:
@@ -242,13 +249,11 @@ class FeatureColumn(NDArrayOperatorsMixin):
         return getattr(function, method)(*plain, **kwargs)
 
     def __getitem__(self, index: Any) -> Any:
-        rows, *others = index if isinstance(index, tuple) else (index,)
-        if rows is Ellipsis or rows is None or (np.ndim(rows) > 1 and np.asarray(rows).dtype == bool):
+        if isinstance(index, tuple) or index is Ellipsis or index is None or np.ndim(index) > 1:
             return np.asarray(self)[index]
-        numbers = np.arange(len(self))[rows]
-        found = self._split.gather(self._name, numbers.ravel()).reshape(-1, *self.shape[1:])
-        found = found[0] if numbers.ndim == 0 else found.reshape(*numbers.shape, *self.shape[1:])
-        return found[(*([slice(None)] * numbers.ndim), *others)] if others else found
+        numbers = np.arange(len(self))[index]
+        found = self._split.gather(self._name, numbers.ravel())
+        return found.reshape(*numbers.shape, *self.shape[1:])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -5,11 +5,12 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 import h5py
@@ -18,16 +19,13 @@ from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Column, check_column_name
-from reservoir_cache.image import Image
 from reservoir_cache.publish import CacheError
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
-_INNER = 512  # values of an inner loop of numpy; a loop over 16 values takes about as long
 _SLAB = 2**16  # values that are decoded while they are in the processor's cache
-_ROUNDED = 2**15 - 1  # values that are rounded while they are in the cache; below 2**15, torch uses one thread
 
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
 """Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
@@ -46,7 +44,7 @@ class Extent:
 
     @classmethod
     def of(cls, group: h5py.Group, name: str) -> "Extent":
-        """Find a dataset of numbers; raises KeyError if it is absent, or its values are not stored in this file."""
+        """Find a dataset of numbers; raises KeyError if its values are not stored in this file."""
         # Links and datasets may name other files (virtual and external storage); one without storage reads as zeros.
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
@@ -74,13 +72,12 @@ class Extent:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[h5py.File]:
-    """Create an HDF5 file in memory and write it to ``path``, which must not exist."""
+    """Create an HDF5 file in memory and write it to ``path``."""
     # On a full disk HDF5 cannot close its file, and crashes the process later.
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         yield file
-    with path.open("xb") as disk:
-        disk.write(image.getbuffer())
+    path.write_bytes(image.getvalue())
 
 
 def read_array(group: h5py.Group, name: str) -> NDArray:
@@ -96,11 +93,6 @@ def dataset_names(group: h5py.Group) -> list[str]:
     return found
 
 
-def target_ranks(names: Container[str]) -> dict[str, int]:
-    """Return the number of dimensions of each dataset of targets, with groups only if ``names`` has them."""
-    return {name: rank for name, rank in TARGET_RANKS.items() if name != "groups" or name in names}
-
-
 @dataclass(frozen=True)
 class Encoded:
     """A column as stored: little-endian values (rows, tokens, width) and the float32 offsets (offsets, width)."""
@@ -111,108 +103,75 @@ class Encoded:
     @cached_property
     def crc32(self) -> str:
         """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
-        crc = self.of_values if self.offset is None else zlib.crc32(self.offset.data, self.of_values)
-        return f"{crc:08x}"
-
-    @cached_property
-    def of_values(self) -> int:
-        """CRC-32 of the stored values."""
-        return zlib.crc32(self.values.data)
+        crc = zlib.crc32(self.values.data)
+        return f"{crc if self.offset is None else zlib.crc32(self.offset.data, crc):08x}"
 
 
-@dataclass(frozen=True)
-class Place:
-    """The positions of a column's values and offsets in the file of a shard."""
+def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
+    """Return the extents of ``<column>/values`` and ``<column>/offset``, without those that are absent or damaged."""
+    found = {}
+    for name in (f"{column}/{part}" for column in columns for part in ("values", "offset")):
+        with suppress(KeyError, RuntimeError):  # h5py raises RuntimeError if there is no such name
+            found[name] = Extent.of(file, name)
+    return found
 
-    values: Extent
-    offset: Extent | None
 
-    @classmethod
-    def of(cls, file: h5py.File, column: str, store: str) -> "Place":
-        """Find a column; raises KeyError if it is absent, and CacheError if its data type or shape is wrong."""
-        values = Extent.of(file, f"{column}/values")
-        offset = Extent.of(file, f"{column}/offset") if store != "float32" else None
-        if values.dtype != STORED_DTYPE[store] or len(values.shape) != 3:
-            raise CacheError(f"{file.filename}: column {column} is not stored as {store}")
-        if offset and (offset.dtype != np.dtype("<f4") or offset.shape[-1:] != values.shape[-1:]):
-            raise CacheError(f"{file.filename}: column {column} has an offset of {offset.dtype} {offset.shape}")
-        return cls(values, offset)
-
-    def read(self, file: BinaryIO, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Read the column, or the values of some rows and all offsets, from the open file."""
-        offset = self.offset.read(file).reshape(-1, self.offset.shape[-1]) if self.offset else None
-        return Encoded(self.values.read(file, rows), offset)
+def read_column(
+    file: BinaryIO, extents: Mapping[str, Extent], column: str, rows: NDArray[np.integer] | None = None
+) -> Encoded:
+    """Read a column, or the values of some rows and all offsets, from an open file."""
+    values, offset = extents[f"{column}/values"], extents.get(f"{column}/offset")
+    return Encoded(values.read(file, rows), offset and offset.read(file).reshape(-1, values.shape[-1]))
 
 
 def encode(
     x: NDArray[np.float32], store: str, *, column: str, first_row: int = 0, offset_rows: int | None = None
 ) -> Encoded:
     """Round features (rows, tokens, width); raises CacheError for a value that is not finite or would overflow."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    step, (rows, tokens, width) = offset_rows or len(x), x.shape
+    x = np.ascontiguousarray(x, dtype="<f4")
+    step, (rows, _, width) = offset_rows or len(x), x.shape
     values: NDArray = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
     offsets = np.empty((-(-rows // step), width), "<f4")
-    buffer = np.empty(max(_ROUNDED, width), np.float32)
-    whole, most = rows // step * step, max(1, _ROUNDED // (step * tokens * width)) * step
-    ranges = [(low, min(low + most, whole)) for low in range(0, whole, most)]
-    for low, high in ranges + ([(whole, rows)] if whole < rows else []):
-        part = x[low:high].reshape(-1, min(step, high - low) * tokens, width)
-        with np.errstate(invalid="ignore"):
-            mean = part.mean(axis=1, dtype=np.float64)
-        if not np.isfinite(mean).all():  # a float64 sum of finite float32 values is finite
-            place, where = _farthest(~np.isfinite(x[low:high]), column, first_row + low)
-            start = f"{where}: {x[low:high][place]} is not finite and cannot be stored; the forward pass failed there"
-            raise CacheError(f"{start}: check that row of the input, or compute in float32")
-        if store == "float32":
-            continue
-        offset = offsets[low // step :][: len(part)]
-        offset[...] = mean
-        stored, inner = values[low:high].reshape(part.shape), max(1, _ROUNDED // (len(part) * width))
-        with np.errstate(over="ignore"):
-            for begin in range(0, part.shape[1], inner):
-                piece = part[:, begin : begin + inner]
-                residual = buffer[: piece.size].reshape(piece.shape)
-                np.subtract(piece, offset[:, None], out=residual)
-                _round(residual, store, stored[:, begin : begin + inner])
-        infinity = _INFINITY[store]
-        if stored.view(np.int16).max() >= infinity or stored.view(np.uint16).max() >= infinity + 0x8000:
-            distance = np.abs(part - mean[:, None]).reshape(-1, tokens, width)
-            place, where = _farthest(distance, column, first_row + low)
-            wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
-            problem = f"{where}: {x[low:high][place]:g} differs by {distance[place]:.3g} from its channel's mean"
-            raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        for offset, low in zip(offsets, range(0, rows, step), strict=True):
+            part = x[low : low + step].reshape(-1, width)
+            mean = part.mean(axis=0, dtype=np.float64)
+            if not np.isfinite(mean).all():  # a float64 sum of finite float32 values is finite
+                place, where = _first(~np.isfinite(x), column, first_row)
+                start = f"{where}: {x[place]} is not finite and cannot be stored; the forward pass failed there"
+                raise CacheError(f"{start}: check that row of the input, or compute in float32")
+            if store != "float32":
+                offset[...] = mean
+                _round(part - offset, store, values[low : low + step].reshape(part.shape))
     if store == "float32":
-        return Encoded(values.astype(STORED_DTYPE[store], copy=False), None)
+        return Encoded(values, None)
+    bits, infinity = values.view(np.uint16), _INFINITY[store]
+    # The largest signed number is positive infinity, if there is one; the largest unsigned number, negative infinity.
+    if bits.view(np.int16).max() >= infinity or bits.max() >= infinity + 0x8000:
+        place, where = _first(bits & infinity == infinity, column, first_row)
+        distance = abs(x[place] - offsets[place[0] // step, place[2]])
+        wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
+        problem = f"{where}: {x[place]:g} differs by {distance:.3g} from its channel's mean"
+        raise CacheError(f"{problem}, which overflows {store}; extract with {wider}")
     return Encoded(values, offsets)
 
 
 def decode(
     encoded: Encoded, store: str, offset_rows: int | None = None, out: NDArray[np.float32] | None = None
-) -> NDArray:
+) -> NDArray[np.float32]:
     """Return the features (rows, tokens, width) as float32, in ``out`` if it is given."""
-    values, offset = encoded.values, encoded.offset
-    rows, tokens, width = values.shape
-    out = np.empty(values.shape, np.float32) if out is None else out
-    if offset is None:
-        out[...] = values
-        return out
-    if store == "bfloat16":
-        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32)
-        values = out
-    offset_rows = offset_rows or rows
-    whole = rows // offset_rows
-    end, per_offset = whole * offset_rows, offset_rows * tokens
-    if whole:
-        repeats = max(n for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or (n * width <= _INNER and per_offset % n == 0))
-        shape = whole, per_offset // repeats, repeats * width
-        stored, found = values[:end].reshape(shape), out[:end].reshape(shape)
-        added = np.tile(offset[:whole], (1, repeats))[:, None]
-        slab = max(1, _SLAB // (per_offset * width))
-        for low in range(0, whole, slab):
-            found[low : low + slab] = stored[low : low + slab]
-            found[low : low + slab] += added[low : low + slab]
-    if end < rows:
-        np.add(values[end:], offset[-1], out=out[end:])
+    out = np.empty(encoded.values.shape, np.float32) if out is None else out
+    step = offset_rows or len(out)
+    most = max(1, _SLAB // (step * math.prod(out.shape[1:]))) * step
+    for low in range(0, len(out), most):
+        stored, part = encoded.values[low : low + most], out[low : low + most]
+        if store == "bfloat16":
+            np.left_shift(stored, 16, out=part.view(np.uint32), dtype=np.uint32)
+        else:
+            part[...] = stored
+        if encoded.offset is not None:
+            added = encoded.offset[low // step : (low + most) // step]
+            part += added if len(added) == 1 else np.repeat(added, step, axis=0)[: len(part), None]
     return out
 
 
@@ -234,34 +193,38 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
         out[...] = x
 
 
-def shard_pieces(
-    header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str
-) -> tuple[list[memoryview], int]:
-    """Return the content of a shard's file in pieces, and its CRC-32."""
-    image = Image()
+def file_content(
+    datasets: Mapping[str, NDArray], attributes: Mapping[str, Mapping[str, int | str]] = MappingProxyType({})
+) -> bytes:
+    """Return an HDF5 file with some datasets, and with attributes by the name of their dataset, "/" for the file."""
+    image = io.BytesIO()
     with h5py.File(image, "w") as file:
-        for name, value in header.items():
-            file.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
-        for column in sorted(columns):
-            encoded = columns[column]
-            image.next = encoded.values, encoded.of_values
-            values = file.create_dataset(f"{column}/values", data=encoded.values, track_times=False)
-            values.attrs["encoding"] = np.bytes_(store.encode())
-            values.attrs["crc32"] = np.bytes_(encoded.crc32.encode())
-            if (offset := encoded.offset) is not None:
-                offset = offset[0] if len(offset) == 1 else offset
-                file.create_dataset(f"{column}/offset", data=offset, track_times=False)
-    return image.pieces()
+        for name in ("/", *datasets):
+            item = file.create_dataset(name, data=datasets[name], track_times=False) if name in datasets else file
+            for key, value in attributes.get(name, {}).items():
+                item.attrs[key] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
+    return image.getvalue()
 
 
-def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
+def shard_content(header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str) -> bytes:
+    """Return the content of a shard's file."""
+    datasets, attributes = dict[str, NDArray](), {"/": header}
+    for column, encoded in sorted(columns.items()):
+        datasets[f"{column}/values"] = encoded.values
+        attributes[f"{column}/values"] = {"encoding": store, "crc32": encoded.crc32}
+        if (offset := encoded.offset) is not None:
+            datasets[f"{column}/offset"] = offset[0] if len(offset) == 1 else offset
+    return file_content(datasets, attributes)
+
+
+def inspect_shard(path: Path) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
     """Return the header of a shard, and the shapes and CRC-32s of its columns, checked against those in the file."""
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
         header = {name: v.decode() if isinstance(v, bytes) else int(v) for name, v in file.attrs.items()}
         for name in [name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")]:
             check_column_name(name)
-            encoded = Place.of(file, name, store).read(raw)
+            encoded = read_column(raw, find_columns(file, [name]), name)
             crcs[name] = encoded.crc32
             if file[f"{name}/values"].attrs["crc32"] != crcs[name].encode():
                 raise CacheError(f"{path}: column {name} is damaged")
@@ -269,7 +232,7 @@ def inspect_shard(path: Path, store: str) -> tuple[dict[str, int | str], dict[st
     return header, shapes, crcs
 
 
-def _farthest(x: NDArray, column: str, first_row: int) -> tuple[tuple[int, ...], str]:
-    """Return the index of the largest value, and a description of its position."""
-    row, token, channel = (int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
+def _first(wrong: NDArray[np.bool_], column: str, first_row: int) -> tuple[tuple[int, ...], str]:
+    """Return the index of the first wrong value, and a description of its position."""
+    row, token, channel = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
     return (row, token, channel), f"column {column}, row {first_row + row}, token {token}, channel {channel}"

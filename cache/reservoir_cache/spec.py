@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.publish import CacheError, read_json
+from reservoir_cache.publish import CacheError, read_json, read_regular
 
 FORMAT = 1
 BLOCK_BYTES = 2**24
@@ -31,40 +30,37 @@ _REQUIRED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that affects the features of an entry, and nothing else.
+    """Everything that affects the features of an entry, and nothing else; FORMAT.md describes the fields.
 
-    Paths, the batch size, the host and library versions are not in it. The order of mappings, and whether a whole
-    number is written 1 or 1.0, do not change the key. Values are JSON: null, bool, number, str, list, mapping.
+    Values are JSON. The order of mappings, and whether a whole number is written 1 or 1.0, do not change the key.
     """
 
-    task: Mapping[str, Any]  # ``name`` and every parameter
-    data: Mapping[str, Any]  # ``digest`` in row order, and ``rows``: {split: number of rows}, each at least 1
-    backbone: Mapping[str, Any]  # ``family``, ``digest`` of the weights, and the architecture's parameters
-    init: Mapping[str, Any]  # ``kind`` and ``seed`` of the frozen weights
-    input: Mapping[str, Any]  # ``kind``, ``seed``, ``gain``, ``patch`` and ``stride`` of the fixed input layer
-    padding: str  # the padding and mask rule
-    compute: str  # data type of the forward pass
-    store: str  # data type on disk, one of `STORES`
-    format: int = FORMAT  # version of the format on disk
+    task: Mapping[str, Any]
+    data: Mapping[str, Any]
+    backbone: Mapping[str, Any]
+    init: Mapping[str, Any]
+    input: Mapping[str, Any]
+    padding: str
+    compute: str
+    store: str
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, _plain(getattr(self, field.name), field.name))
+        for name, value in self.to_dict().items():
+            object.__setattr__(self, name, value)
         for name, needed in _REQUIRED.items():
             value = getattr(self, name)
-            if not isinstance(value, dict):
-                raise CacheError(f"specification: {name} must be a mapping, not {value!r}")
-            if lacking := [key for key in needed if key not in value]:
-                raise CacheError(f"specification: {name} lacks {', '.join(lacking)}")
+            if not isinstance(value, dict) or not {*needed} <= value.keys():
+                raise CacheError(f"specification: {name} must be a mapping with {', '.join(needed)}, not {value!r}")
         check_name(self.task["name"], "task name")
         if not isinstance(rows := self.data["rows"], dict) or not rows:
             raise CacheError("specification: data.rows must map each split to its number of rows")
         for split, count in rows.items():
             check_name(split, "split name")
-            if split in {"moments", "runs"}:
-                raise CacheError(f"specification: a split cannot be called {split!r}; that folder has another use")
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise CacheError(f"specification: data.rows.{split} is {count!r}; leave out a split without rows")
+            if split in ("moments", "runs") or type(count) is not int or count < 1:
+                raise CacheError(
+                    f"specification: split {split!r} has {count!r} rows; rename it, or leave it out if empty"
+                )
         if self.store not in STORES:
             raise CacheError(f"specification: store is {self.store!r}; choose one of {', '.join(STORES)}")
 
@@ -80,7 +76,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary of JSON values."""
-        return {field.name: _plain(getattr(self, field.name), field.name) for field in fields(self)}
+        return _plain({field.name: getattr(self, field.name) for field in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +88,10 @@ class Layout:
     offset_rows: int = 0  # rows that are computed together and share an offset; by default all of a block
 
     def __post_init__(self) -> None:
-        whole = self.offset_rows == 0 or (isinstance(self.block_rows, int) and self.offset_rows > self.block_rows)
-        object.__setattr__(self, "offset_rows", self.block_rows if whole else self.offset_rows)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise CacheError(f"layout: {field.name} must be a whole number of at least 1, not {value!r}")
+        for name, value in vars(self).items():
+            if type(value) is not int or value < (name != "offset_rows"):
+                raise CacheError(f"layout: {name} must be a whole number of at least 1, not {value!r}")
+        object.__setattr__(self, "offset_rows", min(self.offset_rows or self.block_rows, self.block_rows))
 
     def to_dict(self) -> dict[str, int]:
         """Return the fields; ``offset_rows`` only if a block has several offsets: earlier versions cannot read it."""
@@ -113,7 +107,7 @@ class Layout:
 
     def blocks(self, rows: int) -> list[tuple[int, int]]:
         """Return the row ranges [low, high) of the blocks of a split."""
-        return [(low, min(low + self.block_rows, rows)) for low in range(0, rows, self.block_rows)]
+        return [self.block(rows, block) for block in range(self.count(rows))]
 
 
 def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
@@ -123,7 +117,7 @@ def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
 
 def canonical_json(value: Any) -> str:
     """Return the canonical JSON text of a value; raises CacheError for anything but JSON types and finite numbers."""
-    return json.dumps(_plain(value, "value"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
 
 def check_name(name: object, what: str) -> str:
@@ -138,7 +132,7 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     path = folder / SPEC_FILE
     try:
         # Check the format before anything else in the file is used.
-        version = json.loads(path.read_bytes())["spec"]["format"]
+        version = json.loads(read_regular(path))["spec"]["format"]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CacheError(f"{folder}: not an entry of the cache, it has no {SPEC_FILE}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -153,28 +147,21 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         objects = made_with, made_with.get("call", {}), made_with.get("kept", {}), made_with.get("reservoir", {})
         if not isinstance(key, str) or not all(isinstance(each, dict) for each in objects):
             raise TypeError("its key is not a string, or a part of made_with is not an object")
+        if spec.key != key:
+            raise CacheError(f"it hashes to {spec.key[:16]}, not to its key {key[:16]}")
     except (OSError, CacheError, KeyError, TypeError, AttributeError) as error:
         raise CacheError(f"{path}: not a valid specification ({error}); remove {folder} and extract again") from error
-    if spec.key != key:
-        problem = f"{path}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}"
-        raise CacheError(f"{problem}; remove {folder} and extract again")
     return spec, layout, made_with
 
 
-def _plain(value: Any, where: str) -> Any:
-    """Return a deep copy in plain JSON types, whole floats as integers, so that equal numbers give equal text."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise CacheError(f"specification: {where} is {value}; only finite numbers can be part of a key")
-        return int(value) if float(value).is_integer() else float(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        if wrong := [key for key in value if not isinstance(key, str)]:
-            raise CacheError(f"specification: {where} has a key {wrong[0]!r} that is not a string")
-        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
-    raise CacheError(f"specification: {where} is of type {type(value).__name__}; only JSON types can be part of a key")
+def _plain(value: Any) -> Any:
+    """Return a deep copy in JSON types, whole floats as integers, so that equal numbers give equal text."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False), parse_float=_number)
+    except (TypeError, ValueError) as error:
+        raise CacheError(f"specification: only JSON types and finite numbers can be part of a key ({error})") from error
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value

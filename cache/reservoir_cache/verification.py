@@ -9,7 +9,7 @@ from reservoir_cache import derived
 from reservoir_cache.derived import fault
 from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.publish import CacheError, Problem, fault_point, file_crc32, is_regular, repair_command
+from reservoir_cache.publish import CacheError, Problem, file_crc32, is_regular, repair_command
 from reservoir_cache.shard import UNREADABLE, inspect_shard
 from reservoir_cache.spec import FORMAT
 
@@ -66,51 +66,39 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
     unfinished splits, are not changed. ``problems`` are the results of ``verify``, which runs by default.
     """
     repaired = []
-    by_folder: dict[Path, list[Problem]] = {}
     for problem in verify(entry) if problems is None else problems:
-        if problem.path.parent.parent == entry.path:
-            by_folder.setdefault(problem.path.parent, []).append(problem)
-        elif problem.path.parent != entry.path:
-            raise CacheError(f"{problem.path}: not a file of {entry.path}; repair the entry that it belongs to")
-    for folder, found in by_folder.items():
-        locks, files = entry_locks(entry.path), {problem.path.name for problem in found}
-        with locks.run(), locks.mutex():
-            try:
-                if folder.name == derived.FOLDER:
-                    derived.forget(folder, files)
-                else:
-                    files = _repair(entry, folder.name, files)
-            except OSError as error:
-                raise CacheError(f"{folder}: cannot be repaired ({error}); remove the entry by hand") from error
-        repaired += [problem for problem in found if problem.path.name in files]
-    return repaired
-
-
-def _repair(entry: Entry, split: str, files: set[str]) -> set[str]:
-    """Rebuild damaged pages, and remove damaged files that no run is writing; return the files that were repaired."""
-    folder, locks, repaired = entry.path / split, entry_locks(entry.path), set[str]()
-    for page in sorted({page_of(file) for file in files}):
-        listed = {file for file in files if page_of(file) == page}
-        if page_name(page) in files:
-            _rebuild(entry, split, page).write(folder, page)
-            repaired |= listed
+        folder, file = problem.path.parent, problem.path.name
+        if folder.parent != entry.path:  # an unfinished split
             continue
-        manifest = entry.page(split, page)
-        still = {file for file in listed & manifest.files.keys() if fault(folder / file, vars(manifest.files[file]))}
-        with ExitStack() as claims:
-            for file in sorted(still):
-                if isinstance(line := manifest.files[file], Shard):
-                    number = entry.block_number(split, line.block)
-                    if locks.claim(number):
-                        claims.callback(locks.release, number)
-                    else:
-                        still.discard(file)
-            manifest.without(still).write(folder, page)
-            fault_point("unlisted")
-            for file in still:
-                (folder / file).unlink(missing_ok=True)
-        repaired |= still
+        locks = entry_locks(entry.path)
+        with locks.run(), locks.mutex():
+            if folder.name == derived.FOLDER:
+                derived.forget(folder, file)
+            elif not _repair(entry, folder.name, file):
+                continue
+        repaired.append(problem)
     return repaired
+
+
+def _repair(entry: Entry, split: str, file: str) -> bool:
+    """Rebuild a damaged page, or remove a damaged file; return False if it is sound or another run is writing it."""
+    folder, locks, page = entry.path / split, entry_locks(entry.path), page_of(file)
+    if file == page_name(page):
+        _rebuild(entry, split, page).write(folder, page)
+        return True
+    manifest = entry.page(split, page)
+    line = manifest.files.get(file)
+    if line is None or not fault(folder / file, vars(line)):
+        return False
+    with ExitStack() as claim:
+        if isinstance(line, Shard):
+            number = entry.block_number(split, line.block)
+            if not locks.claim(number):
+                return False
+            claim.callback(locks.release, number)
+        manifest.without({file}).write(folder, page)
+        (folder / file).unlink(missing_ok=True)
+    return True
 
 
 def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
@@ -122,11 +110,11 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
             block = block_of(path.name)
             if not is_regular(path) or block >= entry.block_count(split) or page_of(path.name) != page:
                 continue
-            header, shapes, crcs = inspect_shard(path, entry.spec.store)
+            header, shapes, crcs = inspect_shard(path)
         except UNREADABLE:
             continue
-        known = {name for shard in manifest.of_block(block) for name in shard.columns}
-        if header == entry.header(split, block) and crcs and not known & crcs.keys():
+        known = manifest.held().get(block, {})
+        if header == entry.header(split, block) and crcs and not known.keys() & crcs.keys():
             line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
             manifest = manifest.with_shard(line, shapes)
     return manifest

@@ -1,40 +1,24 @@
 """Write blocks and labels: encode, publish and list them, in threads, during the forward pass."""
 
-import queue
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from reservoir_cache.ahead import ahead
 from reservoir_cache.entry import TARGETS_FILE, Column, Entry, Shard, Targets, check_column_name, is_sound, page_of
-from reservoir_cache.image import Image
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
-from reservoir_cache.shard import Encoded, encode, shard_pieces, target_ranks
+from reservoir_cache.shard import TARGET_RANKS, Encoded, encode, file_content, shard_content
 
 Arrays = Mapping[str, NDArray[np.float32]]
 """Features by column, (rows of the block, tokens, width) each."""
 
-WRITERS = 2
-"""Threads that write blocks: while one waits until the disk has its block, the other copies the next."""
-
-
-def write_block(entry: Entry, split: str, block: int, arrays: Arrays) -> int:
-    """Write the columns that a block lacks as one shard; return the bytes written."""
-    locks, number = entry_locks(entry.path), entry.block_number(split, block)
-    if not locks.claim(number):
-        raise CacheError(f"{entry.path}: block {block} of {split} is being written by another run; wait for it")
-    try:
-        return _write_encoded(entry, split, block, _encode(entry, split, block, arrays))
-    finally:
-        locks.release(number)
+WRITERS = 3  # threads that encode and write blocks: one may wait for the disk while the others compute
+PENDING = 6  # blocks in memory that are not on disk yet
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
@@ -42,62 +26,45 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
 
     ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps ``groups``.
     """
-    folder, rows = entry.path / split, entry.page(split, 0).rows
-    arrays = {name: np.ascontiguousarray(array) for name, array in targets.items()}
-    ranks = target_ranks(arrays)
-    if arrays.keys() != ranks.keys():
-        raise CacheError(f"targets of {split}: need {', '.join(ranks)}, not {', '.join(arrays)}")
-    for name, array in arrays.items():
-        if array.ndim != ranks[name] or len(array) != rows or array.dtype.kind not in "biuf":
-            problem = f"targets of {split}: {name} has shape {array.shape} and type {array.dtype}"
-            raise CacheError(f"{problem}; it needs {ranks[name]} dimensions, {rows} rows, and numbers")
-
+    folder = entry.path / split
     if is_sound(folder, entry.page(split, 0).targets):
         return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
-        if not is_sound(folder, entry.page(split, 0).targets):
-            image = Image()
-            with h5py.File(image, "w") as file:
-                for name in ranks:
-                    image.next = arrays[name], zlib.crc32(arrays[name].data)
-                    file.create_dataset(name, data=arrays[name], track_times=False)
-            pieces, crc32 = image.pieces()
-            line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, *pieces, crc32=crc32))
-            replace(entry.page(split, 0), targets=line).write(folder, 0)
+        content = file_content({name: targets[name] for name in TARGET_RANKS if name in targets})
+        line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, content))
+        replace(entry.page(split, 0), targets=line).write(folder, 0)
 
 
 class ShardWriter:
-    """Context manager with a thread that encodes and two that write, behind a queue of ``maxsize`` blocks.
+    """Context manager with threads that encode and write blocks.
 
-    A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for the queue, even after an
-    exception, because every block in it is complete. An error in a thread is raised by the next ``put`` or on leaving.
+    A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for all blocks, even after an
+    exception, because each of them is complete. An error in a thread is raised by the next ``put`` or on leaving.
     """
 
-    def __init__(self, entry: Entry, maxsize: int = 3) -> None:
-        self._sizes = list[int]()
+    def __init__(self, entry: Entry) -> None:
         self._entry = entry
         self._locks = entry_locks(entry.path)
-        self._queue: queue.Queue[tuple[str, int, Arrays | Callable[[], Arrays]] | None] = queue.Queue(maxsize)
-        self._stack = ExitStack()
+        self._run = self._locks.run()
+        self._threads = ThreadPoolExecutor(WRITERS)
+        self._room = threading.Semaphore(PENDING)
         self._claimed = set[int]()
+        self._sizes = list[int]()
         self._error: BaseException | None = None
-        self._blocks, self._next = ahead(self._encoded()), threading.Lock()
-        self._writers = [threading.Thread(target=self._work, name="shard-writer", daemon=True) for _ in range(WRITERS)]
 
     def __enter__(self) -> "ShardWriter":
-        self._stack.enter_context(self._locks.run())
-        for writer in self._writers:
-            writer.start()
+        self._run.__enter__()
+        # All threads start here: one that Ctrl-C meets while ``put`` starts it would not be waited for on leaving.
+        started = threading.Barrier(WRITERS)
+        list(self._threads.map(lambda _: started.wait(), range(WRITERS)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._queue.put(None)
-        for writer in self._writers:
-            writer.join()
+        self._threads.shutdown()
         for number in self._claimed:
             self._locks.release(number)
-        self._stack.close()
+        self._run.__exit__(None, None, None)
         if kind is None and self._error:
             raise self._error
 
@@ -118,38 +85,22 @@ class ShardWriter:
         return lacking
 
     def put(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
-        """Queue a claimed block; the encoding thread calls ``arrays`` if callable. ``arrays`` must not change later."""
+        """Queue the columns that a claimed block lacks; a thread calls ``arrays`` if callable."""
+        self._room.acquire()
         if self._error:
             raise self._error
-        self._queue.put((split, block, arrays))  # if this is interrupted, the claim ends with the context
+        self._threads.submit(self._work, split, block, arrays)  # after an interruption, the claim ends with the context
 
-    def _encoded(self) -> Iterator[tuple[str, int, dict[str, Encoded]]]:
-        """Yield the encoded blocks of the queue; after an error, blocks without columns."""
-        while (item := self._queue.get()) is not None:
-            split, block, arrays = item
-            found = dict[str, Encoded]()
-            try:
-                if self._error is None:
-                    found = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
-            except BaseException as error:  # raised again by ``put`` or on leaving
-                self._error = error
-            del item, arrays  # frees their memory before the next item is awaited
-            yield split, block, found
-
-    def _take(self) -> tuple[str, int, dict[str, Encoded]] | None:
-        with self._next:
-            return next(self._blocks, None)
-
-    def _work(self) -> None:
-        while item := self._take():
-            split, block, encoded = item
-            try:
-                if encoded:
-                    self._sizes.append(_write_encoded(self._entry, split, block, encoded))
-            except BaseException as error:  # raised again by ``put`` or on leaving
-                self._error = error
-            finally:
-                self._release(self._entry.block_number(split, block))
+    def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
+        try:
+            if self._error is None:
+                encoded = _encode(self._entry, split, block, arrays() if callable(arrays) else arrays)
+                self._sizes.append(_write(self._entry, split, block, encoded))
+        except BaseException as error:  # raised again by ``put`` or on leaving
+            self._error = error
+        finally:
+            self._release(self._entry.block_number(split, block))
+            self._room.release()
 
     def _release(self, number: int) -> None:
         self._claimed.remove(number)
@@ -157,51 +108,34 @@ class ShardWriter:
 
 
 def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, Encoded]:
-    """Return the columns of a block as they are stored, sorted by name, with their checksums."""
+    """Return the columns of a block as they are stored, sorted by name."""
     (low, high), found = entry.layout.block(entry.spec.rows[split], block), dict[str, Encoded]()
     for name, x in sorted(arrays.items()):
         check_column_name(name)
         if x.dtype != np.float32 or x.ndim != 3 or len(x) != high - low or 0 in x.shape:
-            raise CacheError(
-                f"column {name}: needs float32 of shape ({high - low}, tokens, width), not {x.dtype} {x.shape}"
-            )
+            wanted = f"float32 of shape ({high - low}, tokens, width)"
+            raise CacheError(f"column {name}: needs {wanted}, not {x.dtype} {x.shape}")
         step = entry.layout.offset_rows
         found[name] = encode(x, entry.spec.store, column=name, first_row=low, offset_rows=step)
-        found[name].crc32  # noqa: B018, the checksum is computed here and not in the writing thread
     return found
 
 
-def _write_encoded(entry: Entry, split: str, block: int, arrays: Mapping[str, Encoded]) -> int:
-    """Write the columns that a claimed block lacks as one shard; return the bytes written."""
-    locks, folder, number = entry_locks(entry.path), entry.path / split, page_of(block)
-    with locks.run():
-        of_block = entry.page(split, number).of_block(block)
-        sound = [shard for shard in of_block if is_sound(folder, shard)]
-        present = {name for shard in sound for name in shard.columns}
-        new = {name: encoded for name, encoded in arrays.items() if name not in present}
-        if not new:
-            return 0
-        shapes = {name: Column(*encoded.values.shape[1:]) for name, encoded in new.items()}
-        _check_shapes(entry, split, number, shapes)
-        # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a repair makes
-        # the same names, and replaces an unlisted file of a killed run.
-        taken = {shard.file for shard in sound}
-        file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-        pieces, crc32 = shard_pieces(entry.header(split, block), new, entry.spec.store)
-        size, crc = publish(folder / file, *pieces, crc32=crc32)
-        line = Shard(file, block, size, crc, {name: encoded.crc32 for name, encoded in new.items()})
-        unsound = {shard.file for shard in of_block} - taken
-        with locks.mutex():
-            _check_shapes(entry, split, number, shapes)  # another thread may have listed a first block meanwhile
-            entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
-        return line.bytes
-
-
-def _check_shapes(entry: Entry, split: str, number: int, shapes: Mapping[str, Column]) -> None:
-    """Raise CacheError if a column has another shape in the blocks that are listed."""
-    page = entry.page(split, number)
-    known = page.columns if shapes.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
+def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded]) -> int:
+    """Write columns of a claimed block as one shard; return the bytes written."""
+    folder, number = entry.path / split, page_of(block)
+    page, shapes = entry.page(split, number), {name: Column(*each.values.shape[1:]) for name, each in encoded.items()}
     for name, shape in shapes.items():
-        if shape != (other := known.get(name, shape)):
+        if shape != (other := page.columns.get(name, shape)):
             each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
             raise CacheError(f"column {name}: shape {each}")
+    # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a repair makes
+    # the same names, and replaces an unlisted file of a killed run.
+    of_block = [shard for shard in page.shards if shard.block == block]
+    taken = {shard.file for shard in of_block if is_sound(folder, shard)}
+    file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
+    content = shard_content(entry.header(split, block), encoded, entry.spec.store)
+    line = Shard(file, block, *publish(folder / file, content), {name: each.crc32 for name, each in encoded.items()})
+    unsound = {shard.file for shard in of_block} - taken
+    with entry_locks(entry.path).mutex():
+        entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
+    return line.bytes

@@ -4,6 +4,7 @@ import csv
 import fcntl
 import glob
 import hashlib
+import io
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import fault_point, make_folder, read_regular, sync
+from reservoir_cache import make_folder, read_regular, sync
 
 from reservoir.errors import InputError
 
@@ -73,13 +74,9 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Replace a file atomically: write it under a temporary name, then rename it."""
     part = temporary_path(path)
     try:
-        fault_point("begun")
         write(part)
-        fault_point("written")
         sync(part)
-        fault_point("synced")
         part.replace(path)
-        fault_point("replaced")
         sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
@@ -95,9 +92,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield part
         for file in (*part.iterdir(), part):
             sync(file)
-        fault_point("gathered")
         part.rename(path)
-        fault_point("placed")
         sync(part.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -142,48 +137,45 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write rows as CSV, floats with six decimals; the file is replaced atomically."""
-
-    def write(part: Path) -> None:
-        with part.open("x", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerows([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows)
-
-    replace_file(path, write)
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+    replace_file(path, lambda part: part.write_text(text.getvalue()))
 
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:
     """Write JSON with its digest among the values; the file is replaced atomically."""
-    checked = {**values, DIGEST: json_digest(values)}
-    replace_file(path, lambda part: part.write_text(json.dumps(checked, indent=1) + "\n"))
+    text = checked_line(values, indent=1)
+    replace_file(path, lambda part: part.write_text(text))
 
 
 def read_checked(path: Path) -> dict[str, Any]:
     """Return what `write_checked` wrote; raise `ValueError` for any other file, `DamagedError` if it has changed."""
+    return _verified(read_regular(path))
+
+
+def _verified(text: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(read_regular(path))
-    except RecursionError:
-        raise ValueError("its values are nested too deep") from None
-    if not isinstance(values, dict) or DIGEST not in values:
-        raise ValueError("it has no checksum")
-    if values.pop(DIGEST) != json_digest(values):
+        values = json.loads(text)
+        sound = values.pop(DIGEST) == json_digest(values)
+    except (KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError("it has no checksum") from error
+    if not sound:
         raise DamagedError("checksum mismatch")
     return values
 
 
-def checked_line(values: Mapping[str, Any]) -> str:
-    """Return a line of JSON with its digest among the values."""
-    return json.dumps({**values, DIGEST: json_digest(values)}) + "\n"
+def checked_line(values: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return values as JSON with their digest among them, in one line unless ``indent`` is given."""
+    return json.dumps({**values, DIGEST: json_digest(values)}, indent=indent) + "\n"
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Yield each line of a file with the values that `checked_line` wrote, or with None if the line is damaged."""
     for text in read_regular(path).splitlines(keepends=True) if path.exists() else []:
-        try:
-            values = json.loads(text)
-            sound = values.pop(DIGEST) == json_digest(values)
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-            sound, values = False, None
-        yield text, values if sound else None
+        values = None
+        with suppress(ValueError):
+            values = _verified(text)
+        yield text, values
 
 
 def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
@@ -191,7 +183,7 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
 
     A file is not read again if its size, inode, modification time and change time are the same.
     """
-    before, known, contents = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
+    before, settled, contents = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
     with suppress(OSError, ValueError):
         before = read_checked(settings / MEMO)
     for path in files:
@@ -201,14 +193,11 @@ def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[d
             name, now, read = str(file.absolute()), stamp(file), time.time_ns()
             found = before.get(name)
             if found is None or found["stamp"] != now:
-                try:
-                    found = {"stamp": now, "sha256": file_digest(file), "read": read}
-                except OSError as error:
-                    raise InputError(f"{file}: cannot be read ({error.strerror}); check its permissions") from None
-            known[name] = found
+                found = {"stamp": now, "sha256": file_digest(file), "read": read}
+            if found["stamp"][-1] + UNSETTLED < found["read"]:
+                settled[name] = found
             title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
             contents.append({"name": title, "size": found["stamp"][0], "sha256": found["sha256"]})
-    settled = {name: found for name, found in known.items() if found["stamp"][-1] + UNSETTLED < found["read"]}
     if not settled.items() <= before.items():
         with suppress(OSError):  # the cache may be read-only; then the files are read again next time
             settings.mkdir(parents=True, exist_ok=True)

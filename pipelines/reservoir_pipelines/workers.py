@@ -62,16 +62,12 @@ def _in_processes(
     if (time.perf_counter() - started) * (len(tasks) - 1) < PAYS_OFF:
         return
     settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent, "chunksize": 1}
-    while workers > 1 and len(found) < len(tasks):
-        left = [number for number in range(len(tasks)) if number not in found]
-        graph = [delayed(work)(*tasks[number], dask_key_name=f"piece-{number}") for number in left]
-        try:
-            with child_environment(), Callback(posttask=keep):
-                dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
-        except BrokenProcessPool:
-            workers //= 2  # memory may have run out; fewer workers need less
-            rest = f"{workers} processes continue" if workers > 1 else "this process computes the rest"
-            notify(f"a worker process was killed; {rest}")
+    graph = [delayed(work)(*task, dask_key_name=f"piece-{number}") for number, task in enumerate(tasks) if number]
+    try:
+        with child_environment(), Callback(posttask=keep):
+            dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
+    except BrokenProcessPool:
+        notify("a worker process was killed; this process computes the rest")  # memory may have run out
 
 
 @contextmanager
@@ -155,8 +151,7 @@ def _on_cluster(
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, ValueError) as error:
-            finished = f"; {len(found)} of {len(tasks)} pieces are finished and will be reused" if found else ""
-            problem = f"no dask scheduler answers at {address} ({error}){finished}"
+            problem = f"no dask scheduler answers at {address} ({error})"
             raise InputError(f"{problem}; start one, or pass --workers N") from None
         with client:
             if not client.scheduler_info()["workers"]:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from reservoir_cache import publish, reader
+from reservoir_cache import reader
 
 from tests.faults.power_loss import Stage
-from tests.faults.rounds import Count, Ended, ended, forked
+from tests.faults.rounds import Count, Ended, ended, forked, inject
 
 
 class Disturbed:
@@ -36,7 +36,12 @@ class Disturbed:
 
     def start(self, fault: str = "", log: Path | None = None) -> int:
         """Start the stage in a forked process; return the process ID."""
-        return forked(self._run, log or self._log, fault=fault)
+
+        def work() -> None:
+            inject(fault, self.root)
+            self._run()
+
+        return forked(work, log or self._log)
 
     def attempt(self, fault: str = "", kill_after: float | None = None) -> Ended:
         """Run the stage in a forked process, and kill it after ``kill_after`` seconds if given."""
@@ -57,14 +62,15 @@ class Disturbed:
         return "" if (found := self._outcome()) == self._wanted else found[:300]
 
     def steps(self, draw: random.Random) -> list[str]:
-        """Return every visit to a step in an undisturbed run, beginning with the first visit to each step."""
+        """Return every change of the folder in an undisturbed run, beginning with the first of each kind."""
 
         def work() -> None:
+            seen = inject("", self.root)
             self._run()
-            print("\n", json.dumps(publish._reached))
+            print("\n", json.dumps(seen))
 
         self.fresh()
-        output = ended(forked(work, self._log, fault="none"), self._log).output
+        output = ended(forked(work, self._log), self._log).output
         reached: dict[str, int] = json.loads(output.splitlines()[-1])
         later = [f"{step}:{visit}" for step, visits in reached.items() for visit in range(2, visits + 1)]
         return [f"{step}:1" for step in reached] + draw.sample(later, len(later))

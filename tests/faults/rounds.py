@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -55,7 +58,35 @@ class Ended:
         return self.status in (0, 2) and "Traceback" not in self.output
 
 
-def forked(work: Callable[[], object], log: Path, *, fault: str = "") -> int:
+CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "shutil.rmtree")
+"""Audit events of Python that change a folder; only files that are opened for writing count."""
+
+
+def inject(fault: str, start: Path) -> Counter[str]:
+    """Kill this process, or raise an OSError, just before a change of a path that begins with ``start``.
+
+    The fault is ``EVENT[:N[:ERROR]]``: the N-th event of this kind, and the error if the process is not killed. Returns
+    a counter of the events, which is updated until the process ends.
+    """
+    event, number, error = (*fault.split(":"), "", "")[:3]
+    seen = Counter[str]()
+
+    def watch(name: str, arguments: tuple[Any, ...]) -> None:
+        if name not in CHANGES or not str(arguments[0]).startswith(str(start)):
+            return
+        if name == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        seen[name] += 1
+        if name == event and seen[name] == int(number or 1):
+            if not error:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(code := getattr(errno, error), os.strerror(code))
+
+    sys.addaudithook(watch)
+    return seen
+
+
+def forked(work: Callable[[], object], log: Path) -> int:
     """Start ``work`` in a forked process, after all imports; return the process ID."""
     pid = os.fork()
     if pid:
@@ -66,7 +97,6 @@ def forked(work: Callable[[], object], log: Path, *, fault: str = "") -> int:
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         sys.stdout = sys.stderr = os.fdopen(handle, "w")
-        os.environ["RESERVOIR_FAULT"] = fault
         work()
         status = 0
     except RefusedError as error:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import zlib
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -13,11 +12,9 @@ from reservoir_cache import (
     CacheError,
     Entry,
     FeatureStore,
-    Problem,
     Spec,
     broken_entries,
     file_crc32,
-    last_entry,
     list_entries,
     load_arrays,
     publish_json,
@@ -260,12 +257,6 @@ def test_a_manifest_is_not_rebuilt_from_shards_that_lead_elsewhere(entry, tmp_pa
     assert [shard.file for shard in entry.manifest("train").shards] == ["00001-0.h5"]
 
 
-def test_repair_refuses_the_problems_of_another_folder(entry, tmp_path):
-    other = tmp_path / "train" / "manifest.json"
-    with pytest.raises(CacheError, match="not a file of"):
-        repair(entry, [Problem(Path(other), "missing", "")])
-
-
 @pytest.mark.parametrize("block_rows", [1, 4, 10**17, 10**18])
 def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, entry, call, block_rows):
     def change(content):
@@ -287,22 +278,6 @@ def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, 
         _ = FeatureStore(entry.path)["train"].labels
     with pytest.raises(CacheError):
         _ = FeatureStore(entry.path)["train"].read("final/last")
-
-
-def made(cache, rows):
-    return make_entry(cache, data={"digest": "d", "rows": {"train": rows}})
-
-
-def test_no_entry_is_made_that_cannot_be_opened(cache):
-    with pytest.raises(CacheError, match="more than 1,000,000 blocks"):
-        made(cache, 10**9)
-
-
-def test_the_last_extraction_is_the_last_one_also_after_the_clock_is_set_back(cache):
-    for rows in (6, 7):
-        os.utime(made(cache, rows).path / "lock", (4e9, 4e9))
-    for rows in (6, 7, 6):
-        assert made(cache, rows).path == last_entry(cache, "toy").path
 
 
 @pytest.mark.parametrize("how", [external, virtual, raw])

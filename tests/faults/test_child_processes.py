@@ -151,7 +151,7 @@ from reservoir_cache import publish
 from reservoir.errors import InputError
 
 place, trouble, *arguments = sys.argv[1:]
-module, name = {"load": (run, "load"), "forward": (run, "launch"), "write": (publish, "_holds")}[place]
+module, name = {"load": (run, "load"), "forward": (run, "launch"), "write": (publish, "sync")}[place]
 function, calls = getattr(module, name), []
 
 def troubled(*given, **more):

@@ -205,7 +205,7 @@ def costly(monkeypatch, tiny_gpt2):
     """Replace the clock by one that advances with each token of the model (and padding), and with each written row."""
     from reservoir.fpt import FPT
 
-    now, plain, write = [0.0], FPT.features, writer._write_encoded
+    now, plain, write = [0.0], FPT.features, writer._write
 
     def features(self, x, lengths, columns):
         now[0] += 1e-3 * x.shape[0] * x.shape[1]
@@ -216,7 +216,7 @@ def costly(monkeypatch, tiny_gpt2):
         return write(entry, split, block, arrays)
 
     monkeypatch.setattr(FPT, "features", features)
-    monkeypatch.setattr(writer, "_write_encoded", written)
+    monkeypatch.setattr(writer, "_write", written)
     monkeypatch.setattr(forecast, "clock", lambda: now[0])
     return now, {"backbone": str(tiny_gpt2), **SETTINGS}
 

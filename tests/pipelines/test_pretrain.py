@@ -103,7 +103,9 @@ LAUNCH = """
 import json, sys, torch
 from pathlib import Path
 from reservoir_pipelines import pretrain
+from tests.faults.rounds import inject
 torch.set_num_threads(1)
+inject("os.rename:7", Path(sys.argv[2], "pretraining", "checkpoints", ".step-"))  # two for each checkpoint
 pretrain(sys.argv[1], out=Path(sys.argv[2]), resume=True, **json.loads(sys.argv[3]))
 """
 
@@ -111,7 +113,7 @@ pretrain(sys.argv[1], out=Path(sys.argv[2]), resume=True, **json.loads(sys.argv[
 def test_a_pretraining_that_was_killed_goes_on_to_the_same_bits(text, tmp_path):
     settings = {**SMALL, "steps": 60, "eval_every": 7}
     folder = tmp_path / "killed"
-    process = Child(LAUNCH, text, folder, json.dumps(settings), RESERVOIR_FAULT="placed:3")
+    process = Child(LAUNCH, text, folder, json.dumps(settings))
     whole = pretrain(str(text), out=tmp_path / "whole", **settings)
     assert process.ended()[0] == -signal.SIGKILL and not (folder / "pretraining" / "run.json").exists()
     with pytest.raises(InputError, match=r"is at step [\d,]+ of 60; pass --resume to continue it"):

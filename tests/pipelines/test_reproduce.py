@@ -135,15 +135,16 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
 
 
 KILLED = """
-import os, sys
+import sys
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
+from tests.faults.rounds import inject
 keep = ReproductionFolder.save_result
 
 def kept(self, key, result):
     keep(self, key, result)
     if len(self.results()) == 2:
-        os.environ["RESERVOIR_FAULT"] = "gathered"  # a checkpoint of the third cell, before it has its name
+        inject("os.rename:2", self.path.parents[1])  # a file of the third cell, before it has its name
 
 ReproductionFolder.save_result = kept
 sys.exit(run(["reproduce", sys.argv[1]]))

@@ -125,7 +125,9 @@ LAUNCH = """
 import json, sys, torch
 from pathlib import Path
 from reservoir_pipelines import train
+from tests.faults.rounds import inject
 torch.set_num_threads(1)
+inject("".join(sys.argv[3:]), Path(sys.argv[1], "checkpoints", ".step-"))
 train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 """
 
@@ -145,8 +147,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(cache, tmp_path):
     settings = {"steps": 60, "eval_every": 7, "batch": 4, "dropout": 0.2, **QUICK}
     whole = train("bit-xor", **settings, run=tmp_path / "whole")
     folder = tmp_path / "killed"
-    for fault in ("placed:2", "gathered:3"):
-        killed = Child(LAUNCH, folder, json.dumps({**settings, "resume": True}), RESERVOIR_FAULT=fault)
+    for fault in ("os.rename:5", "os.rename:6"):  # each checkpoint renames its state, then itself
+        killed = Child(LAUNCH, folder, json.dumps({**settings, "resume": True}), fault)
         assert killed.ended()[0] == -signal.SIGKILL
     assert list((folder / "checkpoints").glob(".*.part"))
     with pytest.raises(InputError, match="pass --resume to continue it"):

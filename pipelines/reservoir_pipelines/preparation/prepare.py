@@ -5,23 +5,23 @@ import json
 import shutil
 import sys
 import tomllib
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from http.client import HTTPException
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import fault_point, file_crc32, make_folder, new_file, path_below, publish_json, sync
+from reservoir_cache import file_crc32, make_folder, new_file, path_below, publish_json, sync
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.plan import reads_samples
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
 from reservoir.tasks.task import MISSING
-from reservoir_pipelines.files import cache_root, data_folder, source_contents, temporary_path
+from reservoir_pipelines.files import cache_root, data_folder, replace_file, source_contents, temporary_path
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import INDEX, Prepared, PreparedSplit, scaling_to_json, split_order
 from reservoir_pipelines.workers import map_pieces
@@ -116,8 +116,8 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
             status = "here" if source.files() else "generated"
         except InputError as error:
             status = "prepared" if rows else "missing"
-            download = f"; or reservoir prepare {name} --download" if name in DOWNLOADS else ""
-            remedy = "" if rows else f"{error}{download}"
+            if not rows:
+                remedy = f"{error}; or reservoir prepare {name} --download" if name in DOWNLOADS else str(error)
         if rows is None and status == "generated" and "train_rows" in task.parameters:
             rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
         form = task.form
@@ -170,14 +170,12 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
                 _write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
             )
         _write_index(source, origin, folder, written)
-        fault_point("gathered")
         try:
             folder.rename(final)
         except OSError:
             if not (final / INDEX).exists():
                 raise
             # Meanwhile another process has prepared the same data.
-        fault_point("placed")
         sync(final.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -185,33 +183,33 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
 
 def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
     """Write the rows of a piece, one file per split, and return their sizes and checksums."""
-    import h5py
-
     written = []
     for name, split in source.read(piece).items():
         if not len(split):
             continue
         check_split(source.task, name, split)
-        file = f"{name}/{number:05d}.h5"
-        path = folder / file
+        path = folder / name / f"{number:05d}.h5"
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(f".{uuid.uuid4().hex}")
         y = split.y
         if y.dtype.kind != "f":  # the smallest type that holds all class numbers
             y = y.astype(np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max()))))
         arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
-        with new_file(temporary) as opened:
-            for array, values in arrays.items():
-                if values is not None:
-                    kind = h5py.vlen_dtype(np.uint8) if values.dtype.kind == "O" else values.dtype
-                    opened.create_dataset(array, data=values, dtype=kind, track_times=False)
-        sync(temporary)
-        temporary.replace(path)
+        replace_file(path, partial(_write_arrays, arrays))
         sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
         counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
         hashes = None if source.task.name in TASKS else _hashes(split.x, arrays["lengths"])
-        written.append({"split": name, "name": file, **sums, **counts, "hashes": hashes})
+        written.append({"split": name, "name": f"{name}/{path.name}", **sums, **counts, "hashes": hashes})
     return written
+
+
+def _write_arrays(arrays: Mapping[str, np.ndarray | None], path: Path) -> None:
+    import h5py
+
+    with new_file(path) as file:
+        for name, values in arrays.items():
+            if values is not None:
+                kind = h5py.vlen_dtype(np.uint8) if values.dtype.kind == "O" else values.dtype
+                file.create_dataset(name, data=values, dtype=kind, track_times=False)
 
 
 def _write_index(
@@ -245,8 +243,6 @@ def _write_index(
         "warnings": warnings + ([] if task.name in TASKS else _repeats(files)),
     }
     publish_json(folder / INDEX, index)
-    for name in splits:
-        sync(folder / name)
 
 
 def _hashes(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -39,14 +39,14 @@ class PreparedSplit:
 
     def take(self, index: np.ndarray) -> Split:
         """Return the rows of ascending numbers; long gaps between them are not read."""
-        cuts = np.flatnonzero(np.diff(index) > GAP) + 1
-        runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(index, cuts)]
-        wanted = np.concatenate([np.isin(np.arange(lo, hi), index, assume_unique=True) for lo, hi in runs])
+        runs = np.split(index, np.flatnonzero(np.diff(index) > GAP) + 1)
 
         def read(array: str) -> np.ndarray:
-            found = [self._read(array, lo, hi) for lo, hi in runs]
-            whole = found[0] if len(found) == 1 else np.concatenate(found)
-            return whole if wanted.all() else whole[wanted]
+            parts = []
+            for run in runs:
+                part = self._read(array, int(run[0]), int(run[-1]) + 1)
+                parts.append(part if len(part) == len(run) else part[run - run[0]])
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
         x, y, lengths = map(read, ("x", "y", "lengths"))
         return Split(x=x, y=y, lengths=lengths, groups=None if self.groups is None else self.groups[index])
@@ -72,12 +72,10 @@ class PreparedSplit:
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}: it has {len(self)} rows")
         parts = []
-        begun = max(0, int(np.searchsorted(self.starts, lo, side="right")) - 1)  # the file with the first row
-        for (path, rows), start in zip(self.files[begun:], self.starts[begun:], strict=True):
+        for (path, rows), start in zip(self.files, self.starts, strict=True):
             first, last = max(lo - start, 0), min(hi - start, rows)
-            # An empty range is read once, for its type and shape.
-            if parts and first >= last:
-                break
+            if first >= last and (lo < hi or parts):  # an empty range is read once, for its type and shape
+                continue
             with _opened(path) as file:
                 if (stored := dataset_of(file, array)) is None:
                     raise KeyError(f"{array} is not stored in this file alone")
