@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -161,11 +161,6 @@ class Moments:
             xy=self.xy + other.xy + np.multiply.outer(product * apart, y_apart),
             y_mean=self.y_mean + share * y_apart,
         )
-
-    def select(self, features: np.ndarray | slice) -> Moments:
-        """Return the moments of some of the features, given by indices or a slice."""
-        rows = self.xx[features]
-        return replace(self, mean=self.mean[features], xx=rows[:, features], xy=self.xy[features])
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""

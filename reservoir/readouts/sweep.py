@@ -1,4 +1,4 @@
-"""Choice of a penalty on validation samples or by cross-validation, and forward selection of columns.
+"""Choice of a penalty on validation samples or by cross-validation.
 
 Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer than the features.
 Cross-validation needs no further pass over the features for each fold. With many samples, the moments of all folds but
@@ -10,7 +10,7 @@ samples and without the labels: rounding errors of a channel that varies in one 
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -105,10 +105,6 @@ class Samples(NamedTuple):
     y: np.ndarray
     weights: np.ndarray | None
 
-    def select(self, features: np.ndarray | slice) -> "Samples":
-        """Return the same samples with some of the features."""
-        return self._replace(x=self.x[:, features])
-
 
 Training = Moments | Samples
 
@@ -161,43 +157,6 @@ def sweep(
     """
     path = solve(gather(train, targets) if moments is None else moments, alphas, emphasis)
     return Sweep(path, score(path, valid, targets))
-
-
-def forward_selection(
-    train: Iterable[Block],
-    valid: Iterable[Block],
-    columns: Mapping[str, slice],
-    targets: Targets,
-    alphas: np.ndarray = DEFAULT_ALPHAS,
-    *,
-    limit: int,
-) -> list[tuple[tuple[str, ...], Sweep]]:
-    """Add the column that raises validation accuracy most, until no column raises it or ``limit`` are chosen.
-
-    Memory grows with the square of the total width, so callers should pass only the most accurate columns. Returns, for
-    each step, the columns chosen so far, in order, and the sweep over their concatenation. There is at least one step,
-    and every step raises the accuracy. Of equally accurate columns the first one is added.
-    """
-    if not columns or limit < 1:
-        raise InputError(f"columns: {len(columns)} columns, of which at most {limit} are chosen; give at least 1 and 1")
-    # The moments of any columns are a part of the moments of all columns, so that one pass over train is enough.
-    training = gather(train, targets)
-    steps: list[tuple[tuple[str, ...], Sweep]] = []
-    while len(steps) < min(limit, len(columns)):
-        chosen = steps[-1][0] if steps else ()
-        candidates = [(*chosen, name) for name in columns if name not in chosen]
-        parts = [np.concatenate([np.r_[columns[name]] for name in names]) for names in candidates]
-        paths = [solve(training.select(part), alphas) for part in parts]
-        scorers, tallies = [Scorer(path, targets) for path in paths], [Tally(targets) for _ in paths]
-        for x, y in valid:
-            for part, scorer, tally in zip(parts, scorers, tallies, strict=True):
-                tally.update(scorer(x[:, part]), y)
-        sweeps = [Sweep(path, tally) for path, tally in zip(paths, tallies, strict=True)]
-        step = max(zip(candidates, sweeps, strict=True), key=lambda pair: pair[1].accuracy[pair[1].best])
-        if steps and step[1].accuracy.max() <= steps[-1][1].accuracy.max():
-            break
-        steps.append(step)
-    return steps
 
 
 def parse_alphas(text: str) -> np.ndarray:

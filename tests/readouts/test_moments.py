@@ -81,14 +81,6 @@ def test_weights_count_as_repetitions(dtype):
     assert_close(weighted, repeated, 1e-12)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 7), min_size=1, unique=True))
-def test_select_equals_moments_of_the_selected_features(indices):
-    rng = np.random.default_rng(5)
-    x, y = rng.standard_normal((60, 8)), rng.standard_normal((60, 2))
-    assert_close(accumulate([(x, y)]).select(np.array(indices)), direct(x[:, indices], y), 1e-12, 1e-12)
-
-
 def test_arrays_round_trip(data):
     moments = accumulate([data])
     assert_close(Moments.from_arrays(moments.to_arrays()), moments, 0)
