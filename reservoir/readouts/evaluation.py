@@ -15,6 +15,7 @@ MAX_PRINTED = 100  # largest number of classes whose confusion matrix is written
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
 BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if there are more rows than this
 MAX_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
+Z95 = 1.96  # 97.5% quantile of the standard normal distribution, which bounds intervals of 95%
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,7 +111,7 @@ def evaluate_classes(
     return Evaluation(
         samples=len(y),
         scores=scores,
-        interval=accuracy_interval(merits, groups=groups),
+        interval=accuracy_interval(merits, groups),
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
@@ -187,42 +188,41 @@ def evaluate(
     """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
-        if not classes:
+        if classes:
+            scores, chances = readout.scores(x), readout.probabilities(x)
+            # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
+            ranks = scores if isinstance(readout, LinearReadout) and len(classes) == 2 else chances[..., 1]
+            parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), ranks))
+        else:
             parts.append((y, readout.predict(x)))
-            continue
-        linear = isinstance(readout, LinearReadout)
-        scores, chances = readout.scores(x), readout.probabilities(x)
-        # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
-        ranks = () if len(classes) != 2 or not readout.has_probabilities else (scores if linear else chances[..., 1],)
-        parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), *ranks))
+    y, predicted, *rest = (np.concatenate(values) for values in zip(*parts, strict=True))
     if not classes:
-        truth, guess = (np.concatenate(values) for values in zip(*parts, strict=True))
-        return evaluate_values(truth, guess, counts, groups)
-    y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
+        return evaluate_values(y, predicted, counts, groups)
+    sure, ranks = rest
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
         y, predicted, counts = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1), None
-    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None, counts, groups)
+    ranks = ranks if readout.has_probabilities else None
+    found = evaluate_classes(y, predicted, classes, ranks, counts, groups)
     return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
 
 
 def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
     """Return the fields ``merits``, ``rows`` and ``groups`` of an evaluation from the merits and groups of its rows."""
-    sums = merits if groups is None else np.bincount(np.unique(groups, return_inverse=True)[1], merits)
+    sums = merits if groups is None else np.bincount(groups, merits)
     return {"merits": sums, "rows": len(merits), "groups": 0 if groups is None else len(sums)}
 
 
 def _by_row(
     merits: np.ndarray, counts: np.ndarray | None, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return what each row adds to the mean of all samples (n,), and its group, for rows with ``counts`` above 0."""
-    if counts is None:
-        return merits, groups
-    given = counts > 0
-    # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
-    counts, mean = counts[given], merits.mean()
-    added = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
-    return added, None if groups is None else groups[given]
+    """Return what each row with ``counts`` above 0 adds to the mean of all samples, (rows,), and its group's number."""
+    if counts is not None:
+        # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
+        given, mean = counts > 0, merits.mean()
+        counts, groups = counts[given], None if groups is None else groups[given]
+        merits = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
+    return merits, None if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
 def r2_interval(
@@ -252,18 +252,16 @@ def r2_interval(
     low, high = np.nanquantile(scores, [0.025, 0.975]).tolist()
     if groups is None:
         return low, high
-    wider = float(stdtrit(units - 1, 0.975)) / 1.96 * math.sqrt(units / (units - 1))
+    wider = float(stdtrit(units - 1, 0.975)) / Z95 * math.sqrt(units / (units - 1))
     return whole - wider * max(0.0, whole - low), min(1.0, whole + wider * max(0.0, high - whole))
 
 
-def accuracy_interval(
-    shares: np.ndarray, z: float = 1.96, groups: np.ndarray | None = None
-) -> tuple[float, float] | None:
-    """Return the interval of an accuracy from the share of correct outputs of each row, (rows,).
+def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float] | None:
+    """Return the 95% interval of an accuracy from the share of correct outputs of each row, (rows,).
 
     The variance between rows gives an effective number of independent outputs, for which Wilson's interval is computed.
-    ``z`` is the standard normal quantile, 1.96 for 95%. With ``groups`` (rows,), the variance between groups counts,
-    and Student's t replaces the normal distribution; the result is None for a single group.
+    With ``groups`` (rows,), the variance between groups counts, and Student's t replaces the normal distribution; the
+    result is None for a single group.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
     """
@@ -278,11 +276,11 @@ def accuracy_interval(
             return None
         # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
         n = min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread)) if spread > 1e-12 else min(n, units)
-        n *= (z / float(stdtrit(units - 1, 0.975))) ** 2
-    centre = p + z * z / (2 * n)
-    spread = z * math.sqrt(max(0.0, p * (1 - p) / n + z * z / (4 * n * n)))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+        n *= (Z95 / float(stdtrit(units - 1, 0.975))) ** 2
+    z2 = Z95**2
+    centre = p + z2 / (2 * n)
+    spread = Z95 * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
+    return max(0.0, (centre - spread) / (1 + z2 / n)), min(1.0, (centre + spread) / (1 + z2 / n))
 
 
 def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
@@ -315,9 +313,8 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     if not rows:
         return 1.0
     # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
-    as_large = math.comb(rows, fewer) / 2**rows * (1 if wins == losses else 2)
-    larger = 2 * float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
-    return min(1.0, larger + as_large / 2)
+    below, up_to = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0, float(bdtr(fewer, rows, 0.5))
+    return below + up_to if wins != losses else 1 - (up_to - below) / 2
 
 
 def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:

@@ -41,14 +41,9 @@ class Targets:
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.outputs < 1 or self.classes < 0 or self.classes == 1:
-            problem = f"targets: {self.outputs} outputs of {self.classes} classes"
-            raise InputError(f"{problem}; give at least one output, and two classes or more (0 for regression)")
         if self.class_weights is not None and self.outputs > 1:
             problem = f"class weights: a sample has {self.outputs} labels, whose weights may differ"
             raise InputError(f"{problem}; leave out --class-weight, or fit each label separately")
-        if self.class_weights is not None and len(self.class_weights) != self.classes:
-            raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one per class")
 
     @property
     def metric(self) -> str:
@@ -138,15 +133,9 @@ class Readout(Protocol):
     """A fitted readout of any kind, such as `LinearReadout`."""
 
     @property
-    def targets(self) -> Targets:
-        """The coding of the labels."""
-        ...
-
+    def targets(self) -> Targets: ...  # noqa: D102
     @property
-    def has_probabilities(self) -> bool:
-        """Whether the readout gives probabilities, and not only labels."""
-        ...
-
+    def has_probabilities(self) -> bool: ...  # noqa: D102
     def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
     def predict(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
     def probabilities(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
@@ -307,8 +296,6 @@ def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     If there are several tokens and all are readout tokens, each token with labels (see `has_labels`) is a sample.
     Otherwise each row is a sample: its tokens concatenated, and the labels of its readout tokens concatenated.
     """
-    if len(x) != len(y):
-        raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give the same number of both")
     if 1 < x.shape[1] == y.shape[1]:
         known = has_labels(y)
         return x[known], y[known]

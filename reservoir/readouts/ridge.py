@@ -56,9 +56,6 @@ def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
 class Arithmetic:
     """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
 
-        with products_on(Arithmetic("cuda")):
-            found = sweep(train, valid, targets)
-
     Data is moved to the device block by block, and results are NumPy arrays. Moments and kernel matrices are in
     float64, scores in the precision of the features, and never in TF32, whose 10-bit mantissa would cost three digits.
     """
@@ -70,7 +67,7 @@ class Arithmetic:
         return self.put(np.zeros(shape, dtype))
 
     def put(self, x: np.ndarray) -> Any:
-        """Return an array as a tensor of the same dtype on the device; without a device return the array itself."""
+        """Return a tensor of the same dtype on the device, or without a device the array itself."""
         if self.device is None:
             return x
         import torch
@@ -106,9 +103,7 @@ class Arithmetic:
 _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=Arithmetic())  # noqa: B039, it is frozen
 
 
-def arithmetic() -> Arithmetic:
-    """Return the arithmetic of the innermost `products_on`, by default NumPy's."""
-    return _current.get()
+arithmetic = _current.get  # returns the arithmetic of the innermost `products_on`, by default NumPy's
 
 
 @contextmanager
@@ -140,14 +135,10 @@ class Moments:
     @property
     def std(self) -> np.ndarray:
         """Standard deviations, (w,), as ``StandardScaler`` computes them; exactly 0 for constant channels."""
-        variance = np.diagonal(self.xx) / self.count
-        return np.sqrt(np.where(constant(variance, self.mean), 0.0, variance))
+        return deviation(np.diagonal(self.xx) / self.count, self.mean)
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
-        if self.xy.shape != other.xy.shape:
-            problem = f"moments of shapes {self.xy.shape} and {other.xy.shape} cannot be added"
-            raise InputError(f"{problem}; use the same columns and targets")
         count = self.count + other.count
         apart, y_apart = other.mean - self.mean, other.y_mean - self.y_mean
         share, product = other.count / count, self.count * other.count / count
@@ -169,103 +160,93 @@ class Moments:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Moments:
         """Build moments from the arrays of `to_arrays`."""
-        names = {field.name for field in fields(cls)} - {"count"}
-        return cls(count=float(arrays["count"]), **{name: arrays[name] for name in names})
+        return cls(**{**arrays, "count": float(arrays["count"])})
 
 
 class Accumulator:
-    """Builder of `Moments` for w features and t targets, from blocks of any size, in memory of order w^2."""
+    """Builder of `Moments` from blocks of any size, in memory of the order of the squared number of features."""
 
-    def __init__(self, width: int, targets: int) -> None:
+    def __init__(self) -> None:
+        self._on, self._filled = arithmetic(), 0
+        self._shift: tuple[Any, Any] | None = None
+        self._x: Any = None
+
+    def _allocate(self, width: int, targets: int) -> None:
         # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
         # features, products in float32 err by about 1, and so hide a penalty of about 1 in every solution.
-        self._on = on = arithmetic()
-        self._x = on.zeros((BLOCK_ROWS, width))
-        self._z = on.zeros((BLOCK_ROWS, targets + 1))  # targets and a 1, whose products are the sums
-        self._roots = on.zeros((BLOCK_ROWS, 1))  # square roots of the weights
-        self._weighted = False
-        self._filled = 0
-        self._shift: tuple[Any, Any] | None = None
-        self._xx = on.zeros((width, width))
-        self._xz = on.zeros((width, targets + 1))
-        self._sums = on.zeros((1, targets + 1))
+        zeros = self._on.zeros
+        self._x, self._xx = zeros((BLOCK_ROWS, width)), zeros((width, width))
+        # The last column holds square roots of the weights, so that its products with the others are sums over rows.
+        self._z, self._xz, self._sums = (zeros((rows, targets + 1)) for rows in (BLOCK_ROWS, width, 1))
 
-    def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
+    def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Add samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,), 1 by default."""
-        w, t = self._xz.shape[0], self._xz.shape[1] - 1
-        if x.shape != (len(x), w) or y.shape != (len(x), t):
-            problem = f"moments: features have shape {x.shape} and targets {y.shape}"
-            raise InputError(f"{problem}; give (m, {w}) and (m, {t})")
-        start = 0
+        if self._x is None:
+            self._allocate(x.shape[1], y.shape[1])
+        roots, start = np.ones(len(x)) if weights is None else np.sqrt(weights), 0
         while start < len(x):  # cut by row number, so that the moments have the same bits for all sizes of blocks
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
-            self._x[rows], self._z[rows, :t] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
-            if self._shift:  # subtracted in float64
-                self._x[rows] -= self._shift[0]
-                self._z[rows, :t] -= self._shift[1]
-            self._z[rows, t] = self._roots[rows] = 1
-            if weights is not None:
-                self._weighted = True
-                self._roots[rows, 0] = self._on.put(np.sqrt(weights[start:stop]))
-            self._filled = rows.stop
+            self._x[rows], self._z[rows, :-1] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
+            self._z[rows, -1] = self._on.put(roots[start:stop])
+            self._filled, start = rows.stop, stop
             if self._filled == BLOCK_ROWS:
                 self._multiply()
-            start = stop
-        return self
 
     def moments(self) -> Moments:
         """Return the moments of all samples so far; raise `InputError` if none were added, or if one is not finite."""
         if self._filled:
             self._multiply()
-        t = self._xz.shape[1] - 1
-        count = float(self._sums[0, t])
+        count = 0.0 if self._shift is None else float(self._sums[0, -1])
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0; give at least one")
-        xz, sums, shift, y_shift = (self._on.fetch(part) for part in (self._xz, self._sums, *self._shift))
-        apart, y_apart = xz[:, t] / count, sums[0, :t] / count
+        lower, xz, sums, shift, y_shift = map(self._on.fetch, (self._xx, self._xz, self._sums, *self._shift))
+        apart, y_apart = xz[:, -1] / count, sums[0, :-1] / count
         xx = np.multiply.outer(-count * apart, apart)
-        xx += self._on.fetch(self._xx)
-        for row in range(1, len(xx)):  # the sums are kept in the lower triangle alone
-            xx[:row, row] = xx[row, :row]
-        for what, sums in (("feature", np.diagonal(xx)), ("target", y_shift + y_apart)):
-            wrong = np.flatnonzero(~np.isfinite(sums))
-            if wrong.size:
-                raise InputError(f"moments: {what} {wrong[0]} is not finite, or too large, in some row; remove the row")
-        return Moments(
-            count=count,
-            mean=shift + apart,
-            xx=xx,
-            xy=xz[:, :t] - np.multiply.outer(count * apart, y_apart),
-            y_mean=y_shift + y_apart,
-        )
+        xx += lower
+        fill_upper(xx)
+        y_mean = y_shift + y_apart
+        check_finite(np.diagonal(xx), "feature")
+        check_finite(y_mean, "target")
+        xy = xz[:, :-1] - np.multiply.outer(count * apart, y_apart)
+        return Moments(count=count, mean=shift + apart, xx=xx, xy=xy, y_mean=y_mean)
 
     def _multiply(self) -> None:
         """Add the products of the gathered rows to the sums and start a new block; the first block sets the shift."""
-        on = self._on
-        x, z, roots = (part[: self._filled] for part in (self._x, self._z, self._roots))
+        x, z = self._x[: self._filled], self._z[: self._filled]
+        y, roots = z[:, :-1], z[:, -1:]
         if self._shift is None:  # without the shift, a channel at 3000 +- 0.5 would lose half its digits
-            self._shift = x.mean(0), z[:, :-1].mean(0)
-            x -= self._shift[0]
-            z[:, :-1] -= self._shift[1]
-        if self._weighted:
-            x *= roots
-            z *= roots
-        on.add_square(self._xx, x)
-        self._xz += on.product(x.T, z)
-        self._sums += on.product(z[:, -1:].T, z)
+            self._shift = x.mean(0), y.mean(0)
+        x -= self._shift[0]
+        x *= roots
+        y -= self._shift[1]
+        y *= roots
+        self._on.add_square(self._xx, x)
+        self._xz += self._on.product(x.T, z)
+        self._sums += self._on.product(roots.T, z)
         self._filled = 0
+
+
+def fill_upper(matrix: np.ndarray) -> np.ndarray:
+    """Copy the lower triangle of a matrix to the upper one, in place, and return the matrix."""
+    for row in range(1, len(matrix)):
+        matrix[:row, row] = matrix[row, :row]
+    return matrix
+
+
+def check_finite(values: np.ndarray, what: str, first: int = 0) -> None:
+    """Raise `InputError` that names the first feature or target, counted from ``first``, that is not finite."""
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if wrong.size:
+        number = first + wrong[0]
+        raise InputError(f"readout: {what} {number} is not finite, or too large, in some row; remove the row")
 
 
 def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
     """Return the moments of a stream of features (m, w), targets (m, t) and, optionally, weights (m,)."""
-    accumulator = None
-    for x, y, *weights in blocks:
-        if accumulator is None:
-            accumulator = Accumulator(x.shape[1], y.shape[1])
-        accumulator.update(x, y, *weights)
-    if accumulator is None:
-        raise InputError("moments: no samples were given; give at least one")
+    accumulator = Accumulator()
+    for block in blocks:
+        accumulator.update(*block)
     return accumulator.moments()
 
 
@@ -284,25 +265,17 @@ def by_fold(train: Iterable[FoldBlock], repeat: int = 0) -> Iterator[tuple[Any, 
 
 def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int, repeat: int = 0) -> list[Moments]:
     """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
-    accumulators: dict[int, Accumulator] = {}
+    accumulators = [Accumulator() for _ in range(folds)]
     for k, x, y, *weights in by_fold(train, repeat):
-        if k not in accumulators:
-            accumulators[k] = Accumulator(x.shape[1], targets.columns)
         accumulators[k].update(x, targets.encode(y), targets.weights(y, *weights))
-    check_folds(np.array([k in accumulators for k in range(folds)]))
-    return [accumulators[k].moments() for k in range(folds)]
+    return [accumulator.moments() for accumulator in accumulators]
 
 
-def check_folds(counts: np.ndarray) -> None:
-    """Raise `InputError` if one of the folds has no samples."""
-    if not counts.all():
-        raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
-
-
-def constant(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Return which channels are constant up to rounding."""
+def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Return standard deviations, which are exactly 0 for channels that are constant up to rounding."""
     # Equal float64 values can differ from their own mean by its rounding.
-    return variance <= np.square(10 * np.finfo(np.float64).eps * mean)
+    constant = variance <= np.square(10 * np.finfo(np.float64).eps * mean)
+    return np.sqrt(np.where(constant, 0.0, variance))
 
 
 class LinearPath:
@@ -329,9 +302,8 @@ class LinearPath:
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
-        return LinearReadout(
-            coef=self.coef[index], intercept=self.intercept[index], targets=targets, temperature=temperature
-        )
+        coef, intercept = self.coef[index], self.intercept[index]
+        return LinearReadout(coef=coef, intercept=intercept, targets=targets, temperature=temperature)
 
 
 class Scorer:
@@ -352,9 +324,7 @@ class Scorer:
             self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
             self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
             self._center, self._dtype = on.put(center), dtype
-        centred = on.zeros(x.shape, dtype)
-        centred[...] = on.put(x)  # moved in the precision of x
-        centred -= self._center  # first, so that float32 keeps the digits of a channel at 3000 +- 0.5
+        centred = on.put(x) - self._center  # first, so that float32 keeps the digits of a channel at 3000 +- 0.5
         scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
@@ -454,29 +424,25 @@ class KernelMatrix:
         known: KernelMatrix | None = None,
     ) -> None:
         self.weights = np.ones(len(x)) if weights is None else weights
+        emphasis = np.ones(x.shape[1]) if emphasis is None else emphasis
         self.x, self.mean, self.scale = x, np.empty(x.shape[1]), np.empty(x.shape[1])
-        on, first, factor = arithmetic(), 0, 1.0
-        if known is not None and (emphasis is None or np.ptp(emphasis[: len(known.mean)]) == 0):
-            first, factor = len(known.mean), 1.0 if emphasis is None else float(emphasis[0])
-            self.mean[:first], self.scale[:first] = known.mean, known.scale * factor
+        if known is not None and np.ptp(emphasis[: len(known.mean)]) > 0:
+            known = None
+        on = arithmetic()
         total = on.zeros((len(x), len(x)))
-        for part in self._chunks(first):
+        for part in self._chunks(0 if known is None else len(known.mean)):
             z = x[:, part].T.astype(np.float64, order="C")
             self.mean[part] = mean = np.average(z, axis=1, weights=weights)
             z -= mean[:, None]
             variance = np.average(np.square(z), axis=1, weights=weights)
-            if wrong := np.flatnonzero(~np.isfinite(variance)).tolist():
-                feature = part.start + wrong[0]
-                problem = f"readout: feature {feature} holds a value that is not finite or too large"
-                raise InputError(f"{problem}; remove the row")
-            self.scale[part] = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
-            if emphasis is not None:
-                self.scale[part] *= emphasis[part]
+            check_finite(variance, "feature", part.start)
+            self.scale[part] = inverse(deviation(variance, mean)) * emphasis[part]
             z *= self.scale[part, None]
             on.add_square(total, on.put(z))
-        self.products = np.tril(on.fetch(total))
-        self.products += np.tril(self.products, -1).T
-        if known is not None and first:
+        self.products = fill_upper(on.fetch(total))
+        if known is not None:
+            first, factor = slice(len(known.mean)), emphasis[0]
+            self.mean[first], self.scale[first] = known.mean, known.scale * factor
             self.products += known.products * factor**2
 
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:

@@ -25,9 +25,7 @@ from reservoir.readouts.ridge import (
     LinearPath,
     Moments,
     Scorer,
-    accumulate,
     by_fold,
-    check_folds,
     fold_moments,
     held_out_scores,
     ridge_path,
@@ -126,19 +124,14 @@ def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ..
         seen.append(block)
         if sum(len(x) for x, *_ in seen) >= block[0].shape[1]:
             return None, itertools.chain(seen, stream)
-    if not seen:
-        raise InputError("readout: no training samples were given; give at least one")
     return tuple(np.concatenate(part) for part in zip(*seen, strict=True)), ()
 
 
 def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
-    """Return the ridge solution of every penalty, in kernel form if the features outnumber the samples."""
-    if isinstance(training, Samples):
-        x, y, weights = training
-        if len(x) < x.shape[1]:
-            return KernelMatrix(x, weights, emphasis).path(y, alphas)
-        training = accumulate([(x, y, weights)])
-    return ridge_path(training, alphas, emphasis=emphasis)
+    """Return the ridge solution of every penalty, from moments or in kernel form from samples."""
+    if isinstance(training, Moments):
+        return ridge_path(training, alphas, emphasis=emphasis)
+    return KernelMatrix(training.x, training.weights, emphasis).path(training.y, alphas)
 
 
 def sweep(
@@ -166,11 +159,9 @@ def parse_alphas(text: str) -> np.ndarray:
         lo, hi, n = float(low), float(high), int(number)
     except ValueError:
         lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS):
+    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS) or (n == 1 and lo != hi):
         remedy = f"give LO:HI:N with 0 < LO <= HI and N from 1 to {MAX_ALPHAS:,}, such as 1e-2:1e6:25"
-        raise InputError(f"penalties {text!r}: {remedy}")
-    if n == 1 and lo != hi:
-        raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
+        raise InputError(f"penalties {text!r}: {remedy}; N is 1 only if LO = HI")
     return np.geomspace(lo, hi, n)
 
 
@@ -212,18 +203,19 @@ def cross_sweep(
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
     few, kernel, parts = None if moments else head(train)[0], None, None
-    # For each repeat, blocks: fold, held-out scores (A, m, t) of every penalty, labels (m, outputs), optional weights.
-    scored: Sequence[Iterable[tuple[Any, ...]]]
+    # For each repeat, blocks: fold, held-out scores (m, A, t) of every penalty, labels (m, outputs), optional weights.
+    scored: list[Iterable[tuple[Any, ...]]] = []
     if few is not None:
         x, y, fold, *weights = few
         kernel, coded = KernelMatrix(x, targets.weights(y, *weights), emphasis, known), targets.encode(y)
         path = DeferredPath(alphas, functools.partial(kernel.path, coded))
-        scored = [_score_kernel(kernel, coded, one, alphas, folds, y, *weights) for one in fold.reshape(len(y), -1).T]
+        for one in fold.reshape(len(y), -1).T:
+            scores = held_out_scores(kernel.products, kernel.weights, coded, one, alphas)
+            scored.append(list(by_fold([(scores.transpose(1, 0, 2), y, one, *weights)])))
     else:
         parts = moments or [one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)]
         whole = functools.reduce(operator.add, parts[:folds])
         path = DeferredPath(alphas, functools.partial(ridge_path, whole, emphasis=emphasis))
-        scored = []
         for repeat in range(repeats):
             mine = parts[repeat * folds : (repeat + 1) * folds]
             # The moments of the other folds are added: differences from the total give constant channels some variance.
@@ -233,13 +225,13 @@ def cross_sweep(
     tally, errors = Tally(targets), []
     for blocks in scored:
         of_folds = [Tally(targets) for _ in range(folds)]
-        for k, *held_out in blocks:
-            tally.update(*held_out)
-            of_folds[k].update(*held_out)
+        for k, scores, *labels in blocks:
+            for one in (tally, of_folds[k]):
+                one.update(scores.transpose(1, 0, 2), *labels)
         errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
     found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel, moments=parts)
     if targets.classes:
-        chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
+        chosen = [(scores[:, found.best], *rest) for _, scores, *rest in scored[0]]
         found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))
     return found
 
@@ -249,30 +241,25 @@ def _score_blocks(
 ) -> Iterator[tuple[Any, ...]]:
     scorers = [Scorer(path, targets) for path in paths]
     for k, x, *rest in by_fold(train, repeat):
-        yield k, scorers[k](x), *rest
-
-
-def _score_kernel(
-    kernel: KernelMatrix, coded: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int, *rest: np.ndarray
-) -> list[tuple[Any, ...]]:
-    """Return for each fold of one repeat its number, its held-out scores, and its part of each array of ``rest``."""
-    check_folds(np.bincount(fold, minlength=folds))
-    scores = held_out_scores(kernel.products, kernel.weights, coded, fold, alphas)
-    return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]
+        yield k, scorers[k](x).transpose(1, 0, 2), *rest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOutScore:
-    """Score of the best penalty on held-out samples.
+    """Held-out score of the best penalty, a mean over samples and repeats: the accuracy, or R².
 
-    ``score`` is the accuracy, or R². ``loss`` is the cross-entropy at the fitted temperature, or the squared error
-    divided by the variance. Both are means over samples and repeats; ``losses`` (n,) holds the loss of each sample.
+    ``losses`` (n,) holds the mean loss of each sample over repeats: the cross-entropy at the fitted temperature, or the
+    squared error divided by the variance.
     """
 
     alpha: float
     score: float
-    loss: float
     losses: np.ndarray
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the samples."""
+        return float(self.losses.mean())
 
     @property
     def merit(self) -> tuple[float, float]:
@@ -299,10 +286,12 @@ def score_by_kernel(
     for repeat in range(len(folds)):
         tally.update(scores[:, repeat], y)
     accuracies = tally.accuracy()
-    equal = [(alphas[n], _losses(scores[n], y, targets)) for n in np.flatnonzero(accuracies == accuracies.max())]
-    alpha, losses = min(equal, key=lambda pair: (float(pair[1].mean()), -pair[0]))
     best = float(accuracies.max())
-    return HeldOutScore(alpha=float(alpha), score=best, loss=float(losses.mean()), losses=losses)
+    equal = [
+        HeldOutScore(alpha=float(alphas[n]), score=best, losses=_losses(scores[n], y, targets))
+        for n in np.flatnonzero(accuracies == best)
+    ]
+    return min(equal, key=lambda found: (found.loss, -found.alpha))
 
 
 def _losses(scores: np.ndarray, y: np.ndarray, targets: Targets) -> np.ndarray:

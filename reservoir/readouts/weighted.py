@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.ridge import LinearPath, constant, inverse, score
+from reservoir.readouts.ridge import LinearPath, deviation, inverse, score
 from reservoir.readouts.sweep import Sweep, gather, solve
 
 MAX_SAMPLES = 4096  # training samples from which the weights, a few dozen numbers at most, are learned
@@ -71,7 +71,7 @@ def learn_layers(
         start += len(x)
     x, y = (np.concatenate(part) for part in zip(*taken, strict=True))
     mean, variance = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
-    scale = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
+    scale = inverse(deviation(variance, mean))
     # The penalty is the one that scores best on valid for the plain mean of the layers.
     plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=scale)
     alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
