@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -102,10 +102,8 @@ def title_of(candidate: dict[str, Any]) -> str:
     return f"{', '.join(options) or 'the default'}; {candidate['layers']}"
 
 
-ROUNDS = (25, 100, 400, 800)
-"""Rows of each split in the rounds of the search. Kernel matrices (samples, samples) would be too large for more."""
-
-USUAL = 400  # rows of the first round if the budget allows it
+ROUNDS = 25, 100, 400, 800  # rows of each split; kernel matrices (samples, samples) of more would be too large
+FIRST_ROUNDS = 3  # with how many of these rows the search may begin
 AT_LEAST = 10  # smallest number of candidates of the first round
 SURVIVORS = 0.25  # share of a round's candidates that are tried again in the next one
 PROBE_SHARE = 0.2  # limit of the time for measuring the cost on more rows, as a share of the time for trials
@@ -115,8 +113,7 @@ CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
 CONSTANT = 0.5  # assumed share of a trial's cost that does not grow with the work: loading, files
 UNKNOWN = 3.0  # factor on the predicted cost of a backbone that was not tried yet
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
-START_UP = 4.0  # seconds of the final fit on an idle machine that do not depend on its size: libraries, plots, files
-MAX_DELAY = 2.5  # the largest factor on `START_UP` for a machine that also runs other programs
+START_UP = 6.0  # seconds of the final fit that do not depend on its size: libraries, plots, files
 FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
 JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
@@ -203,6 +200,10 @@ class SearchData:
         rows, given = sum(self.prepared.rows.values()), {"seed": self.options.seed, "backbone": self.options.backbone}
         return draw_candidate(number, self.prepared.task, rows, self.width, **given)
 
+    def backbone(self, number: int) -> str:
+        """Return the name of a candidate's backbone."""
+        return str(self.candidate(number).get("backbone", DEFAULT_BACKBONE))
+
     def extract(
         self, number: int, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions
     ) -> Extraction:
@@ -227,11 +228,8 @@ class Costs:
     """Seconds of trials by backbone, as a constant and a part that grows with the work."""
 
     constant: float  # assumed constant share of the cost, until trials of different sizes have been measured
-    seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-
-    def observe(self, backbone: str, work: float, seconds: float) -> None:
-        """Record the cost of a trial."""
-        self.seen.setdefault(backbone, []).append((work, seconds))
+    # For each backbone, the work and the seconds of its trials.
+    seen: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
     def predict(self, backbone: str, work: float) -> float:
         """Return the most seconds that a trial is expected to take; 0 before the first trial."""
@@ -243,13 +241,13 @@ class Costs:
 
 def _extrapolate(seen: list[tuple[float, float]], work: float, constant: float) -> float:
     """Return the seconds for some work, extrapolated from the smallest and the largest work seen."""
-    works = sorted({size for size, _ in seen})
-    slowest = {size: max([took for each, took in seen if each == size][-5:]) for size in (works[0], works[-1])}
-    low, high = works[0], works[-1]
+    works = [size for size, _ in seen]
+    low, high = min(works), max(works)
+    least, most = (max([took for size, took in seen if size == end][-5:]) for end in (low, high))
     if high < 2 * low:  # too close to estimate the constant part
-        return max(slowest.values()) * (constant + (1 - constant) * max(1.0, work / low))
-    slope = max(0.0, (slowest[high] - slowest[low]) / (high - low))
-    return max(slowest[high] + slope * (work - high), 0.5 * slowest[low])
+        return max(least, most) * (constant + (1 - constant) * max(1.0, work / low))
+    slope = max(0.0, (most - least) / (high - low))
+    return max(most + slope * (work - high), 0.5 * least)
 
 
 @dataclass
@@ -263,19 +261,19 @@ class Search:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self.started, self._used = self.clock(), time.process_time()
         self.file = self.data.folder / "trials.jsonl"
-        self.trials = {(trial.number, trial.limit): trial for trial in read_trials(self.file)}
         self.costs, self.extracting = Costs(CONSTANT), Costs(0.0)  # the final extraction must not be underestimated
         self.judges: dict[int | None, Judge] = {}
-        self.stores: dict[tuple[int, int | None], FeatureStore] = {}
-        self._seen: set[tuple[int, int | None]] = set()
-        self._spent = sum(trial.seconds for trial in self.trials.values())
+        self.features: dict[tuple[int, int | None], tuple[FeatureStore, tuple[str, ...]]] = {}
+        self.trials: dict[tuple[int, int | None], ReservoirTrial] = {}
+        for trial in read_trials(self.file):
+            self._count(trial)
+        self._end = self.clock() + self.budget - sum(trial.seconds for trial in self.trials.values())
 
     @property
     def left(self) -> float:
         """Seconds of the budget that are left."""
-        return self.budget - self._spent - (self.clock() - self.started)
+        return self._end - self.clock()
 
     def run(self, most: int | None) -> list[ReservoirTrial]:
         """Try at most ``most`` candidates while time is left, and return the trials of the last round, best first."""
@@ -291,11 +289,22 @@ class Search:
         return found
 
     def add(self, trial: ReservoirTrial) -> None:
-        """Record a trial, and write it to disk."""
-        self.trials[trial.number, trial.limit] = trial
+        """Record a new trial, and write it to disk."""
+        self._count(trial)
         text = "".join(checked_line(each.to_dict()) for each in self.trials.values())
         self.file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.file, lambda part: part.write_text(text))
+
+    def _count(self, trial: ReservoirTrial) -> None:
+        """Keep a trial, learn from its cost, and print it."""
+        self.trials[trial.number, trial.limit] = trial
+        backbone = self.data.backbone(trial.number)
+        work = self.data.work(trial.number, self.data.rows(trial.limit, KNOWN))
+        self.costs.seen[backbone].append((work, trial.seconds))
+        self.extracting.seen[backbone].append((work, trial.seconds - trial.judging))
+        rows = "all rows" if trial.limit is None else f"{trial.limit:,} rows per split"
+        score = score_text(trial.score, trial.metric)
+        notify(f"{trial.number:3d}  {score:>6}  {trial.seconds:5.1f} s  {rows}  {trial.title}")
 
     def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
         """Return the labels and folds of at most ``limit`` rows of each split, from any ``column``."""
@@ -306,78 +315,62 @@ class Search:
     def kernels(self, trials: list[ReservoirTrial]) -> dict[int, ColumnKernel]:
         """Return the kernels of the raw input and of each trial's best columns, by trial number."""
         found: dict[int, ColumnKernel] = {}
-        with silenced():
-            for trial in trials:
-                store = self.stores.get((trial.number, trial.limit))
-                if store is None:  # tried by an earlier call
-                    with untracked():
-                        store = self.data.extract(trial.number, trial.limit, KNOWN, self.cluster).store
-                judge = self.judge(store, trial.limit, trial.columns[0])
-                found[trial.number] = sum(column_kernels(store, trial.columns, judge).values(), start=ColumnKernel())
-                raw = Pool.of(store).raw() if RAW_NUMBER not in found else None
-                if raw and raw.tokens() == judge.tokens:
-                    found[RAW_NUMBER] = ColumnKernel.of(raw)
+        for trial in trials:
+            store, _ = self._features(trial.number, trial.limit)
+            judge = self.judge(store, trial.limit, trial.columns[0])
+            found[trial.number] = sum(column_kernels(store, trial.columns, judge).values(), start=ColumnKernel())
+            raw = Pool.of(store).raw() if RAW_NUMBER not in found else None
+            if raw and raw.tokens() == judge.tokens:
+                found[RAW_NUMBER] = ColumnKernel.of(raw)
         return found
 
     def final_seconds(self, number: int, limit: int | None = None) -> float:
         """Return the estimated seconds for extracting ``number`` reservoirs on all splits and fitting them."""
-        trials = list(self.trials.values())
-        delay = (self.clock() - self.started) / max(time.process_time() - self._used, 1e-3)
-        # Time for a slow start is reserved only after the first candidates, because a search needs several candidates.
-        start_up = START_UP * (min(max(delay, 1.0), MAX_DELAY) if len(trials) >= AT_LEAST else 1.0)
-        if not trials:
-            return start_up
-        rows = self.data.rows(limit, tuple(self.data.prepared.rows))
-        last = trials[-1]
+        if not self.trials:
+            return START_UP
+        rows, last = self.data.rows(limit, tuple(self.data.prepared.rows)), [*self.trials.values()][-1]
         known = self.data.rows(last.limit, KNOWN)
         missing = rows - known if last.limit == limit else rows
-        extracting = self.extracting.predict(self._backbone(0), self.data.work(0, missing))
-        judging = float(np.median([trial.judging for trial in trials if trial.limit == last.limit]))
-        return start_up + number * (extracting + FIT_JUDGINGS * judging * rows / known)
+        extracting = self.extracting.predict(self.data.backbone(0), self.data.work(0, missing))
+        judging = float(np.median([trial.judging for trial in self.trials.values() if trial.limit == last.limit]))
+        return START_UP + number * (extracting + FIT_JUDGINGS * judging * rows / known)
 
     def joined(self) -> int:
         """Return how many reservoirs may be joined if the final fit takes at most `END_SHARE` of the budget."""
-        fitting = [
-            number for number in range(2, self.join + 1) if self.final_seconds(number) <= END_SHARE * self.budget
-        ]
-        return max(fitting, default=1)
+        numbers, most = range(2, self.join + 1), END_SHARE * self.budget
+        return max((number for number in numbers if self.final_seconds(number) <= most), default=1)
 
     def final_limit(self, number: int, at_least: int | None) -> int | None:
         """Return the number of rows per split on which ``number`` reservoirs can be fitted in time, or None for all."""
         rows = max(self.data.prepared.rows.values())
         if at_least is None or self.final_seconds(number) <= self.left:
             return None
-        fitting = [limit for limit in (int(rows * 0.8**n) for n in range(1, 50)) if limit > at_least]
-        return next((limit for limit in fitting if self.final_seconds(number, limit) <= self.left), at_least)
+        smaller = (int(rows * 0.8**n) for n in range(1, 50))
+        return max(next((limit for limit in smaller if self.final_seconds(number, limit) <= self.left), 0), at_least)
 
     def _affordable(self) -> list[int | None]:
         """Return the number of rows per split for each round that the budget allows; None means all rows."""
-        each = self.data.prepared.task.readout_tokens
+        each, first = self.data.prepared.task.readout_tokens, 0
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each
         limits: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
         limits.append(None if samples <= 1.5 * ROUNDS[-1] else max(1, ROUNDS[-1] // each))
-        usual = USUAL // each
-        chosen = 0
-        for place, limit in enumerate(limits):  # trying the default measures the cost of a round
-            known = self.trials.get((0, limit))
+        for place, limit in enumerate(limits[:FIRST_ROUNDS]):  # trying the default measures the cost of a round
+            known = (0, limit) in self.trials
             if place and not known and self._seconds(0, limit) > PROBE_SHARE * self._trial_seconds():
                 break
-            trial = self._try(0, limit)
-            share = FIRST_SHARE if limit != limits[-1] else 1.0
-            if trial is None or (place and AT_LEAST * CAUTION * trial.seconds > share * self._trial_seconds()):
+            self._try(0, limit)
+            seconds = AT_LEAST * CAUTION * self.trials[0, limit].seconds
+            if place and seconds > FIRST_SHARE * self._trial_seconds():
                 break
-            chosen = place
-            if limit is None or limit >= usual:
-                break
-        return limits[chosen:]
+            first = place
+        return limits[first:]
 
     def _trial_seconds(self) -> float:
         """Return the seconds for trials: the time left minus that for joining, the final extraction and the fit."""
-        judging = [trial.judging for trial in self.trials.values()]
-        joining = JOIN_JUDGINGS * float(np.median(judging)) if judging else 0.0
+        judging = [trial.judging for trial in self.trials.values()] or [0.0]
         # If all rows take longer, the winner is fitted on fewer rows.
         final = min(self.final_seconds(self.joined()), END_SHARE * self.budget)
-        return max(0.0, self.left - joining - final)
+        return max(0.0, self.left - JOIN_JUDGINGS * float(np.median(judging)) - final)
 
     def _round(
         self,
@@ -402,53 +395,49 @@ class Search:
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
     def _seconds(self, number: int, limit: int | None) -> float:
-        return self.costs.predict(self._backbone(number), self.data.work(number, self.data.rows(limit, KNOWN)))
+        work = self.data.work(number, self.data.rows(limit, KNOWN))
+        return self.costs.predict(self.data.backbone(number), work)
+
+    def _features(self, number: int, limit: int | None) -> tuple[FeatureStore, tuple[str, ...]]:
+        """Return the features of a candidate for train and valid, and the names of its columns."""
+        if (number, limit) not in self.features:
+            with silenced(), untracked():
+                extraction = self.data.extract(number, limit, KNOWN, self.cluster)
+            self.features[number, limit] = extraction.store, extraction.columns
+        return self.features[number, limit]
 
     def _try(self, number: int, limit: int | None, known: tuple[str, ...] | None = None) -> ReservoirTrial | None:
         """Return the stored or a new trial of a candidate; None if the candidate does not suit the data.
 
         A new trial extracts train and valid, and scores the ``known`` best columns, or all columns to find the best.
         """
-        trial = self.trials.get((number, limit))
-        if trial is None:
-            started = self.clock()
-            try:
-                with silenced(), untracked():
-                    extraction = self.data.extract(number, limit, KNOWN, self.cluster)
-            except InputError:
-                if number == 0:
-                    raise
-                return None
-            extracted, self.stores[number, limit] = self.clock(), extraction.store
-            judge = self.judge(extraction.store, limit, extraction.columns[0])
-            kernels = column_kernels(extraction.store, known or extraction.columns, judge)
-            columns, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
-            ended = self.clock()
-            trial = ReservoirTrial(
-                number=number,
-                limit=limit,
-                title=title_of(self.data.candidate(number)),
-                entry=extraction.entry.name,
-                columns=columns,
-                metric=metric_name(self.data.prepared.task.classes),
-                score=found.score,
-                loss=found.loss,
-                alpha=found.alpha,
-                samples=len(judge.y),
-                seconds=ended - started,
-                judging=ended - extracted,
-            )
-            self.add(trial)
-        if (number, limit) in self._seen:
-            return trial
-        self._seen.add((number, limit))
-        rows = "all rows" if limit is None else f"{limit:,} rows per split"
-        score = score_text(trial.score, trial.metric)
-        notify(f"{number:3d}  {score:>6}  {trial.seconds:5.1f} s  {rows}  {trial.title}")
-        backbone, work = self._backbone(number), self.data.work(number, self.data.rows(limit, KNOWN))
-        self.costs.observe(backbone, work, trial.seconds)
-        self.extracting.observe(backbone, work, trial.seconds - trial.judging)
+        if (number, limit) in self.trials:
+            return self.trials[number, limit]
+        started = self.clock()
+        try:
+            store, available = self._features(number, limit)
+        except InputError:
+            if number == 0:
+                raise
+            return None
+        extracted = self.clock()
+        judge = self.judge(store, limit, available[0])
+        kernels = column_kernels(store, known or available, judge)
+        columns, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
+        ended = self.clock()
+        trial = ReservoirTrial(
+            number=number,
+            limit=limit,
+            title=title_of(self.data.candidate(number)),
+            entry=store.entry.path.name,
+            columns=columns,
+            metric=metric_name(self.data.prepared.task.classes),
+            score=found.score,
+            loss=found.loss,
+            alpha=found.alpha,
+            samples=len(judge.y),
+            seconds=ended - started,
+            judging=ended - extracted,
+        )
+        self.add(trial)
         return trial
-
-    def _backbone(self, number: int) -> str:
-        return str(self.data.candidate(number).get("backbone", DEFAULT_BACKBONE))
