@@ -62,6 +62,7 @@ class Sweep:
     ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
     within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout; it is 1 without
     held-out scores. After cross-validation, ``kernel`` or the ``moments`` of each fold are those that gave the path.
+    ``accuracy`` and ``loss`` (A,) are those of `Tally`; ``best`` is the index of the chosen penalty, ``alpha``.
     """
 
     path: LinearPath | DeferredPath
@@ -71,25 +72,10 @@ class Sweep:
     kernel: KernelMatrix | None = None
     moments: Sequence[Moments] | None = None
 
-    @functools.cached_property
-    def accuracy(self) -> np.ndarray:
-        """The accuracy of each penalty on held-out samples, (A,); R^2 for regression."""
-        return self.tally.accuracy()
-
-    @functools.cached_property
-    def loss(self) -> np.ndarray:
-        """The mean loss of each penalty on held-out samples, (A,) (see `Tally.loss`)."""
-        return self.tally.loss()
-
-    @functools.cached_property
-    def best(self) -> int:
-        """The index of the chosen penalty (see `best_penalty`)."""
-        return best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
-
-    @property
-    def alpha(self) -> float:
-        """The chosen penalty."""
-        return float(self.path.alphas[self.best])
+    def __post_init__(self) -> None:
+        self.accuracy, self.loss = self.tally.accuracy(), self.tally.loss()
+        self.best = best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
+        self.alpha = float(self.path.alphas[self.best])
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""

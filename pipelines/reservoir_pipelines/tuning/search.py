@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from reservoir.plan import (
 from reservoir.pooling import MAX_TOKEN_FEATURES
 from reservoir.random import generator
 from reservoir.readouts.linear import metric_name
-from reservoir.reservoir import DEFAULT_BACKBONE, full_name, load_model
+from reservoir.reservoir import full_name, load_model
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
@@ -68,8 +67,8 @@ def draw_candidate(
             patch = one(5, 7, SERIES_KERNEL, SERIES_KERNEL, 11, 15)
             found |= {"input": "kernels", "patch": patch, "dilations": "auto", "gain": one(2.0, 4.0, 6.0, 9.0, 15.0)}
         else:
-            found |= {"input": "orthogonal", "patch": one(4, 8, 16, 32), "dilations": one("1", "1,4", "auto")}
-            found["gain"] = one(1.41, 3.0, 6.0)
+            patch, dilations = one(4, 8, 16, 32), one("1", "1,4", "auto")
+            found |= {"input": "orthogonal", "patch": patch, "dilations": dilations, "gain": one(1.41, 3.0, 6.0)}
         found |= weights(-(-tokens // stride))
         layers = one("embed", "embed", "embed,block01", "embed,block01", "embed,block01,block02")
         layers = "embed,block01" if "backbone" in found else layers
@@ -110,8 +109,7 @@ PROBE_SHARE = 0.2  # limit of the time for measuring the cost on more rows, as a
 END_SHARE = 0.4  # share of the budget for the final extraction and fit; it limits the joined reservoirs
 FIRST_SHARE = 0.6  # share of the remaining time for trials that a round other than the last may use
 CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
-CONSTANT = 0.5  # assumed share of a trial's cost that does not grow with the work: loading, files
-UNKNOWN = 3.0  # factor on the predicted cost of a backbone that was not tried yet
+CONSTANT = 0.5  # assumed share of a trial's cost that does not grow with the rows: loading, files
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
 START_UP = 6.0  # seconds of the final fit that do not depend on its size: libraries, plots, files
 FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
@@ -200,54 +198,16 @@ class SearchData:
         rows, given = sum(self.prepared.rows.values()), {"seed": self.options.seed, "backbone": self.options.backbone}
         return draw_candidate(number, self.prepared.task, rows, self.width, **given)
 
-    def backbone(self, number: int) -> str:
-        """Return the name of a candidate's backbone."""
-        return str(self.candidate(number).get("backbone", DEFAULT_BACKBONE))
-
     def extract(
         self, number: int, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions
     ) -> Extraction:
         """Compute the columns of a candidate that are not cached."""
         return extract(self.task, self.options_of(number, limit), cluster, splits=splits)
 
-    def work(self, number: int, rows: int) -> float:
-        """Return the relative cost of a candidate: tokens of the rows, times layers computed or pooled."""
-        candidate = self.candidate(number)
-        windows = -(-self.prepared.task.max_tokens // int(candidate.get("stride", 1)))
-        layers = 4 if candidate["layers"] == "all" else candidate["layers"].count(",") + 1
-        return float(rows * windows * (2 * layers - 1))
-
     def options_of(self, number: int, limit: int | None) -> ExtractOptions:
         """Return the options with which a candidate is extracted."""
         given = vars(ReservoirOptions()) | self.candidate(number)
         return replace(self.options, **given, limit=limit or self.options.limit)
-
-
-@dataclass
-class Costs:
-    """Seconds of trials by backbone, as a constant and a part that grows with the work."""
-
-    constant: float  # assumed constant share of the cost, until trials of different sizes have been measured
-    # For each backbone, the work and the seconds of its trials.
-    seen: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-
-    def predict(self, backbone: str, work: float) -> float:
-        """Return the most seconds that a trial is expected to take; 0 before the first trial."""
-        if backbone in self.seen:
-            return CAUTION * _extrapolate(self.seen[backbone], work, self.constant)
-        others = [_extrapolate(seen, work, self.constant) for seen in self.seen.values()]
-        return UNKNOWN * CAUTION * max(others, default=0.0)
-
-
-def _extrapolate(seen: list[tuple[float, float]], work: float, constant: float) -> float:
-    """Return the seconds for some work, extrapolated from the smallest and the largest work seen."""
-    works = [size for size, _ in seen]
-    low, high = min(works), max(works)
-    least, most = (max([took for size, took in seen if size == end][-5:]) for end in (low, high))
-    if high < 2 * low:  # too close to estimate the constant part
-        return max(least, most) * (constant + (1 - constant) * max(1.0, work / low))
-    slope = max(0.0, (most - least) / (high - low))
-    return max(most + slope * (work - high), 0.5 * least)
 
 
 @dataclass
@@ -262,7 +222,6 @@ class Search:
 
     def __post_init__(self) -> None:
         self.file = self.data.folder / "trials.jsonl"
-        self.costs, self.extracting = Costs(CONSTANT), Costs(0.0)  # the final extraction must not be underestimated
         self.judges: dict[int | None, Judge] = {}
         self.features: dict[tuple[int, int | None], tuple[FeatureStore, tuple[str, ...]]] = {}
         self.trials: dict[tuple[int, int | None], ReservoirTrial] = {}
@@ -283,7 +242,7 @@ class Search:
             kept = found[: max(2, round(SURVIVORS * len(found)))]
             default = next(trial for trial in found if trial.number == 0)
             columns = {trial.number: trial.columns for trial in (default, *kept)}
-            if sum(self._seconds(number, limit) for number in [*columns][:3]) > self._trial_seconds():
+            if 3 * self._seconds(limit) > self._trial_seconds():
                 break  # a round with only the default compares nothing
             found = self._round(limit, columns, last=limit == later[-1])
         return found
@@ -296,12 +255,8 @@ class Search:
         replace_file(self.file, lambda part: part.write_text(text))
 
     def _count(self, trial: ReservoirTrial) -> None:
-        """Keep a trial, learn from its cost, and print it."""
+        """Keep a trial, and print it."""
         self.trials[trial.number, trial.limit] = trial
-        backbone = self.data.backbone(trial.number)
-        work = self.data.work(trial.number, self.data.rows(trial.limit, KNOWN))
-        self.costs.seen[backbone].append((work, trial.seconds))
-        self.extracting.seen[backbone].append((work, trial.seconds - trial.judging))
         rows = "all rows" if trial.limit is None else f"{trial.limit:,} rows per split"
         score = score_text(trial.score, trial.metric)
         notify(f"{trial.number:3d}  {score:>6}  {trial.seconds:5.1f} s  {rows}  {trial.title}")
@@ -331,7 +286,7 @@ class Search:
         rows, last = self.data.rows(limit, tuple(self.data.prepared.rows)), [*self.trials.values()][-1]
         known = self.data.rows(last.limit, KNOWN)
         missing = rows - known if last.limit == limit else rows
-        extracting = self.extracting.predict(self.data.backbone(0), self.data.work(0, missing))
+        extracting = self._extrapolate(missing, lambda trial: trial.seconds - trial.judging)
         judging = float(np.median([trial.judging for trial in self.trials.values() if trial.limit == last.limit]))
         return START_UP + number * (extracting + FIT_JUDGINGS * judging * rows / known)
 
@@ -356,7 +311,7 @@ class Search:
         limits.append(None if samples <= 1.5 * ROUNDS[-1] else max(1, ROUNDS[-1] // each))
         for place, limit in enumerate(limits[:FIRST_ROUNDS]):  # trying the default measures the cost of a round
             known = (0, limit) in self.trials
-            if place and not known and self._seconds(0, limit) > PROBE_SHARE * self._trial_seconds():
+            if place and not known and self._seconds(limit) > PROBE_SHARE * self._trial_seconds():
                 break
             self._try(0, limit)
             seconds = AT_LEAST * CAUTION * self.trials[0, limit].seconds
@@ -388,15 +343,32 @@ class Search:
             # The first candidates may use all time except that for fitting the rows of this round.
             few = len(found) < AT_LEAST
             left = self.left - self.final_seconds(1, limit) if few else self._trial_seconds() - reserve
-            if not known and self._seconds(number, limit) > left:
+            if not known and self._seconds(limit) > left:
                 break
             if trial := self._try(number, limit, columns[number] if columns else None):
                 found.append(trial)
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
-    def _seconds(self, number: int, limit: int | None) -> float:
-        work = self.data.work(number, self.data.rows(limit, KNOWN))
-        return self.costs.predict(self.data.backbone(number), work)
+    def _seconds(self, limit: int | None) -> float:
+        """Return the most seconds that a trial is expected to take; 0 before the first trial."""
+        return self._extrapolate(self.data.rows(limit, KNOWN), lambda trial: trial.seconds, CONSTANT)
+
+    def _extrapolate(self, rows: int, cost: Callable[[ReservoirTrial], float], constant: float = 0.0) -> float:
+        """Return the cost of a trial on a number of rows, from the trials on the fewest and on the most rows.
+
+        Until there are trials on different numbers of rows, a ``constant`` share of the cost does not depend on them.
+        """
+        seen: dict[int, list[float]] = {}
+        for trial in self.trials.values():
+            seen.setdefault(self.data.rows(trial.limit, KNOWN), []).append(cost(trial))
+        if not seen:
+            return 0.0
+        low, high = min(seen), max(seen)
+        least, most = (CAUTION * max(seen[end][-5:]) for end in (low, high))
+        if high < 2 * low:  # too close to estimate the constant part
+            return most * (constant + (1 - constant) * max(1.0, rows / high))
+        slope = max(0.0, (most - least) / (high - low))
+        return max(most + slope * (rows - high), 0.5 * least)
 
     def _features(self, number: int, limit: int | None) -> tuple[FeatureStore, tuple[str, ...]]:
         """Return the features of a candidate for train and valid, and the names of its columns."""
