@@ -57,8 +57,6 @@ class Targets:
 
     def encode(self, y: np.ndarray) -> np.ndarray:
         """Return the targets (n, T) of labels (n, outputs): float32, or float64 for regression targets in float64."""
-        if y.ndim != 2 or y.shape[1] != self.outputs:
-            raise InputError(f"targets: the labels have shape {y.shape}; give (n, {self.outputs})")
         if not self.classes:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
         hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), self.columns)
@@ -81,8 +79,6 @@ class Targets:
 
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
-        if not self.classes:
-            raise InputError("targets: a regression readout has no probabilities; use its predictions")
         if self.classes == 2:
             return np.stack([-scores, scores], axis=-1)
         return scores.reshape(len(scores), self.outputs, self.classes)

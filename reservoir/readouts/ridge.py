@@ -23,7 +23,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 from threadpoolctl import ThreadpoolController
 
@@ -42,9 +41,7 @@ BLOCK_ROWS = 2048  # products of 2,048 rows reach 93% of the speed of one produc
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
 
 
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
+_blas = cache(ThreadpoolController)
 
 
 def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
@@ -62,9 +59,9 @@ class Arithmetic:
 
     device: str | None = None
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
-        """Return an array of zeros, or a tensor on the device."""
-        return self.put(np.zeros(shape, dtype))
+    def zeros(self, shape: tuple[int, ...]) -> Any:
+        """Return an array of float64 zeros, or a tensor on the device."""
+        return self.put(np.zeros(shape))
 
     def put(self, x: np.ndarray) -> Any:
         """Return a tensor of the same dtype on the device, or without a device the array itself."""
@@ -351,6 +348,8 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
     References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
     """
     n = len(matrix)
+    if n == 1:
+        return b / (matrix + alphas[:, None, None])
     with blas_threads(many=n >= LARGE_MATRIX):
         # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth of the time.
         if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
@@ -371,24 +370,19 @@ def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) ->
     # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
     # error of the largest one is used as it is; a smaller one is raised until it does: T + alpha I must be definite.
     lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
-    top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max(initial=0)
+    top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
     least = n * np.finfo(np.float64).eps * top - lowest
     rotated = np.asfortranarray(_rotate(reflectors, factors, b, b"T"))
     solutions = np.empty((n, len(alphas), b.shape[1]))
     for i, alpha in enumerate(np.maximum(alphas, least)):
-        if n == 1:
-            solutions[:, i] = rotated / (diagonal + alpha)
-        else:
-            *_, solutions[:, i], info = _solve(diagonal + alpha, off_diagonal, rotated)
-            assert info == 0, "a definite matrix has a factorisation"
+        *_, solutions[:, i], info = _solve(diagonal + alpha, off_diagonal, rotated)
+        assert info == 0, "a definite matrix has a factorisation"
     back = _rotate(reflectors, factors, solutions.reshape(n, -1), b"N")
     return back.reshape(solutions.shape).transpose(1, 0, 2)
 
 
 def _rotate(reflectors: np.ndarray, factors: np.ndarray, b: np.ndarray, trans: bytes) -> np.ndarray:
     """Return Q b, or Q' b with ``trans`` b"T"; the reflectors do not change the first coordinate."""
-    if not len(factors):
-        return b
     rest = np.asfortranarray(b[1:])
     work = int(_apply(b"L", trans, reflectors, factors, rest, -1)[1][0])
     rest, _, info = _apply(b"L", trans, reflectors, factors, rest, work)

@@ -8,7 +8,6 @@ from scipy.special import softmax
 from scipy.stats import binom, binomtest
 from sklearn.metrics import accuracy_score, log_loss, r2_score
 
-from reservoir.errors import InputError
 from reservoir.readouts.evaluation import (
     accuracy_interval,
     balanced_interval,
@@ -46,8 +45,6 @@ def test_regression_targets_are_not_encoded():
         assert Targets(2, 0).encode(y.astype(dtype)).dtype == dtype
     np.testing.assert_array_equal(Targets(2, 0).predict(Targets(2, 0).encode(y)), y)
     assert Targets(2, 0).fit_temperature(y, y) == 1
-    with pytest.raises(InputError, match="no probabilities"):
-        Targets(2, 0).probabilities(y)
 
 
 @given(rows=st.integers(1, 5), tokens=st.integers(1, 4), readout=st.integers(1, 4), outputs=st.integers(1, 3))

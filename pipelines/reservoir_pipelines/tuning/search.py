@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
@@ -237,14 +237,14 @@ class Search:
     def run(self, most: int | None) -> list[ReservoirTrial]:
         """Try at most ``most`` candidates while time is left, and return the trials of the last round, best first."""
         first, *later = self._affordable()
-        found = self._round(first, most=most, last=not later)
+        found = self._round(first, ((number, None) for number in islice(count(), most)), last=not later)
         for limit in later:
-            kept = found[: max(2, round(SURVIVORS * len(found)))]
-            default = next(trial for trial in found if trial.number == 0)
-            columns = {trial.number: trial.columns for trial in (default, *kept)}
             if 3 * self._seconds(limit) > self._trial_seconds():
                 break  # a round with only the default compares nothing
-            found = self._round(limit, columns, last=limit == later[-1])
+            kept = found[: max(2, round(SURVIVORS * len(found)))]
+            default = next(trial for trial in found if trial.number == 0)
+            candidates = {trial.number: trial.columns for trial in (default, *kept)}
+            found = self._round(limit, candidates.items(), last=limit == later[-1])
         return found
 
     def add(self, trial: ReservoirTrial) -> None:
@@ -309,13 +309,12 @@ class Search:
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each
         limits: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
         limits.append(None if samples <= 1.5 * ROUNDS[-1] else max(1, ROUNDS[-1] // each))
-        for place, limit in enumerate(limits[:FIRST_ROUNDS]):  # trying the default measures the cost of a round
-            known = (0, limit) in self.trials
-            if place and not known and self._seconds(limit) > PROBE_SHARE * self._trial_seconds():
+        for place, limit in enumerate(limits[:FIRST_ROUNDS]):
+            known = place == 0 or (0, limit) in self.trials
+            if not known and self._seconds(limit) > PROBE_SHARE * self._trial_seconds():
                 break
-            self._try(0, limit)
-            seconds = AT_LEAST * CAUTION * self.trials[0, limit].seconds
-            if place and seconds > FIRST_SHARE * self._trial_seconds():
+            self._try(0, limit)  # measures the cost of a round
+            if place and AT_LEAST * CAUTION * self.trials[0, limit].seconds > FIRST_SHARE * self._trial_seconds():
                 break
             first = place
         return limits[first:]
@@ -328,24 +327,19 @@ class Search:
         return max(0.0, self.left - JOIN_JUDGINGS * float(np.median(judging)) - final)
 
     def _round(
-        self,
-        limit: int | None,
-        columns: Mapping[int, tuple[str, ...]] | None = None,
-        *,
-        most: int | None = None,
-        last: bool,
+        self, limit: int | None, candidates: Iterable[tuple[int, tuple[str, ...] | None]], *, last: bool
     ) -> list[ReservoirTrial]:
-        """Try new candidates, or the best ``columns`` of earlier ones, on ``limit`` rows; return trials, best first."""
+        """Try candidates, of earlier ones their best columns, on ``limit`` rows; return the trials, best first."""
         found: list[ReservoirTrial] = []
         reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
-        for number in islice(columns or count(), most):
-            known = number == 0 or self.trials.get((number, limit))
+        for number, columns in candidates:
+            known = number == 0 or (number, limit) in self.trials
             # The first candidates may use all time except that for fitting the rows of this round.
             few = len(found) < AT_LEAST
             left = self.left - self.final_seconds(1, limit) if few else self._trial_seconds() - reserve
             if not known and self._seconds(limit) > left:
                 break
-            if trial := self._try(number, limit, columns[number] if columns else None):
+            if trial := self._try(number, limit, columns):
                 found.append(trial)
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
@@ -395,14 +389,14 @@ class Search:
         extracted = self.clock()
         judge = self.judge(store, limit, available[0])
         kernels = column_kernels(store, known or available, judge)
-        columns, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
+        best, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
         ended = self.clock()
         trial = ReservoirTrial(
             number=number,
             limit=limit,
             title=title_of(self.data.candidate(number)),
             entry=store.entry.path.name,
-            columns=columns,
+            columns=best,
             metric=metric_name(self.data.prepared.task.classes),
             score=found.score,
             loss=found.loss,
