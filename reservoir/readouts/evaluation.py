@@ -121,17 +121,17 @@ def evaluate_classes(
 
 def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
     """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur."""
-    from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
+    from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
 
     y, predicted = y.ravel(), predicted.ravel()
-    present, counts = np.unique(y, return_counts=True)
+    _, recall, f1, rows = precision_recall_fscore_support(y, predicted, zero_division=0)
     scores = {
         "accuracy": accuracy_score(y, predicted),
-        "majority_baseline": counts.max() / len(y),
-        "balanced_accuracy": recall_score(y, predicted, labels=present, average="macro"),
-        "macro_f1": f1_score(y, predicted, average="macro"),
+        "majority_baseline": rows.max() / len(y),
+        "balanced_accuracy": recall[rows > 0].mean(),
+        "macro_f1": f1.mean(),
     }
-    if ranks is not None and len(present) == 2:
+    if ranks is not None and np.ptp(y):
         scores["auc"] = roc_auc_score(y == y.max(), ranks.ravel())
     return {name: float(value) for name, value in scores.items()}
 

@@ -103,17 +103,15 @@ class Targets:
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
         """Return the temperature with the least cross-entropy of held-out scores (n, T), for smoothed labels.
 
-        References: Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999),
-        Probabilistic outputs for support vector machines, section 2.2, for smoothed labels.
+        References: Guo et al. (2017), On calibration of modern neural networks; Platt (1999), Probabilistic outputs
+        for support vector machines, section 2.2, for smoothed labels.
         """
         from scipy.optimize import minimize_scalar  # takes a quarter of a second, so it is imported only here
 
-        if not self.classes:
-            return 1.0
         logits = self.logits(np.asarray(scores, np.float64))
         counted = np.ones(len(y)) if weights is None else weights
-        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession). The
-        # labels give this share to the other classes; otherwise a readout without errors would get a temperature of 0.
+        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession).
+        # Without this share for the other classes, a readout without errors would get a temperature of 0.
         doubt = 1 / (counted.sum() + 2)
         hot = y[..., None].astype(np.int64) == np.arange(self.classes)
         wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
@@ -139,13 +137,13 @@ class Readout(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearReadout:
-    """The linear readout, scores = x coef + intercept; raises `InputError` if ``link`` is not one of `LINKS`."""
+    """The linear readout, scores = x coef + intercept."""
 
     coef: np.ndarray  # weights of features that are not standardised, float64 (w, t)
     intercept: np.ndarray  # scores of x = 0, float64 (t,)
     targets: Targets  # how scores code labels
     temperature: float = 1.0  # divides the logits before they become probabilities
-    link: str = "softmax"
+    link: str = "softmax"  # one of `LINKS`
 
     def __post_init__(self) -> None:
         if self.link not in LINKS:
@@ -186,20 +184,16 @@ class LinearReadout:
         targets = Targets(int(settings["outputs"]), int(settings["classes"]))
         if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (targets.columns,):
             raise InputError("readout: the shapes of the weights do not match the labels; fit the readout again")
-        return cls(
-            coef=np.asarray(arrays["coef"], np.float64),
-            intercept=np.asarray(arrays["intercept"], np.float64),
-            targets=targets,
-            temperature=float(settings["temperature"]),
-            link=settings.get("link", "softmax"),  # absent from readouts of format 2
-        )
+        coef, intercept = (np.asarray(arrays[name], np.float64) for name in ("coef", "intercept"))
+        link = settings.get("link", "softmax")  # absent from readouts of format 2
+        temperature = float(settings["temperature"])
+        return cls(coef=coef, intercept=intercept, targets=targets, temperature=temperature, link=link)
 
 
 class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
-    Class weights of the targets weight the samples: with balanced weights the accuracy is the mean recall of the
-    classes if all splits have the same shares of classes. For real targets the accuracy is the mean over outputs of
+    Class weights of the targets weight the samples. For real targets the accuracy is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 

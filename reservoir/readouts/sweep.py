@@ -38,17 +38,15 @@ ALPHA_LIMITS = 1e-6, 1e10
 SCORING_ALPHAS = np.logspace(-2, 6, 13)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DeferredPath:
     """The models of penalties, each solved when it is used: ``solve`` returns the path of some penalties."""
 
     alphas: np.ndarray
     solve: Callable[[np.ndarray], LinearPath]
 
-    @property
-    def converged(self) -> np.ndarray:
-        """Whether each penalty was solved, (A,): all True."""
-        return np.ones(len(self.alphas), bool)
+    def __post_init__(self) -> None:
+        self.converged = np.ones(len(self.alphas), bool)
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
@@ -60,9 +58,9 @@ class Sweep:
     """Result of a sweep over penalties: the models of a path, and their tally on held-out samples.
 
     ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
-    within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout; it is 1 without
-    held-out scores. After cross-validation, ``kernel`` or the ``moments`` of each fold are those that gave the path.
-    ``accuracy`` and ``loss`` (A,) are those of `Tally`; ``best`` is the index of the chosen penalty, ``alpha``.
+    within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout, and ``kernel`` is
+    what gave the path, if it was a kernel matrix. ``accuracy`` and ``loss`` (A,) are those of `Tally`; ``best`` is the
+    index of the chosen penalty, ``alpha``.
     """
 
     path: LinearPath | DeferredPath
@@ -70,7 +68,6 @@ class Sweep:
     errors: np.ndarray | None = None
     temperature: float = 1.0
     kernel: KernelMatrix | None = None
-    moments: Sequence[Moments] | None = None
 
     def __post_init__(self) -> None:
         self.accuracy, self.loss = self.tally.accuracy(), self.tally.loss()
@@ -179,16 +176,16 @@ def cross_sweep(
 
     The accuracy of a penalty is taken over all samples, each scored by the model of the other folds, and averaged over
     the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
-    first repeat. Raises `InputError` for fewer than two folds, and for an empty fold.
+    first repeat.
 
     ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments``
-    are those that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) holds factors of the standardised
-    features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest penalty within
-    one standard error (over folds) of the best accuracy is chosen.
+    are those that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) and ``known`` are as in
+    `KernelMatrix`. With ``one_standard_error``, the largest penalty within one standard error (over folds) of the best
+    accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
-    few, kernel, parts = None if moments else head(train)[0], None, None
+    few, kernel = None if moments else head(train)[0], None
     # For each repeat, blocks: fold, held-out scores (m, A, t) of every penalty, labels (m, outputs), optional weights.
     scored: list[Iterable[tuple[Any, ...]]] = []
     if few is not None:
@@ -215,7 +212,7 @@ def cross_sweep(
             for one in (tally, of_folds[k]):
                 one.update(scores.transpose(1, 0, 2), *labels)
         errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
-    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel, moments=parts)
+    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel)
     if targets.classes:
         chosen = [(scores[:, found.best], *rest) for _, scores, *rest in scored[0]]
         found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))

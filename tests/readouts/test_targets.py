@@ -44,7 +44,6 @@ def test_regression_targets_are_not_encoded():
     for dtype in (np.float32, np.float64):
         assert Targets(2, 0).encode(y.astype(dtype)).dtype == dtype
     np.testing.assert_array_equal(Targets(2, 0).predict(Targets(2, 0).encode(y)), y)
-    assert Targets(2, 0).fit_temperature(y, y) == 1
 
 
 @given(rows=st.integers(1, 5), tokens=st.integers(1, 4), readout=st.integers(1, 4), outputs=st.integers(1, 3))

@@ -34,12 +34,7 @@ class ColumnKernel:
 
     def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
         """Return the kernel matrix of the concatenated columns: the sum of the two matrices."""
-        return ColumnKernel(
-            columns=self.columns + other.columns,
-            raw=self.raw + other.raw,
-            width=self.width + other.width,
-            raw_width=self.raw_width + other.raw_width,
-        )
+        return ColumnKernel(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def matrix(self) -> np.ndarray:
         """Return one kernel matrix, scaled so that columns and raw input each have half the variance, as in `fit`."""
@@ -77,17 +72,16 @@ class Judge:
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
     """Return the kernels of a reservoir's columns: one for the `VALUES` of each layer, and one per other column."""
-    found: Kernels = {}
     groups: dict[str, list[ColumnSource]] = {}
     for column in columns:
         layer, _, pooling = column.partition("/")
         source = ColumnSource(store, column)
         if source.tokens() == judge.tokens:
             groups.setdefault(layer if pooling.startswith(VALUES) else column, []).append(source)
-    for group in groups.values():
-        names = tuple(source.column for source in group)
-        found[names] = sum(map(ColumnKernel.of, group), start=ColumnKernel())
-    return found
+    return {
+        tuple(source.column for source in group): sum(map(ColumnKernel.of, group), start=ColumnKernel())
+        for group in groups.values()
+    }
 
 
 def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutScore]:

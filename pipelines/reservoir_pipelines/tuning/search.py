@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import count, islice
@@ -101,18 +102,18 @@ def title_of(candidate: dict[str, Any]) -> str:
     return f"{', '.join(options) or 'the default'}; {candidate['layers']}"
 
 
-ROUNDS = 25, 100, 400, 800  # rows of each split; kernel matrices (samples, samples) of more would be too large
+ROUNDS = 25, 100, 400, 800  # rows of each split; kernel matrices of more would be too large
 FIRST_ROUNDS = 3  # with how many of these rows the search may begin
-AT_LEAST = 10  # smallest number of candidates of the first round
-SURVIVORS = 0.25  # share of a round's candidates that are tried again in the next one
-PROBE_SHARE = 0.2  # limit of the time for measuring the cost on more rows, as a share of the time for trials
-END_SHARE = 0.4  # share of the budget for the final extraction and fit; it limits the joined reservoirs
-FIRST_SHARE = 0.6  # share of the remaining time for trials that a round other than the last may use
+AT_LEAST = 10  # candidates of the first round
+SURVIVORS = 0.25  # share of a round's candidates that the next one tries again
+PROBE_SHARE = 0.2  # share of the time for trials that may measure the cost on more rows
+END_SHARE = 0.4  # share of the budget that the final extraction and fit may take
+FIRST_SHARE = 0.6  # share of the time for trials that a round other than the last may use
 CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
-CONSTANT = 0.5  # assumed share of a trial's cost that does not grow with the rows: loading, files
+CONSTANT = 0.5  # assumed share of a trial's cost that does not grow with the rows
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
-START_UP = 6.0  # seconds of the final fit that do not depend on its size: libraries, plots, files
-FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
+START_UP = 6.0  # seconds of the final fit that do not depend on its size
+FIT_JUDGINGS = 2.0  # time of a fit, relative to judging a trial on the same rows
 JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
 
@@ -152,7 +153,7 @@ class SearchData:
     task: str
     options: ExtractOptions
     prepared: Prepared
-    folder: Path  # holds the trials; its name identifies rows, seed, backbone, weights and precision
+    folder: Path  # holds the trials of the same rows, seed, backbone, weights and precision
     width: int  # hidden width of the default backbone
     default: dict[str, Any]  # the candidate that `extract` would compute
 
@@ -174,29 +175,30 @@ class SearchData:
             model.compute,
             model.digest,
         ]
-        layers = "all" if plan.layers == model.fpt.backbone.layers else ",".join(plan.layers)
-        pool = ",".join(plan.poolings)
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
+        default = {"backbone": options.backbone} if options.backbone else {}
+        default["layers"] = "all" if plan.layers == model.fpt.backbone.layers else ",".join(plan.layers)
         return cls(
             task=task,
             options=options,
             prepared=prepared,
             folder=path_below(root, "tuning", f"{prepared.task.name}-{digest}"),
             width=model.fpt.backbone.width,
-            default=({"backbone": options.backbone} if options.backbone else {}) | {"layers": layers, "pool": pool},
+            default=default | {"pool": ",".join(plan.poolings)},
         )
 
     def rows(self, limit: int | None, splits: tuple[str, ...]) -> int:
         """Return the number of rows of some splits, with at most ``limit`` rows of each."""
-        most = min((each for each in (limit, self.options.limit) if each), default=None)
-        return sum(min(self.prepared.rows[split], most or self.prepared.rows[split]) for split in splits)
+        most = min(each or sys.maxsize for each in (limit, self.options.limit))
+        return sum(min(self.prepared.rows[split], most) for split in splits)
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return a candidate by its number; 0 is the default."""
         if number == 0:
             return self.default
-        rows, given = sum(self.prepared.rows.values()), {"seed": self.options.seed, "backbone": self.options.backbone}
-        return draw_candidate(number, self.prepared.task, rows, self.width, **given)
+        rows, options = sum(self.prepared.rows.values()), self.options
+        task = self.prepared.task
+        return draw_candidate(number, task, rows, self.width, seed=options.seed, backbone=options.backbone)
 
     def extract(
         self, number: int, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions
@@ -283,12 +285,12 @@ class Search:
         """Return the estimated seconds for extracting ``number`` reservoirs on all splits and fitting them."""
         if not self.trials:
             return START_UP
-        rows, last = self.data.rows(limit, tuple(self.data.prepared.rows)), [*self.trials.values()][-1]
-        known = self.data.rows(last.limit, KNOWN)
+        last = [*self.trials.values()][-1]
+        rows, known = self.data.rows(limit, tuple(self.data.prepared.rows)), self.data.rows(last.limit, KNOWN)
         missing = rows - known if last.limit == limit else rows
         extracting = self._extrapolate(missing, lambda trial: trial.seconds - trial.judging)
-        judging = float(np.median([trial.judging for trial in self.trials.values() if trial.limit == last.limit]))
-        return START_UP + number * (extracting + FIT_JUDGINGS * judging * rows / known)
+        judging = np.median([trial.judging for trial in self.trials.values() if trial.limit == last.limit])
+        return START_UP + number * (extracting + FIT_JUDGINGS * float(judging) * rows / known)
 
     def joined(self) -> int:
         """Return how many reservoirs may be joined if the final fit takes at most `END_SHARE` of the budget."""
@@ -297,11 +299,12 @@ class Search:
 
     def final_limit(self, number: int, at_least: int | None) -> int | None:
         """Return the number of rows per split on which ``number`` reservoirs can be fitted in time, or None for all."""
-        rows = max(self.data.prepared.rows.values())
         if at_least is None or self.final_seconds(number) <= self.left:
             return None
-        smaller = (int(rows * 0.8**n) for n in range(1, 50))
-        return max(next((limit for limit in smaller if self.final_seconds(number, limit) <= self.left), 0), at_least)
+        limit = max(self.data.prepared.rows.values())
+        while limit > at_least and self.final_seconds(number, limit) > self.left:
+            limit = int(0.8 * limit)
+        return max(limit, at_least)
 
     def _affordable(self) -> list[int | None]:
         """Return the number of rows per split for each round that the budget allows; None means all rows."""
@@ -314,7 +317,8 @@ class Search:
             if not known and self._seconds(limit) > PROBE_SHARE * self._trial_seconds():
                 break
             self._try(0, limit)  # measures the cost of a round
-            if place and AT_LEAST * CAUTION * self.trials[0, limit].seconds > FIRST_SHARE * self._trial_seconds():
+            cost = AT_LEAST * CAUTION * self.trials[0, limit].seconds
+            if place and cost > FIRST_SHARE * self._trial_seconds():
                 break
             first = place
         return limits[first:]
