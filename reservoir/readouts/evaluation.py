@@ -10,11 +10,11 @@ from scipy.special import bdtr, stdtrit
 
 from reservoir.readouts.linear import LinearReadout, Readout
 
-BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
+BOOTSTRAP_CELLS = 2**22  # draws times rows in memory
 MAX_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
-BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if there are more rows than this
-MAX_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
+BOOTSTRAP_UNITS = 2000  # most units that the bootstrap draws; more rows are grouped
+MAX_LABELS = 8  # largest number of labels of a row that have scores of their own
 Z95 = 1.96  # 97.5% quantile of the standard normal distribution, which bounds intervals of 95%
 
 
@@ -35,12 +35,12 @@ class Evaluation:
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets
-    # Share of correct labels of each row, or its negative squared error, (rows,); their sum over each group, (groups,).
+    # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over groups.
     merits: np.ndarray
     rows: int = 0  # number of rows that the labels belong to
     groups: int = 0  # number of groups that the rows belong to, 0 if rows have no groups
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
-    # probability, and the share that is correct. Empty bins are left out, and all bins if no probabilities exist.
+    # probability, and the share that is correct; without empty bins.
     reliability: tuple[tuple[int, float, float], ...] = ()
     # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
@@ -94,7 +94,8 @@ def evaluate_classes(
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
-    apart = 1 < y.shape[1] <= MAX_LABELS  # pooling labels with different class shares would reward a constant guess
+    # Pooling labels with different class shares would reward a constant guess.
+    apart = 1 < y.shape[1] <= MAX_LABELS
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
     each = [_class_scores(y[:, n], predicted[:, n], None if ranks is None else ranks[:, n]) for n in labels]
     names = dict.fromkeys(name for one in each for name in one)
@@ -286,9 +287,8 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
 def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
     """Return the 95% interval of a balanced accuracy; None if rows have several labels or groups.
 
-    The squared distances of Wilson's interval from the recall of each class are added. References: Newcombe (1998),
-    Interval estimation for the difference between independent proportions; Zou and Donner (2008), Construction of
-    confidence limits about effect measures.
+    The squared distances of Wilson's interval from the recall of each class are added. Reference: Zou and Donner
+    (2008), Construction of confidence limits about effect measures.
     """
     if found.groups or found.samples != found.rows:
         return None
@@ -304,8 +304,7 @@ def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
 
-    If no row differs, p is 1. References: McNemar (1947), Note on the sampling error of the difference between
-    correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
+    Reference: Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
     """
     right, other = np.asarray(right, bool), np.asarray(other, bool)
     wins, losses = int((right & ~other).sum()), int((other & ~right).sum())
@@ -329,11 +328,9 @@ def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, 
     if spread <= 1e-12 * abs(mean) or rows < 2:
         return 1.0 if mean == 0 or rows < 2 else 1 / (draws + 1)
     seen, centred, generator = abs(mean) / spread, differences - mean, np.random.default_rng(seed)
-    beyond, left = 0, draws
-    while left:
-        number = min(left, max(1, BOOTSTRAP_CELLS // rows))
-        drawn = centred[generator.integers(rows, size=(number, rows))]
+    beyond, most = 0, max(1, BOOTSTRAP_CELLS // rows)
+    for start in range(0, draws, most):
+        drawn = centred[generator.integers(rows, size=(min(most, draws - start), rows))]
         means, spreads = np.abs(drawn.mean(axis=1)), drawn.std(axis=1)
         beyond += int((means >= seen * spreads * (1 - 1e-12)).sum())
-        left -= number
     return (beyond + 1) / (draws + 1)

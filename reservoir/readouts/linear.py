@@ -31,8 +31,8 @@ class RereadableBlocks:
 class Targets:
     """Labels as regression targets, in the coding of scikit-learn's ``RidgeClassifier``.
 
-    Two classes become one column per output, with values -1 and +1. More classes become one column per class and
-    output: +1 for the class of the label, else -1. Regression targets stay as they are.
+    Two classes become one column per output, -1 or +1. More classes become one column per class and output: +1 for
+    the class of the label, else -1. Regression targets stay as they are.
     """
 
     outputs: int  # labels per sample
@@ -86,9 +86,9 @@ class Targets:
     def probabilities(self, scores: np.ndarray, temperature: float = 1.0, link: str = "softmax") -> np.ndarray:
         """Return the probability of each class, (n, outputs, classes), from scores (n, T).
 
-        With z = logits / temperature, ``softmax`` gives softmax(z). The others are those of scikit-learn's
-        one-vs-rest classifiers: ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both divided
-        by their sum over the classes. ``none`` gives 1 to the class with the highest logit.
+        With z = logits / temperature, ``softmax`` gives softmax(z). As in scikit-learn's one-vs-rest classifiers,
+        ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both divided by their sum over the
+        classes. ``none`` gives 1 to the class with the highest logit.
         """
         z = self.logits(scores) / temperature
         if link == "softmax":
@@ -197,15 +197,15 @@ class Tally:
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
-    where a constant output scores 1 if it is predicted exactly, else 0, as in ``sklearn.metrics.r2_score``. The loss,
-    which ranks equally accurate readouts, is the mean squared distance between the scores and the coding of the labels.
+    where a constant output scores 1 if it is predicted exactly, else 0. The loss, which ranks equally accurate ones, is
+    the mean squared distance between the scores and the coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.samples = 0.0
-        self._hits: np.ndarray | None = None  # (A,) correct labels, or (A, outputs) squared residuals
-        self._distances: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
+        self._hits: np.ndarray | float = 0.0  # (A,) correct labels, or (A, outputs) squared residuals
+        self._distances: np.ndarray | float = 0.0  # (A,) of scores from the coding, squared
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
@@ -225,16 +225,16 @@ class Tally:
                 self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
             self._sum += counted @ (values - self._origin)
             self._squares += counted @ np.square(values - self._origin)
-        self._hits = hits if self._hits is None else self._hits + hits
+        self._hits = self._hits + hits
         self.samples += float(counted.sum())
         return self
 
     def accuracy(self) -> np.ndarray:
         """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` without samples."""
-        if self._hits is None:
+        if not self.samples:
             raise ValueError("no samples were counted")
         if self.targets.classes:
-            return self._hits / (self.samples * self.targets.outputs)
+            return np.asarray(self._hits) / (self.samples * self.targets.outputs)
         total = self._squares - np.square(self._sum) / self.samples
         constant = total <= 0
         ratio = self._hits / np.where(constant, 1.0, total)

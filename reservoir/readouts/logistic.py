@@ -51,10 +51,7 @@ def logistic_sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` says which converged.
-
-    Train is iterated once per step of the slowest penalty, valid once. Known ``moments`` of train save one pass.
-    """
+    """Fit a logistic readout for every penalty and choose one by validation; known ``moments`` of train save a pass."""
     path = logistic_path(train, targets, alphas, gather(train, targets) if moments is None else moments)
     return Sweep(path, score(path, valid, targets))
 
@@ -195,8 +192,8 @@ def lbfgs(
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
     """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
-    A step is x - H g with H the inverse Hessian built from the last steps on a scaled identity. It is shortened until
-    the value falls by 1e-4 of the decrease that the slope predicts. The problem is solved if the next step d has
+    A step is x - H g with H the inverse Hessian built from the last steps. It is shortened until the value falls by
+    1e-4 of the decrease that the slope predicts. The problem is solved if the next step d has
     || d || <= tolerance * || x ||, or if its predicted decrease is below rounding errors.
 
     Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.

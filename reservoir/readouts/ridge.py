@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -53,8 +53,8 @@ def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
 class Arithmetic:
     """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
 
-    Data is moved to the device block by block, and results are NumPy arrays. Moments and kernel matrices are in
-    float64, scores in the precision of the features, and never in TF32, whose 10-bit mantissa would cost three digits.
+    Data is moved to the device block by block. Moments and kernel matrices are in float64, scores in the precision of
+    the features, and never in TF32, whose 10-bit mantissa would cost three digits.
     """
 
     device: str | None = None
@@ -152,7 +152,7 @@ class Moments:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""
-        return {field.name: np.asarray(getattr(self, field.name), np.float64) for field in fields(self)}
+        return {name: np.asarray(value, np.float64) for name, value in vars(self).items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Moments:
@@ -278,10 +278,9 @@ def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
 class LinearPath:
     """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
 
-    The models are given as weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or
-    (t,). ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, and ``intercept``
-    (A, t) holds the scores of x = 0. ``center`` (w,) is the mean of the features. ``converged`` (A,) says whether
-    an iterative solver reached its tolerance.
+    They are made from weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or (t,).
+    ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) holds the scores of x = 0, and
+    ``converged`` (A,) says whether an iterative solver reached its tolerance.
     """
 
     def __init__(
@@ -405,9 +404,9 @@ class KernelMatrix:
     """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
 
     Features are scaled by their standard deviation over all samples, as in the final readout, times ``emphasis`` (w,),
-    and centred by the mean of the fitted samples. The ``weights`` (n,) of the samples ``x`` (n, w) are 1 by default; a
-    sample that is not finite raises `InputError`. ``known`` is the `KernelMatrix` of the first features of ``x``, with
-    the same weights and without emphasis; its products are reused if ``emphasis`` is the same for all these features.
+    and centred by the mean of the fitted samples. Samples ``x`` (n, w) have ``weights`` (n,), 1 by default. ``known``
+    is the `KernelMatrix` of the first features of ``x``, with the same weights and without emphasis; its products are
+    reused if ``emphasis`` is the same for all these features.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Choice of a penalty on validation samples or by cross-validation.
 
 Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer than the features.
-Cross-validation needs no further pass over the features for each fold. With many samples, the moments of all folds but
-one are a sum of the folds' moments, and a second pass scores each sample with the path that was not fitted on it. With
-fewer samples than features, the products of the samples serve all folds. Features are standardised once, over all
-samples and without the labels: rounding errors of a channel that varies in one fold are not scaled up in the others.
+Folds need no passes of their own. With many samples, the moments of all folds but one are a sum of the folds' moments,
+and a second pass scores each sample by the path that was not fitted on it. With few samples, their products serve all
+folds. Features are standardised once, over all samples and without the labels, because rounding errors of a channel
+that varies in one fold would be scaled up in the others.
 """
 
 import functools
@@ -55,19 +55,16 @@ class DeferredPath:
 
 @dataclass(eq=False)
 class Sweep:
-    """Result of a sweep over penalties: the models of a path, and their tally on held-out samples.
+    """Result of a sweep over penalties, with ``accuracy`` and ``loss`` (A,) of held-out samples (see `Tally`).
 
-    ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
-    within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout, and ``kernel`` is
-    what gave the path, if it was a kernel matrix. ``accuracy`` and ``loss`` (A,) are those of `Tally`; ``best`` is the
-    index of the chosen penalty, ``alpha``.
+    ``best`` is the index of the chosen penalty, ``alpha``.
     """
 
-    path: LinearPath | DeferredPath
+    path: LinearPath | DeferredPath  # the model of every penalty, fitted on all training samples
     tally: Tally
-    errors: np.ndarray | None = None
-    temperature: float = 1.0
-    kernel: KernelMatrix | None = None
+    errors: np.ndarray | None = None  # if given, standard errors (A,) within which the largest penalty is chosen
+    temperature: float = 1.0  # of the chosen readout
+    kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
     def __post_init__(self) -> None:
         self.accuracy, self.loss = self.tally.accuracy(), self.tally.loss()
@@ -128,8 +125,7 @@ def sweep(
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
 
-    Blocks are features (m, w) and labels (m, outputs), as `samples` returns them. With ``moments`` of the training
-    samples and their encoded targets, train is not read. ``emphasis`` (w,) holds factors of the standardised features.
+    Known ``moments`` of train save its pass. ``emphasis`` (w,) holds factors of the standardised features.
     """
     path = solve(gather(train, targets) if moments is None else moments, alphas, emphasis)
     return Sweep(path, score(path, valid, targets))
@@ -175,13 +171,11 @@ def cross_sweep(
     """Fit a ridge readout for every penalty, and choose one by repeated K-fold cross-validation.
 
     The accuracy of a penalty is taken over all samples, each scored by the model of the other folds, and averaged over
-    the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
-    first repeat.
+    the repeats. The returned path is fitted on all samples, the temperature on the held-out scores of the first repeat.
 
-    ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments``
-    are those that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) and ``known`` are as in
-    `KernelMatrix`. With ``one_standard_error``, the largest penalty within one standard error (over folds) of the best
-    accuracy is chosen.
+    ``train`` is iterated several times; a sample of weight 2 counts as two. ``moments`` are those that `fold_moments`
+    returned before, and save a pass. ``emphasis`` (w,) and ``known`` are as in `KernelMatrix`. With
+    ``one_standard_error``, the largest penalty within one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
@@ -260,8 +254,8 @@ def score_by_kernel(
 ) -> HeldOutScore:
     """Return the held-out score of the most accurate penalty; of equally accurate ones, that with the smallest loss.
 
-    ``kernel`` (n, n) is the kernel matrix of the samples; for concatenated columns it is the sum of their kernel
-    matrices. ``y`` (n, outputs) are labels, and ``folds`` (repeats, n) holds the fold of each sample in each repeat.
+    ``kernel`` (n, n) is a sum of `kernel_matrix` over concatenated columns, ``y`` (n, outputs) are labels, and
+    ``folds`` (repeats, n) holds the fold of each sample in each repeat.
     """
     products, weights, coded = kernel.astype(np.float64), np.ones(len(y)), targets.encode(y)
     scores = np.stack([held_out_scores(products, weights, coded, fold, alphas) for fold in folds], axis=1)

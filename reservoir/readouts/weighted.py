@@ -48,9 +48,8 @@ class LayerSum:
     def joined(self, path: LinearPath) -> LinearPath:
         """Return the models of a path over the sum as models of the concatenated columns."""
         coef = self.weights[:, None, None] * path.coef[:, None]
-        return LinearPath(
-            path.alphas, coef.reshape(len(coef), len(self.mean), -1), path.intercept, self.mean, self.scale
-        )
+        coef = coef.reshape(len(coef), len(self.mean), -1)
+        return LinearPath(path.alphas, coef, path.intercept, self.mean, self.scale)
 
 
 def weighted_sweep(
@@ -75,15 +74,16 @@ def learn_layers(
     # The penalty is the one that scores best on valid for the plain mean of the layers.
     plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=scale)
     alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
-    weights = _minimise(plain.layers(x), targets.encode(y), targets.weights(y), alpha)
+    counted = np.asarray(targets.weights(y, np.ones(len(y))))
+    weights = _minimise(plain.layers(x), targets.encode(y), counted, alpha)
     return LayerSum(weights=weights, mean=mean, scale=scale)
 
 
-def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray | None, alpha: float) -> np.ndarray:
+def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray, alpha: float) -> np.ndarray:
     """Return the weights of layers z (n, layers, width) whose sum, fitted to one half, best predicts y in the other."""
     inputs, encoded = torch.from_numpy(z.astype(np.float32)), torch.from_numpy(y.astype(np.float64))
     encoded = encoded - encoded.mean(0)
-    roots = torch.ones(len(y), 1) if sample_weights is None else torch.from_numpy(np.sqrt(sample_weights))[:, None]
+    roots = torch.from_numpy(np.sqrt(sample_weights))[:, None]
     halves = slice(0, None, 2), slice(1, None, 2)
     logits = torch.zeros(inputs.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([logits], max_iter=STEPS, line_search_fn="strong_wolfe")

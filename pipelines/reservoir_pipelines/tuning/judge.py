@@ -101,21 +101,18 @@ def join(
     """Join up to ``most`` reservoirs greedily while held-out results improve; return candidate numbers and results."""
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
     first = max(alone, key=lambda number: alone[number].merit)
-    # The best of many candidates may be best by chance, so it replaces the default, number 0, only if its score is no
-    # lower and its loss is lower by more than the paired standard error over rows. Joining averages out chance.
+    # The best of many candidates may be best by chance. It replaces the default, number 0, only if its score is not
+    # lower, and its loss is lower by more than the paired standard error over rows.
     gain = alone[0].losses - alone[first].losses
     noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
     if alone[first].score < alone[0].score or gain.mean() <= noise:
         first = 0
     chosen: tuple[int, ...] = (first,)
     total, found = kernels[first], alone[first]
-    while len(chosen) < most:
-        step: tuple[int, HeldOutScore] | None = None
-        for number in [key for key in kernels if key not in chosen] if go_on() else ():
-            judged = judge([total, kernels[number]])
-            if judged.merit > (step[1] if step else found).merit:
-                step = number, judged
-        if step is None:
+    while len(chosen) < min(most, len(kernels)) and go_on():
+        steps = {number: judge([total, kernels[number]]) for number in kernels if number not in chosen}
+        best = max(steps, key=lambda number: steps[number].merit)
+        if steps[best].merit <= found.merit:
             break
-        chosen, found, total = (*chosen, step[0]), step[1], total + kernels[step[0]]
+        chosen, found, total = (*chosen, best), steps[best], total + kernels[best]
     return chosen, found

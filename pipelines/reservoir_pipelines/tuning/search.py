@@ -134,11 +134,6 @@ class ReservoirTrial(Record):
     seconds: float
     judging: float  # the part of ``seconds`` after the columns were extracted
 
-    @property
-    def merit(self) -> tuple[float, float]:
-        """The rank: by score, then by smaller loss."""
-        return self.score, -self.loss
-
 
 def read_trials(file: Path) -> list[ReservoirTrial]:
     """Return the trials of a file of lines with checksums; damaged lines are skipped."""
@@ -224,7 +219,6 @@ class Search:
 
     def __post_init__(self) -> None:
         self.file = self.data.folder / "trials.jsonl"
-        self.judges: dict[int | None, Judge] = {}
         self.features: dict[tuple[int, int | None], tuple[FeatureStore, tuple[str, ...]]] = {}
         self.trials: dict[tuple[int, int | None], ReservoirTrial] = {}
         for trial in read_trials(self.file):
@@ -263,23 +257,20 @@ class Search:
         score = score_text(trial.score, trial.metric)
         notify(f"{trial.number:3d}  {score:>6}  {trial.seconds:5.1f} s  {rows}  {trial.title}")
 
-    def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
-        """Return the labels and folds of at most ``limit`` rows of each split, from any ``column``."""
-        if limit not in self.judges:
-            self.judges[limit] = Judge.of(ColumnSource(store, column), self.data.prepared.task.classes)
-        return self.judges[limit]
+    def judge(self, store: FeatureStore, column: str) -> Judge:
+        """Return the labels and folds of the samples of any ``column``."""
+        return Judge.of(ColumnSource(store, column), self.data.prepared.task.classes)
 
-    def kernels(self, trials: list[ReservoirTrial]) -> dict[int, ColumnKernel]:
-        """Return the kernels of the raw input and of each trial's best columns, by trial number."""
-        found: dict[int, ColumnKernel] = {}
-        for trial in trials:
-            store, _ = self._features(trial.number, trial.limit)
-            judge = self.judge(store, trial.limit, trial.columns[0])
+    def kernels(self, trials: list[ReservoirTrial]) -> tuple[dict[int, ColumnKernel], Judge]:
+        """Return the kernels of the raw input and of each trial's best columns, by trial number, and their judge."""
+        stores = [self._features(trial.number, trial.limit)[0] for trial in trials]
+        judge, found = self.judge(stores[0], trials[0].columns[0]), {}
+        for trial, store in zip(trials, stores, strict=True):
             found[trial.number] = sum(column_kernels(store, trial.columns, judge).values(), start=ColumnKernel())
-            raw = Pool.of(store).raw() if RAW_NUMBER not in found else None
-            if raw and raw.tokens() == judge.tokens:
-                found[RAW_NUMBER] = ColumnKernel.of(raw)
-        return found
+        raw = Pool.of(stores[0]).raw()
+        if raw and raw.tokens() == judge.tokens:
+            found[RAW_NUMBER] = ColumnKernel.of(raw)
+        return found, judge
 
     def final_seconds(self, number: int, limit: int | None = None) -> float:
         """Return the estimated seconds for extracting ``number`` reservoirs on all splits and fitting them."""
@@ -345,7 +336,7 @@ class Search:
                 break
             if trial := self._try(number, limit, columns):
                 found.append(trial)
-        return sorted(found, key=lambda trial: trial.merit, reverse=True)
+        return sorted(found, key=lambda trial: (trial.score, -trial.loss), reverse=True)
 
     def _seconds(self, limit: int | None) -> float:
         """Return the most seconds that a trial is expected to take; 0 before the first trial."""
@@ -391,7 +382,7 @@ class Search:
                 raise
             return None
         extracted = self.clock()
-        judge = self.judge(store, limit, available[0])
+        judge = self.judge(store, available[0])
         kernels = column_kernels(store, known or available, judge)
         best, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
         ended = self.clock()

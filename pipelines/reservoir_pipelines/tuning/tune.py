@@ -83,7 +83,7 @@ def tune(
         notify(f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows with --limit")
     default = next(trial for trial in ranked if trial.number == 0)
     finalists = [default, *[trial for trial in ranked if trial.number][:FINALISTS]]
-    kernels, judge = search.kernels(finalists), search.judges[default.limit]
+    kernels, judge = search.kernels(finalists)
     most = search.joined()
     chosen, found = join(kernels, judge, most, lambda: search.final_seconds(most) <= search.left)
     limit = search.final_limit(len(chosen), default.limit)
