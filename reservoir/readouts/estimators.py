@@ -18,8 +18,8 @@ def code_labels(
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Return the classes, the class number of each sample, and the coding of the labels.
 
-    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number. Labels (n, classes)
-    are 1 for the classes of a sample and 0 for the others.
+    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number. Labels may be
+    (n, classes), 1 for the classes of a sample and 0 for the others.
     """
     check_classification_targets(labels)
     if labels.ndim == 2:
@@ -46,19 +46,16 @@ def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | N
         return None
     weights = column_or_1d(given, dtype=np.float64)
     check_consistent_length(x, weights)
-    if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise ValueError("sample_weight has a negative or non-finite value; give finite values of at least 0")
-    if not weights.any():
-        raise ValueError("sample_weight is zero for every sample; give at least one sample a weight")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
     return weights
 
 
 def drop_weightless(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the samples whose weight is not 0, with their folds (n,) or (n, repeats) renumbered from 0."""
+    """Return the samples whose weight is not 0, with their folds (n, repeats) renumbered from 0."""
     kept = weights > 0
-    repeats = fold[kept].reshape(int(kept.sum()), -1).T
-    numbered = np.stack([np.unique(repeat, return_inverse=True)[1] for repeat in repeats], axis=1)
-    return x[kept], y[kept], numbered.reshape(-1, *fold.shape[1:]), weights[kept]
+    numbered = [np.unique(repeat, return_inverse=True)[1] for repeat in fold[kept].T]
+    return x[kept], y[kept], np.stack(numbered, axis=1), weights[kept]
 
 
 def fold_numbers(

@@ -11,11 +11,11 @@ from scipy.special import bdtr, stdtrit
 from reservoir.readouts.linear import LinearReadout, Readout
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows in memory
-MAX_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
+MAX_PRINTED = 100  # classes whose confusion matrix is written to JSON, at most
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
 BOOTSTRAP_UNITS = 2000  # most units that the bootstrap draws; more rows are grouped
 MAX_LABELS = 8  # largest number of labels of a row that have scores of their own
-Z95 = 1.96  # 97.5% quantile of the standard normal distribution, which bounds intervals of 95%
+Z95 = 1.96  # standard deviations on each side of a 95% interval
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,14 +31,14 @@ class Evaluation:
 
     samples: int  # labels that were compared
     scores: dict[str, float]
-    interval: tuple[float, float] | None  # 95%: of the accuracy (`accuracy_interval`), or of R² (bootstrap)
+    interval: tuple[float, float] | None  # 95%, of the accuracy or of R²
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
-    confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets
+    confusion: np.ndarray  # samples of each class (rows) with each label
     # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over groups.
     merits: np.ndarray
-    rows: int = 0  # number of rows that the labels belong to
-    groups: int = 0  # number of groups that the rows belong to, 0 if rows have no groups
+    rows: int = 0  # to which the labels belong
+    groups: int = 0  # to which the rows belong, 0 without groups
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
     # probability, and the share that is correct; without empty bins.
     reliability: tuple[tuple[int, float, float], ...] = ()
@@ -97,7 +97,8 @@ def evaluate_classes(
     # Pooling labels with different class shares would reward a constant guess.
     apart = 1 < y.shape[1] <= MAX_LABELS
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
-    each = [_class_scores(y[:, n], predicted[:, n], None if ranks is None else ranks[:, n]) for n in labels]
+    columns = (y, predicted) if ranks is None else (y, predicted, ranks)
+    each = [_class_scores(*(part[:, n].ravel() for part in columns)) for n in labels]
     names = dict.fromkeys(name for one in each for name in one)
     scores = {name: float(np.mean([one[name] for one in each if name in one])) for name in names}
     scores |= {f"accuracy_of_label_{n}": one["accuracy"] for n, one in enumerate(each)} if apart else {}
@@ -120,20 +121,19 @@ def evaluate_classes(
     )
 
 
-def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
+def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None = None) -> dict[str, float]:
     """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur."""
-    from sklearn.metrics import accuracy_score, precision_recall_fscore_support, roc_auc_score
+    from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
 
-    y, predicted = y.ravel(), predicted.ravel()
-    _, recall, f1, rows = precision_recall_fscore_support(y, predicted, zero_division=0)
+    present, rows = np.unique(y, return_counts=True)
     scores = {
         "accuracy": accuracy_score(y, predicted),
         "majority_baseline": rows.max() / len(y),
-        "balanced_accuracy": recall[rows > 0].mean(),
-        "macro_f1": f1.mean(),
+        "balanced_accuracy": recall_score(y, predicted, labels=present, average="macro"),
+        "macro_f1": f1_score(y, predicted, average="macro"),
     }
-    if ranks is not None and np.ptp(y):
-        scores["auc"] = roc_auc_score(y == y.max(), ranks.ravel())
+    if ranks is not None and len(present) == 2:
+        scores["auc"] = roc_auc_score(y == y.max(), ranks)
     return {name: float(value) for name, value in scores.items()}
 
 
@@ -143,17 +143,16 @@ def evaluate_values(
     """Compare predicted real values (n, outputs) with targets; a row has one target, or ``counts`` of them."""
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-    r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
+    r2 = r2_score(y, predicted) if len(y) > 1 else np.array_equal(y, predicted)
     scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
-    found = {name: float(value) for name, value in scores.items()}
     if 1 < y.shape[1] <= MAX_LABELS:
-        for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
-            found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
-            found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
-    errors = ((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
+        for n, pair in enumerate(zip(y.T, predicted.T, strict=True)):
+            scores[f"R²_of_label_{n}"] = r2_score(*pair) if len(y) > 1 else r2
+            scores[f"rmse_of_label_{n}"] = root_mean_squared_error(*pair)
+    errors = np.square(y - predicted).mean(axis=1)
     return Evaluation(
         samples=len(y),
-        scores=found,
+        scores={name: float(score) for name, score in scores.items()},
         interval=r2_interval(y, predicted, counts, groups),
         recall={},
         classes=(),
@@ -260,16 +259,15 @@ def r2_interval(
 def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float] | None:
     """Return the 95% interval of an accuracy from the share of correct outputs of each row, (rows,).
 
-    The variance between rows gives an effective number of independent outputs, for which Wilson's interval is computed.
-    With ``groups`` (rows,), the variance between groups counts, and Student's t replaces the normal distribution; the
-    result is None for a single group.
+    It is Wilson's interval for the effective number of independent outputs, from the variance between rows. With
+    ``groups`` (rows,), the variance between groups counts, with Student's t; the result is None for a single group.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
     """
     # Rows are independent, but the outputs of a row are not.
     shares = np.asarray(shares, np.float64)
     rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
-    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # without variance, each row counts once
+    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
         units, spread = len(errors), float(np.square(errors).sum())

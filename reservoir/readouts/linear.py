@@ -9,7 +9,7 @@ from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
 
-Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs) of some samples
+Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
 LINKS = ("softmax", "sigmoid", "clipped", "none")
@@ -59,7 +59,8 @@ class Targets:
         """Return the targets (n, T) of labels (n, outputs): float32, or float64 for regression targets in float64."""
         if not self.classes:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
-        hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), self.columns)
+        classes = [1] if self.classes == 2 else np.arange(self.classes)
+        hot = (y[..., None] == classes).reshape(len(y), self.columns)
         return np.where(hot, np.float32(1), np.float32(-1))
 
     def weights(self, y: np.ndarray, given: np.ndarray | None = None) -> np.ndarray | None:
@@ -106,7 +107,7 @@ class Targets:
         References: Guo et al. (2017), On calibration of modern neural networks; Platt (1999), Probabilistic outputs
         for support vector machines, section 2.2, for smoothed labels.
         """
-        from scipy.optimize import minimize_scalar  # takes a quarter of a second, so it is imported only here
+        from scipy.optimize import minimize_scalar  # takes a quarter of a second
 
         logits = self.logits(np.asarray(scores, np.float64))
         counted = np.ones(len(y)) if weights is None else weights
@@ -204,7 +205,7 @@ class Tally:
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.samples = 0.0
-        self._hits: np.ndarray | float = 0.0  # (A,) correct labels, or (A, outputs) squared residuals
+        self._hits: np.ndarray | float = 0.0  # (A,) labels, or (A, outputs) squared residuals
         self._distances: np.ndarray | float = 0.0  # (A,) of scores from the coding, squared
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
@@ -222,7 +223,7 @@ class Tally:
             values = y.astype(np.float64)
             hits = counted @ np.square(scores - values)
             if not self.samples:
-                self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
+                self._origin = values[0]  # subtracted, so that sums of squares keep their digits
             self._sum += counted @ (values - self._origin)
             self._squares += counted @ np.square(values - self._origin)
         self._hits = self._hits + hits

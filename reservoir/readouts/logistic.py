@@ -78,7 +78,7 @@ def logistic_path(
         found = problem.minimise(tolerance, passes)
         weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
-    if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
+    if targets.classes == 2:  # a score is half the log odds: +s for one class and -s for the other
         weights, offset = weights / 2, offset / 2
     converged = np.array([solved for _, solved in found]).reshape(len(alphas), -1).min(axis=1)
     offset = offset.reshape(len(alphas), -1)
@@ -179,7 +179,7 @@ class _Problem:
         labels = y[..., None].astype(np.int64)
         shifted = scores - np.minimum(scores.max(axis=-1, keepdims=True), np.finfo(scores.dtype).max)
         loss = -np.take_along_axis(shifted, labels, axis=-1)[..., 0]
-        residual = np.exp(shifted, out=shifted)  # one pass of exp; logsumexp of SciPy and a softmax after it take two
+        residual = np.exp(shifted, out=shifted)  # once; logsumexp and softmax of SciPy take two passes
         total = residual.sum(axis=-1, keepdims=True)
         loss += np.log(total[..., 0])
         residual /= total
@@ -192,9 +192,8 @@ def lbfgs(
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
     """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
-    A step is x - H g with H the inverse Hessian built from the last steps. It is shortened until the value falls by
-    1e-4 of the decrease that the slope predicts. The problem is solved if the next step d has
-    || d || <= tolerance * || x ||, or if its predicted decrease is below rounding errors.
+    A step is shortened until the value falls by 1e-4 of the decrease that the slope predicts. The problem is solved if
+    the next step d has || d || <= tolerance * || x ||, or if its predicted decrease is below rounding errors.
 
     Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
     """

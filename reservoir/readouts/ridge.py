@@ -33,11 +33,10 @@ _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64)
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
-CHUNK = 2048  # features of a kernel matrix that are in memory in float64 at once
-BLOCK_ROWS = 2048  # products of 2,048 rows reach 93% of the speed of one product of all rows; of 1,024, 78%
+CHUNK = 2048  # features of a kernel matrix that are read at once
+BLOCK_ROWS = 2048  # whose products reach 93% of the speed of one product of all rows; of 1,024, 78%
 # From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its threads. With fewer,
-# they mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one, and 90 s in two
-# threads while another program used one of two cores.
+# they mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one.
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
 
 
@@ -58,10 +57,6 @@ class Arithmetic:
     """
 
     device: str | None = None
-
-    def zeros(self, shape: tuple[int, ...]) -> Any:
-        """Return an array of float64 zeros, or a tensor on the device."""
-        return self.put(np.zeros(shape))
 
     def put(self, x: np.ndarray) -> Any:
         """Return a tensor of the same dtype on the device, or without a device the array itself."""
@@ -98,9 +93,7 @@ class Arithmetic:
 
 
 _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=Arithmetic())  # noqa: B039, it is frozen
-
-
-arithmetic = _current.get  # returns the arithmetic of the innermost `products_on`, by default NumPy's
+arithmetic = _current.get  # the arithmetic of the innermost `products_on`
 
 
 @contextmanager
@@ -166,22 +159,23 @@ class Accumulator:
     def __init__(self) -> None:
         self._on, self._filled = arithmetic(), 0
         self._shift: tuple[Any, Any] | None = None
-        self._x: Any = None
 
     def _allocate(self, width: int, targets: int) -> None:
         # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
         # features, products in float32 err by about 1, and so hide a penalty of about 1 in every solution.
-        zeros = self._on.zeros
-        self._x, self._xx = zeros((BLOCK_ROWS, width)), zeros((width, width))
+        def zeros(*shape: int) -> Any:
+            return self._on.put(np.zeros(shape))
+
+        self._x, self._xx = zeros(BLOCK_ROWS, width), zeros(width, width)
         # The last column holds square roots of the weights, so that its products with the others are sums over rows.
-        self._z, self._xz, self._sums = (zeros((rows, targets + 1)) for rows in (BLOCK_ROWS, width, 1))
+        self._z, self._xz, self._sums = (zeros(rows, targets + 1) for rows in (BLOCK_ROWS, width, 1))
 
     def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Add samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,), 1 by default."""
-        if self._x is None:
+        if not hasattr(self, "_x"):
             self._allocate(x.shape[1], y.shape[1])
         roots, start = np.ones(len(x)) if weights is None else np.sqrt(weights), 0
-        while start < len(x):  # cut by row number, so that the moments have the same bits for all sizes of blocks
+        while start < len(x):  # cut by row number, so that the bits do not depend on the sizes of blocks
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
             self._x[rows], self._z[rows, :-1] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
@@ -212,7 +206,7 @@ class Accumulator:
         """Add the products of the gathered rows to the sums and start a new block; the first block sets the shift."""
         x, z = self._x[: self._filled], self._z[: self._filled]
         y, roots = z[:, :-1], z[:, -1:]
-        if self._shift is None:  # without the shift, a channel at 3000 +- 0.5 would lose half its digits
+        if self._shift is None:  # or a channel at 3000 +- 0.5 would lose half its digits
             self._shift = x.mean(0), y.mean(0)
         x -= self._shift[0]
         x *= roots
@@ -320,7 +314,7 @@ class Scorer:
             self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
             self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
             self._center, self._dtype = on.put(center), dtype
-        centred = on.put(x) - self._center  # first, so that float32 keeps the digits of a channel at 3000 +- 0.5
+        centred = on.put(x) - self._center  # keeps the digits of a channel at 3000 +- 0.5 in float32
         scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
@@ -337,8 +331,8 @@ def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
 def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t).
 
-    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With several penalties, A = Q T
-    Q' with Q orthogonal and T tridiagonal, so that
+    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With A = Q T Q', Q orthogonal
+    and T tridiagonal,
 
         (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
@@ -365,7 +359,7 @@ def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) ->
     # The transpose of a symmetric C array is the same matrix in Fortran order, so nothing is copied.
     work = int(_reduce_work(n, lower=1)[0])
     reduced, diagonal, off_diagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
-    reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q, as dsytrd leaves them
+    reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q
     # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
     # error of the largest one is used as it is; a smaller one is raised until it does: T + alpha I must be definite.
     lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
@@ -422,7 +416,7 @@ class KernelMatrix:
         if known is not None and np.ptp(emphasis[: len(known.mean)]) > 0:
             known = None
         on = arithmetic()
-        total = on.zeros((len(x), len(x)))
+        total = on.put(np.zeros((len(x), len(x))))
         for part in self._chunks(0 if known is None else len(known.mean)):
             z = x[:, part].T.astype(np.float64, order="C")
             self.mean[part] = mean = np.average(z, axis=1, weights=weights)
@@ -466,10 +460,7 @@ class KernelMatrix:
 def held_out_scores(
     products: np.ndarray, weights: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray
 ) -> np.ndarray:
-    """Return the scores (A, n, t) of each sample, for every penalty, by the model fitted to the folds without it.
-
-    ``products`` (n, n) are those of samples with ``weights`` (n,) and targets (n, t).
-    """
+    """Return the scores (A, n, t) of samples with targets (n, t), each by the models fitted to the other folds."""
     scores = np.empty((len(alphas), *y.shape))
     for k in np.unique(fold):
         fitted, held = fold != k, fold == k

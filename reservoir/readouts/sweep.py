@@ -55,14 +55,11 @@ class DeferredPath:
 
 @dataclass(eq=False)
 class Sweep:
-    """Result of a sweep over penalties, with ``accuracy`` and ``loss`` (A,) of held-out samples (see `Tally`).
+    """Result of a sweep over penalties: their ``accuracy`` and ``loss`` (A,), and the index of the ``best``."""
 
-    ``best`` is the index of the chosen penalty, ``alpha``.
-    """
-
-    path: LinearPath | DeferredPath  # the model of every penalty, fitted on all training samples
+    path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally
-    errors: np.ndarray | None = None  # if given, standard errors (A,) within which the largest penalty is chosen
+    errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
     temperature: float = 1.0  # of the chosen readout
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
@@ -223,15 +220,11 @@ def _score_blocks(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOutScore:
-    """Held-out score of the best penalty, a mean over samples and repeats: the accuracy, or R².
-
-    ``losses`` (n,) holds the mean loss of each sample over repeats: the cross-entropy at the fitted temperature, or the
-    squared error divided by the variance.
-    """
+    """Held-out score of the best penalty, a mean over samples and repeats: the accuracy, or R²."""
 
     alpha: float
     score: float
-    losses: np.ndarray
+    losses: np.ndarray  # mean loss of each sample over repeats, (n,)
 
     @property
     def loss(self) -> float:
@@ -272,7 +265,10 @@ def score_by_kernel(
 
 
 def _losses(scores: np.ndarray, y: np.ndarray, targets: Targets) -> np.ndarray:
-    """Return the loss of each sample, (n,), averaged over repeats, from held-out scores (repeats, n, T)."""
+    """Return the mean loss of each sample, (n,), from held-out scores (repeats, n, T).
+
+    It is the cross-entropy at the fitted temperature, or the squared error divided by the variance.
+    """
     if not targets.classes:
         variance = np.maximum(y.var(axis=0, dtype=np.float64), np.finfo(np.float64).tiny)
         return (np.square(scores - y) / variance).mean(axis=(0, 2))

@@ -21,19 +21,16 @@ from reservoir.readouts.linear import Block, Targets
 from reservoir.readouts.ridge import LinearPath, deviation, inverse, score
 from reservoir.readouts.sweep import Sweep, gather, solve
 
-MAX_SAMPLES = 4096  # training samples from which the weights, a few dozen numbers at most, are learned
+MAX_SAMPLES = 4096  # training samples from which the weights are learned, at most
 STEPS = 30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerSum:
-    """The weighted sum of the layers of concatenated columns, (n, layers * width), as features (n, width).
+    """The weighted sum of the layers of concatenated columns, (n, layers * width), as features (n, width)."""
 
-    ``weights`` (layers,) are positive and sum to one; ``mean`` and ``scale`` (layers * width,) standardise the columns.
-    """
-
-    weights: np.ndarray
-    mean: np.ndarray
+    weights: np.ndarray  # positive, of sum 1, (layers,)
+    mean: np.ndarray  # of the columns, (layers * width,)
     scale: np.ndarray
 
     def blocks(self, blocks: Iterable[Block]) -> Iterator[Block]:

@@ -44,7 +44,7 @@ class ColumnKernel:
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]  # the keys are names of concatenated columns
+Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of concatenated columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from reservoir.pooling import MAX_TOKEN_FEATURES
 from reservoir.random import generator
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import full_name, load_model
-from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.task import Vectors
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
 from reservoir_pipelines.files import cache_root, checked_line, read_lines, replace_file
@@ -41,11 +41,10 @@ RECURRENT_TOKENS = 64
 SCALES = "channel", "series", "both", "differences", "differences"
 
 
-def draw_candidate(
-    number: int, task: Task, rows: int, width: int, *, seed: int, backbone: str | None
-) -> dict[str, Any]:
+def draw_candidate(number: int, data: "SearchData") -> dict[str, Any]:
     """Return a candidate by its number from 1, as options of `extract`; data and seed determine it."""
-    draw = generator(seed, f"tune-{number}")
+    task, rows, backbone = data.prepared.task, sum(data.prepared.rows.values()), data.options.backbone
+    draw = generator(data.options.seed, f"tune-{number}")
     kind, tokens = kind_of(task), task.max_tokens
     found: dict[str, Any]
 
@@ -60,7 +59,7 @@ def draw_candidate(
         return {"init": "random"} if share < 0.35 else {}
 
     # Aligned sequences need their positions, so poolings that keep every token are included if they are not too wide.
-    aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * width <= MAX_TOKEN_FEATURES else []
+    aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * data.width <= MAX_TOKEN_FEATURES else []
     if kind == "series":
         stride = default_windows(task, rows, tokens)["stride"]
         found = {"stride": stride, "pad": "same", "normalise": one(*SCALES)}
@@ -91,7 +90,7 @@ def draw_candidate(
     if backbone:
         found.pop("backbone", None)
         found["backbone"] = backbone
-    return found | {"seed": seed + number, "layers": layers, "pool": pool}
+    return found | {"seed": data.options.seed + number, "layers": layers, "pool": pool}
 
 
 def title_of(candidate: dict[str, Any]) -> str:
@@ -102,7 +101,7 @@ def title_of(candidate: dict[str, Any]) -> str:
     return f"{', '.join(options) or 'the default'}; {candidate['layers']}"
 
 
-ROUNDS = 25, 100, 400, 800  # rows of each split; kernel matrices of more would be too large
+ROUNDS = 25, 100, 400, 800  # rows of each split; larger kernel matrices take too long
 FIRST_ROUNDS = 3  # with how many of these rows the search may begin
 AT_LEAST = 10  # candidates of the first round
 SURVIVORS = 0.25  # share of a round's candidates that the next one tries again
@@ -122,7 +121,7 @@ class ReservoirTrial(Record):
     """The held-out results of a candidate's best columns, concatenated."""
 
     number: int  # 0 for the default
-    limit: int | None  # largest number of rows of each split; None for all rows
+    limit: int | None  # rows of each split, at most; None for all
     title: str  # the options that differ from the default
     entry: str
     columns: tuple[str, ...]
@@ -130,9 +129,9 @@ class ReservoirTrial(Record):
     score: float
     loss: float  # mean squared error
     alpha: float  # the best penalty
-    samples: int  # number of held-out rows, or tokens, of train and valid
+    samples: int  # held-out rows, or tokens, of train and valid
     seconds: float
-    judging: float  # the part of ``seconds`` after the columns were extracted
+    judging: float  # part of ``seconds`` after the extraction
 
 
 def read_trials(file: Path) -> list[ReservoirTrial]:
@@ -148,7 +147,7 @@ class SearchData:
     task: str
     options: ExtractOptions
     prepared: Prepared
-    folder: Path  # holds the trials of the same rows, seed, backbone, weights and precision
+    folder: Path  # of the trials
     width: int  # hidden width of the default backbone
     default: dict[str, Any]  # the candidate that `extract` would compute
 
@@ -189,11 +188,7 @@ class SearchData:
 
     def candidate(self, number: int) -> dict[str, Any]:
         """Return a candidate by its number; 0 is the default."""
-        if number == 0:
-            return self.default
-        rows, options = sum(self.prepared.rows.values()), self.options
-        task = self.prepared.task
-        return draw_candidate(number, task, rows, self.width, seed=options.seed, backbone=options.backbone)
+        return draw_candidate(number, self) if number else self.default
 
     def extract(
         self, number: int, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions
@@ -257,14 +252,11 @@ class Search:
         score = score_text(trial.score, trial.metric)
         notify(f"{trial.number:3d}  {score:>6}  {trial.seconds:5.1f} s  {rows}  {trial.title}")
 
-    def judge(self, store: FeatureStore, column: str) -> Judge:
-        """Return the labels and folds of the samples of any ``column``."""
-        return Judge.of(ColumnSource(store, column), self.data.prepared.task.classes)
-
     def kernels(self, trials: list[ReservoirTrial]) -> tuple[dict[int, ColumnKernel], Judge]:
         """Return the kernels of the raw input and of each trial's best columns, by trial number, and their judge."""
         stores = [self._features(trial.number, trial.limit)[0] for trial in trials]
-        judge, found = self.judge(stores[0], trials[0].columns[0]), {}
+        found: dict[int, ColumnKernel] = {}
+        judge = Judge.of(ColumnSource(stores[0], trials[0].columns[0]), self.data.prepared.task.classes)
         for trial, store in zip(trials, stores, strict=True):
             found[trial.number] = sum(column_kernels(store, trial.columns, judge).values(), start=ColumnKernel())
         raw = Pool.of(stores[0]).raw()
@@ -343,10 +335,7 @@ class Search:
         return self._extrapolate(self.data.rows(limit, KNOWN), lambda trial: trial.seconds, CONSTANT)
 
     def _extrapolate(self, rows: int, cost: Callable[[ReservoirTrial], float], constant: float = 0.0) -> float:
-        """Return the cost of a trial on a number of rows, from the trials on the fewest and on the most rows.
-
-        Until there are trials on different numbers of rows, a ``constant`` share of the cost does not depend on them.
-        """
+        """Return the cost of a trial on a number of rows, of which a ``constant`` share is assumed at first."""
         seen: dict[int, list[float]] = {}
         for trial in self.trials.values():
             seen.setdefault(self.data.rows(trial.limit, KNOWN), []).append(cost(trial))
@@ -354,7 +343,7 @@ class Search:
             return 0.0
         low, high = min(seen), max(seen)
         least, most = (CAUTION * max(seen[end][-5:]) for end in (low, high))
-        if high < 2 * low:  # too close to estimate the constant part
+        if high < 2 * low:  # too close to measure the constant part
             return most * (constant + (1 - constant) * max(1.0, rows / high))
         slope = max(0.0, (most - least) / (high - low))
         return max(most + slope * (rows - high), 0.5 * least)
@@ -368,10 +357,7 @@ class Search:
         return self.features[number, limit]
 
     def _try(self, number: int, limit: int | None, known: tuple[str, ...] | None = None) -> ReservoirTrial | None:
-        """Return the stored or a new trial of a candidate; None if the candidate does not suit the data.
-
-        A new trial extracts train and valid, and scores the ``known`` best columns, or all columns to find the best.
-        """
+        """Return the trial of a candidate's ``known`` or best columns; None if the candidate does not suit the data."""
         if (number, limit) in self.trials:
             return self.trials[number, limit]
         started = self.clock()
@@ -382,7 +368,8 @@ class Search:
                 raise
             return None
         extracted = self.clock()
-        judge = self.judge(store, available[0])
+        classes = self.data.prepared.task.classes
+        judge = Judge.of(ColumnSource(store, available[0]), classes)
         kernels = column_kernels(store, known or available, judge)
         best, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
         ended = self.clock()
@@ -392,7 +379,7 @@ class Search:
             title=title_of(self.data.candidate(number)),
             entry=store.entry.path.name,
             columns=best,
-            metric=metric_name(self.data.prepared.task.classes),
+            metric=metric_name(classes),
             score=found.score,
             loss=found.loss,
             alpha=found.alpha,
