@@ -177,7 +177,7 @@ def cross_sweep(
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
     few, kernel = None if moments else head(train)[0], None
-    # For each repeat, blocks: fold, held-out scores (m, A, t) of every penalty, labels (m, outputs), optional weights.
+    # For each repeat, blocks: fold, held-out scores (A, m, t) of every penalty, labels (m, outputs), optional weights.
     scored: list[Iterable[tuple[Any, ...]]] = []
     if few is not None:
         x, y, fold, *weights = few
@@ -185,7 +185,8 @@ def cross_sweep(
         path = DeferredPath(alphas, functools.partial(kernel.path, coded))
         for one in fold.reshape(len(y), -1).T:
             scores = held_out_scores(kernel.products, kernel.weights, coded, one, alphas)
-            scored.append(list(by_fold([(scores.transpose(1, 0, 2), y, one, *weights)])))
+            parts = [(k, one == k) for k in range(folds)]
+            scored.append([(k, scores[:, held], *(part[held] for part in (y, *weights))) for k, held in parts])
     else:
         parts = moments or [one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)]
         whole = functools.reduce(operator.add, parts[:folds])
@@ -199,13 +200,13 @@ def cross_sweep(
     tally, errors = Tally(targets), []
     for blocks in scored:
         of_folds = [Tally(targets) for _ in range(folds)]
-        for k, scores, *labels in blocks:
-            for one in (tally, of_folds[k]):
-                one.update(scores.transpose(1, 0, 2), *labels)
+        for k, *held_out in blocks:
+            tally.update(*held_out)
+            of_folds[k].update(*held_out)
         errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
     found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel)
     if targets.classes:
-        chosen = [(scores[:, found.best], *rest) for _, scores, *rest in scored[0]]
+        chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
         found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))
     return found
 
@@ -215,7 +216,7 @@ def _score_blocks(
 ) -> Iterator[tuple[Any, ...]]:
     scorers = [Scorer(path, targets) for path in paths]
     for k, x, *rest in by_fold(train, repeat):
-        yield k, scorers[k](x).transpose(1, 0, 2), *rest
+        yield k, scorers[k](x), *rest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ References: Peters et al. (2018), Deep contextualized word representations; Yang
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -67,13 +67,12 @@ def learn_layers(
         start += len(x)
     x, y = (np.concatenate(part) for part in zip(*taken, strict=True))
     mean, variance = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
-    scale = inverse(deviation(variance, mean))
     # The penalty is the one that scores best on valid for the plain mean of the layers.
-    plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=scale)
+    plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=inverse(deviation(variance, mean)))
     alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
     counted = np.asarray(targets.weights(y, np.ones(len(y))))
     weights = _minimise(plain.layers(x), targets.encode(y), counted, alpha)
-    return LayerSum(weights=weights, mean=mean, scale=scale)
+    return replace(plain, weights=weights)
 
 
 def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray, alpha: float) -> np.ndarray:
