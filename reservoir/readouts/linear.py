@@ -205,8 +205,8 @@ class Tally:
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.samples = 0.0
-        self._hits: np.ndarray | float = 0.0  # (A,) labels, or (A, outputs) squared residuals
-        self._distances: np.ndarray | float = 0.0  # (A,) of scores from the coding, squared
+        self._hits: np.ndarray | float = 0.0  # correct labels (A,), or squared residuals (A, outputs)
+        self._distances: np.ndarray | float = 0.0  # squared distances from the coding, (A,)
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
@@ -223,7 +223,7 @@ class Tally:
             values = y.astype(np.float64)
             hits = counted @ np.square(scores - values)
             if not self.samples:
-                self._origin = values[0]  # subtracted, so that sums of squares keep their digits
+                self._origin = values[0]  # so that sums of squares keep their digits
             self._sum += counted @ (values - self._origin)
             self._squares += counted @ np.square(values - self._origin)
         self._hits = self._hits + hits

@@ -78,7 +78,7 @@ def logistic_path(
         found = problem.minimise(tolerance, passes)
         weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
-    if targets.classes == 2:  # a score is half the log odds: +s for one class and -s for the other
+    if targets.classes == 2:  # a score is half the log odds
         weights, offset = weights / 2, offset / 2
     converged = np.array([solved for _, solved in found]).reshape(len(alphas), -1).min(axis=1)
     offset = offset.reshape(len(alphas), -1)

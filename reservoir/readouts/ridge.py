@@ -34,7 +34,7 @@ _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork"
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
 CHUNK = 2048  # features of a kernel matrix that are read at once
-BLOCK_ROWS = 2048  # whose products reach 93% of the speed of one product of all rows; of 1,024, 78%
+BLOCK_ROWS = 2048  # products reach 93% of the speed of a single one; of 1,024 rows, 78%
 # From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its threads. With fewer,
 # they mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one.
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
@@ -175,7 +175,7 @@ class Accumulator:
         if not hasattr(self, "_x"):
             self._allocate(x.shape[1], y.shape[1])
         roots, start = np.ones(len(x)) if weights is None else np.sqrt(weights), 0
-        while start < len(x):  # cut by row number, so that the bits do not depend on the sizes of blocks
+        while start < len(x):  # so that the bits do not depend on the sizes of blocks
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
             self._x[rows], self._z[rows, :-1] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
@@ -314,7 +314,7 @@ class Scorer:
             self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
             self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
             self._center, self._dtype = on.put(center), dtype
-        centred = on.put(x) - self._center  # keeps the digits of a channel at 3000 +- 0.5 in float32
+        centred = on.put(x) - self._center  # keeps the digits of a channel at 3000 +- 0.5
         scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)

@@ -104,14 +104,14 @@ def title_of(candidate: dict[str, Any]) -> str:
 ROUNDS = 25, 100, 400, 800  # rows of each split; larger kernel matrices take too long
 FIRST_ROUNDS = 3  # with how many of these rows the search may begin
 AT_LEAST = 10  # candidates of the first round
-SURVIVORS = 0.25  # share of a round's candidates that the next one tries again
-PROBE_SHARE = 0.2  # share of the time for trials that may measure the cost on more rows
+SURVIVORS = 0.25  # share of candidates that the next round tries again
+PROBE_SHARE = 0.2  # share of the time for trials that may measure costs
 END_SHARE = 0.4  # share of the budget that the final extraction and fit may take
-FIRST_SHARE = 0.6  # share of the time for trials that a round other than the last may use
-CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
+FIRST_SHARE = 0.6  # share of the time for trials that a round before the last may use
+CAUTION = 1.2  # factor on predicted costs, because the load varies
 CONSTANT = 0.5  # assumed share of a trial's cost that does not grow with the rows
 RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
-START_UP = 6.0  # seconds of the final fit that do not depend on its size
+START_UP = 6.0  # seconds of a final fit of any size
 FIT_JUDGINGS = 2.0  # time of a fit, relative to judging a trial on the same rows
 JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
