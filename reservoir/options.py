@@ -266,8 +266,7 @@ class FitOptions(OutOptions, panel="Readout"):
 
     columns: str | Sequence[str] = option(
         "all",
-        "Columns to try, comma-separated: one column, a+b (concatenated), best:4 (up to four, added greedily), or all "
-        "(each alone, and each layer as a whole).",
+        "Columns to try, comma-separated: one column, a+b (concatenated), or all (each alone, and each layer whole).",
     )
     readout: str = option(
         "ridge",

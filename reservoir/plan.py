@@ -301,7 +301,7 @@ def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | Non
     if select == "valid":
         return 0, 1
     if select == "auto":
-        if str(options.columns).startswith("best:") or options.readout != "ridge":
+        if options.readout != "ridge":
             return 0, 1
         folds, repeats = default_folds(rows["train"], rows["valid"])
         return min(folds, units), repeats

@@ -502,8 +502,8 @@ def fit(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'
-        Columns to try, comma-separated: one column, a+b (concatenated), best:4 (up to four, added greedily), or
-        all (each alone, and each layer as a whole).
+        Columns to try, comma-separated: one column, a+b (concatenated), or all (each alone, and each layer
+        whole).
     readout : str, default='ridge'
         ridge, logistic, weighted (a learned sum of layers), or an estimator's path:
         sklearn.svm.LinearSVC:C=0.1,1.
@@ -530,8 +530,8 @@ def fit(
     Notes
     -----
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
-    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns. A readout chosen on the validation
+    split is then fitted to train and valid.
 
     Examples
     --------

@@ -229,8 +229,8 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     Notes
     -----
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
-    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns. A readout chosen on the validation
+    split is then fitted to train and valid.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Labels, weights and folds of scikit-learn's estimators, in the form that the readouts need."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,24 +12,20 @@ from sklearn.utils.validation import check_consistent_length, column_or_1d
 
 from reservoir.readouts.linear import Targets, balanced_weights
 
-# The default of this function's parameter is an integer, from which type checkers infer a type that is too narrow.
-_check_cv: Callable[..., Any] = check_cv
-
 
 def code_labels(
     labels: np.ndarray, class_weight: Mapping[Any, float] | str | None, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Return the classes, the class number of each sample, and the coding of the labels.
 
-    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number. Labels (n, classes)
-    are 1 for the classes of a sample and 0 for the others.
+    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number. Labels may be
+    (n, classes), 1 for the classes of a sample and 0 for the others.
     """
     check_classification_targets(labels)
     if labels.ndim == 2:
         if not np.isin(labels, (0, 1)).all() or class_weight is not None:
-            remedy = "or wrap the classifier in sklearn.multioutput.MultiOutputClassifier"
-            want = f"give multilabel targets as 0 or 1, without class_weight, {remedy}"
-            raise ValueError(f"y has the shape {labels.shape}; {want}")
+            want = "give multilabel targets as 0 or 1, without class_weight, or use MultiOutputClassifier"
+            raise ValueError(f"y has the shape {labels.shape}; {want} of scikit-learn")
         return np.arange(labels.shape[1]), labels.astype(np.int64), Targets(labels.shape[1], 2)
     counted = labels if weights is None else labels[weights > 0]
     classes = np.unique(counted)
@@ -48,22 +44,18 @@ def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | N
     """Return the weights (n,) of samples, or None if none are given; raise `ValueError` for invalid ones."""
     if given is None:
         return None
-    values = np.asarray(given, np.float64)
-    weights = np.full(len(x), values) if values.ndim == 0 else column_or_1d(values)
+    weights = column_or_1d(given, dtype=np.float64)
     check_consistent_length(x, weights)
-    if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise ValueError("sample_weight has a negative or non-finite value; give finite values of at least 0")
-    if not weights.any():
-        raise ValueError("sample_weight is zero for every sample; give at least one sample a weight")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise ValueError("sample_weight needs finite values of at least zero, not all of them zero")
     return weights
 
 
 def drop_weightless(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the samples whose weight is not 0, with their folds (n,) or (n, repeats) renumbered from 0."""
+    """Return the samples whose weight is not 0, with their folds (n, repeats) renumbered from 0."""
     kept = weights > 0
-    repeats = fold[kept].reshape(int(kept.sum()), -1).T
-    numbered = np.stack([np.unique(repeat, return_inverse=True)[1] for repeat in repeats], axis=1)
-    return x[kept], y[kept], numbered.reshape(-1, *fold.shape[1:]), weights[kept]
+    numbered = [np.unique(repeat, return_inverse=True)[1] for repeat in fold[kept].T]
+    return x[kept], y[kept], np.stack(numbered, axis=1), weights[kept]
 
 
 def fold_numbers(
@@ -71,7 +63,8 @@ def fold_numbers(
 ) -> np.ndarray:
     """Return the fold of each sample, (n,); raise `ValueError` if a sample is not held out exactly once."""
     fold, times = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64)
-    for k, (_, held) in enumerate(_check_cv(cv, labels, classifier=classifier).split(x, labels, groups)):
+    splitter: Any = check_cv(cv, labels, classifier=classifier)
+    for k, (_, held) in enumerate(splitter.split(x, labels, groups)):
         fold[held] = k
         times[held] += 1
     if (times != 1).any():

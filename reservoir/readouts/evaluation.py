@@ -10,11 +10,12 @@ from scipy.special import bdtr, stdtrit
 
 from reservoir.readouts.linear import LinearReadout, Readout
 
-BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
-MAX_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
+BOOTSTRAP_CELLS = 2**22  # draws times rows in memory
+MAX_PRINTED = 100  # classes whose confusion matrix is written to JSON, at most
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
-BOOTSTRAP_UNITS = 2000  # groups of rows that the bootstrap draws, if there are more rows than this
-MAX_LABELS = 8  # rows with at most this number of labels get a score per label; tokens usually have more labels
+BOOTSTRAP_UNITS = 2000  # most units that the bootstrap draws; more rows are grouped
+MAX_LABELS = 8  # largest number of labels of a row that have scores of their own
+Z95 = 1.96  # standard deviations on each side of a 95% interval
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,16 +31,16 @@ class Evaluation:
 
     samples: int  # labels that were compared
     scores: dict[str, float]
-    interval: tuple[float, float] | None  # 95%: of the accuracy (`accuracy_interval`), or of R² (bootstrap)
+    interval: tuple[float, float] | None  # 95%, of the accuracy or of R²
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
-    confusion: np.ndarray  # samples of each class (rows) with each label; empty for real targets
-    # Share of correct labels of each row, or its negative squared error, (rows,); their sum over each group, (groups,).
+    confusion: np.ndarray  # samples of each class (rows) with each label
+    # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over groups.
     merits: np.ndarray
-    rows: int = 0  # number of rows that the labels belong to
-    groups: int = 0  # number of groups that the rows belong to, 0 if rows have no groups
+    rows: int = 0  # to which the labels belong
+    groups: int = 0  # to which the rows belong, 0 without groups
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
-    # probability, and the share that is correct. Empty bins are left out, and all bins if no probabilities exist.
+    # probability, and the share that is correct; without empty bins.
     reliability: tuple[tuple[int, float, float], ...] = ()
     # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
@@ -93,9 +94,11 @@ def evaluate_classes(
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
-    apart = 1 < y.shape[1] <= MAX_LABELS  # pooling labels with different class shares would reward a constant guess
+    # Pooling labels with different class shares would reward a constant guess.
+    apart = 1 < y.shape[1] <= MAX_LABELS
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
-    each = [_class_scores(y[:, n], predicted[:, n], None if ranks is None else ranks[:, n]) for n in labels]
+    columns = (y, predicted) if ranks is None else (y, predicted, ranks)
+    each = [_class_scores(*(part[:, n].ravel() for part in columns)) for n in labels]
     names = dict.fromkeys(name for one in each for name in one)
     scores = {name: float(np.mean([one[name] for one in each if name in one])) for name in names}
     scores |= {f"accuracy_of_label_{n}": one["accuracy"] for n, one in enumerate(each)} if apart else {}
@@ -110,7 +113,7 @@ def evaluate_classes(
     return Evaluation(
         samples=len(y),
         scores=scores,
-        interval=accuracy_interval(merits, groups=groups),
+        interval=accuracy_interval(merits, groups),
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
@@ -118,20 +121,19 @@ def evaluate_classes(
     )
 
 
-def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
+def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None = None) -> dict[str, float]:
     """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur."""
     from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
 
-    y, predicted = y.ravel(), predicted.ravel()
-    present, counts = np.unique(y, return_counts=True)
+    present, rows = np.unique(y, return_counts=True)
     scores = {
         "accuracy": accuracy_score(y, predicted),
-        "majority_baseline": counts.max() / len(y),
+        "majority_baseline": rows.max() / len(y),
         "balanced_accuracy": recall_score(y, predicted, labels=present, average="macro"),
         "macro_f1": f1_score(y, predicted, average="macro"),
     }
     if ranks is not None and len(present) == 2:
-        scores["auc"] = roc_auc_score(y == y.max(), ranks.ravel())
+        scores["auc"] = roc_auc_score(y == y.max(), ranks)
     return {name: float(value) for name, value in scores.items()}
 
 
@@ -141,17 +143,16 @@ def evaluate_values(
     """Compare predicted real values (n, outputs) with targets; a row has one target, or ``counts`` of them."""
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-    r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
+    r2 = r2_score(y, predicted) if len(y) > 1 else np.array_equal(y, predicted)
     scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
-    found = {name: float(value) for name, value in scores.items()}
     if 1 < y.shape[1] <= MAX_LABELS:
-        for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
-            found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
-            found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
-    errors = ((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
+        for n, pair in enumerate(zip(y.T, predicted.T, strict=True)):
+            scores[f"R²_of_label_{n}"] = r2_score(*pair) if len(y) > 1 else r2
+            scores[f"rmse_of_label_{n}"] = root_mean_squared_error(*pair)
+    errors = np.square(y - predicted).mean(axis=1)
     return Evaluation(
         samples=len(y),
-        scores=found,
+        scores={name: float(score) for name, score in scores.items()},
         interval=r2_interval(y, predicted, counts, groups),
         recall={},
         classes=(),
@@ -187,42 +188,41 @@ def evaluate(
     """Compare predictions with labels of blocks of samples; ``counts`` is the number of samples per row (default 1)."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
-        if not classes:
+        if classes:
+            scores, chances = readout.scores(x), readout.probabilities(x)
+            # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
+            ranks = scores if isinstance(readout, LinearReadout) and len(classes) == 2 else chances[..., 1]
+            parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), ranks))
+        else:
             parts.append((y, readout.predict(x)))
-            continue
-        linear = isinstance(readout, LinearReadout)
-        scores, chances = readout.scores(x), readout.probabilities(x)
-        # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
-        ranks = () if len(classes) != 2 or not readout.has_probabilities else (scores if linear else chances[..., 1],)
-        parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), *ranks))
+    y, predicted, *rest = (np.concatenate(values) for values in zip(*parts, strict=True))
     if not classes:
-        truth, guess = (np.concatenate(values) for values in zip(*parts, strict=True))
-        return evaluate_values(truth, guess, counts, groups)
-    y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
+        return evaluate_values(y, predicted, counts, groups)
+    sure, ranks = rest
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
         y, predicted, counts = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1), None
-    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None, counts, groups)
+    ranks = ranks if readout.has_probabilities else None
+    found = evaluate_classes(y, predicted, classes, ranks, counts, groups)
     return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
 
 
 def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
     """Return the fields ``merits``, ``rows`` and ``groups`` of an evaluation from the merits and groups of its rows."""
-    sums = merits if groups is None else np.bincount(np.unique(groups, return_inverse=True)[1], merits)
+    sums = merits if groups is None else np.bincount(groups, merits)
     return {"merits": sums, "rows": len(merits), "groups": 0 if groups is None else len(sums)}
 
 
 def _by_row(
     merits: np.ndarray, counts: np.ndarray | None, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return what each row adds to the mean of all samples (n,), and its group, for rows with ``counts`` above 0."""
-    if counts is None:
-        return merits, groups
-    given = counts > 0
-    # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
-    counts, mean = counts[given], merits.mean()
-    added = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
-    return added, None if groups is None else groups[given]
+    """Return what each row with ``counts`` above 0 adds to the mean of all samples, (rows,), and its group's number."""
+    if counts is not None:
+        # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
+        given, mean = counts > 0, merits.mean()
+        counts, groups = counts[given], None if groups is None else groups[given]
+        merits = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
+    return merits, None if groups is None else np.unique(groups, return_inverse=True)[1]
 
 
 def r2_interval(
@@ -252,25 +252,22 @@ def r2_interval(
     low, high = np.nanquantile(scores, [0.025, 0.975]).tolist()
     if groups is None:
         return low, high
-    wider = float(stdtrit(units - 1, 0.975)) / 1.96 * math.sqrt(units / (units - 1))
+    wider = float(stdtrit(units - 1, 0.975)) / Z95 * math.sqrt(units / (units - 1))
     return whole - wider * max(0.0, whole - low), min(1.0, whole + wider * max(0.0, high - whole))
 
 
-def accuracy_interval(
-    shares: np.ndarray, z: float = 1.96, groups: np.ndarray | None = None
-) -> tuple[float, float] | None:
-    """Return the interval of an accuracy from the share of correct outputs of each row, (rows,).
+def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float] | None:
+    """Return the 95% interval of an accuracy from the share of correct outputs of each row, (rows,).
 
-    The variance between rows gives an effective number of independent outputs, for which Wilson's interval is computed.
-    ``z`` is the standard normal quantile, 1.96 for 95%. With ``groups`` (rows,), the variance between groups counts,
-    and Student's t replaces the normal distribution; the result is None for a single group.
+    It is Wilson's interval for the effective number of independent outputs, from the variance between rows. With
+    ``groups`` (rows,), the variance between groups counts, with Student's t; the result is None for a single group.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
     """
     # Rows are independent, but the outputs of a row are not.
     shares = np.asarray(shares, np.float64)
     rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
-    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # without variance, each row counts once
+    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows
     if groups is not None:
         errors = np.bincount(np.unique(groups, return_inverse=True)[1], shares - p)
         units, spread = len(errors), float(np.square(errors).sum())
@@ -278,19 +275,18 @@ def accuracy_interval(
             return None
         # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
         n = min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread)) if spread > 1e-12 else min(n, units)
-        n *= (z / float(stdtrit(units - 1, 0.975))) ** 2
-    centre = p + z * z / (2 * n)
-    spread = z * math.sqrt(max(0.0, p * (1 - p) / n + z * z / (4 * n * n)))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+        n *= (Z95 / float(stdtrit(units - 1, 0.975))) ** 2
+    z2 = Z95**2
+    centre = p + z2 / (2 * n)
+    spread = Z95 * math.sqrt(max(0.0, p * (1 - p) / n + z2 / (4 * n * n)))
+    return max(0.0, (centre - spread) / (1 + z2 / n)), min(1.0, (centre + spread) / (1 + z2 / n))
 
 
 def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
     """Return the 95% interval of a balanced accuracy; None if rows have several labels or groups.
 
-    The squared distances of Wilson's interval from the recall of each class are added. References: Newcombe (1998),
-    Interval estimation for the difference between independent proportions; Zou and Donner (2008), Construction of
-    confidence limits about effect measures.
+    The squared distances of Wilson's interval from the recall of each class are added. Reference: Zou and Donner
+    (2008), Construction of confidence limits about effect measures.
     """
     if found.groups or found.samples != found.rows:
         return None
@@ -306,8 +302,7 @@ def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     """Return the two-sided mid-p-value for equal accuracy of two readouts, from correctness (rows,) of one label.
 
-    If no row differs, p is 1. References: McNemar (1947), Note on the sampling error of the difference between
-    correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
+    Reference: Fagerland, Lydersen and Laake (2013), The McNemar test for binary matched-pairs data.
     """
     right, other = np.asarray(right, bool), np.asarray(other, bool)
     wins, losses = int((right & ~other).sum()), int((other & ~right).sum())
@@ -315,9 +310,8 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     if not rows:
         return 1.0
     # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
-    as_large = math.comb(rows, fewer) / 2**rows * (1 if wins == losses else 2)
-    larger = 2 * float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
-    return min(1.0, larger + as_large / 2)
+    below, up_to = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0, float(bdtr(fewer, rows, 0.5))
+    return below + up_to if wins != losses else 1 - (up_to - below) / 2
 
 
 def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:
@@ -332,11 +326,9 @@ def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, 
     if spread <= 1e-12 * abs(mean) or rows < 2:
         return 1.0 if mean == 0 or rows < 2 else 1 / (draws + 1)
     seen, centred, generator = abs(mean) / spread, differences - mean, np.random.default_rng(seed)
-    beyond, left = 0, draws
-    while left:
-        number = min(left, max(1, BOOTSTRAP_CELLS // rows))
-        drawn = centred[generator.integers(rows, size=(number, rows))]
+    beyond, most = 0, max(1, BOOTSTRAP_CELLS // rows)
+    for start in range(0, draws, most):
+        drawn = centred[generator.integers(rows, size=(min(most, draws - start), rows))]
         means, spreads = np.abs(drawn.mean(axis=1)), drawn.std(axis=1)
         beyond += int((means >= seen * spreads * (1 - 1e-12)).sum())
-        left -= number
     return (beyond + 1) / (draws + 1)

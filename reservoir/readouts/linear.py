@@ -9,7 +9,7 @@ from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
 
-Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs) of some samples
+Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
 LINKS = ("softmax", "sigmoid", "clipped", "none")
@@ -31,8 +31,8 @@ class RereadableBlocks:
 class Targets:
     """Labels as regression targets, in the coding of scikit-learn's ``RidgeClassifier``.
 
-    Two classes become one column per output, with values -1 and +1. More classes become one column per class and
-    output: +1 for the class of the label, else -1. Regression targets stay as they are.
+    Two classes become one column per output, -1 or +1. More classes become one column per class and output: +1 for
+    the class of the label, else -1. Regression targets stay as they are.
     """
 
     outputs: int  # labels per sample
@@ -41,14 +41,9 @@ class Targets:
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.outputs < 1 or self.classes < 0 or self.classes == 1:
-            problem = f"targets: {self.outputs} outputs of {self.classes} classes"
-            raise InputError(f"{problem}; give at least one output, and two classes or more (0 for regression)")
         if self.class_weights is not None and self.outputs > 1:
             problem = f"class weights: a sample has {self.outputs} labels, whose weights may differ"
             raise InputError(f"{problem}; leave out --class-weight, or fit each label separately")
-        if self.class_weights is not None and len(self.class_weights) != self.classes:
-            raise InputError(f"class weights: {len(self.class_weights)} for {self.classes} classes; give one per class")
 
     @property
     def metric(self) -> str:
@@ -62,11 +57,10 @@ class Targets:
 
     def encode(self, y: np.ndarray) -> np.ndarray:
         """Return the targets (n, T) of labels (n, outputs): float32, or float64 for regression targets in float64."""
-        if y.ndim != 2 or y.shape[1] != self.outputs:
-            raise InputError(f"targets: the labels have shape {y.shape}; give (n, {self.outputs})")
         if not self.classes:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
-        hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), self.columns)
+        classes = [1] if self.classes == 2 else np.arange(self.classes)
+        hot = (y[..., None] == classes).reshape(len(y), self.columns)
         return np.where(hot, np.float32(1), np.float32(-1))
 
     def weights(self, y: np.ndarray, given: np.ndarray | None = None) -> np.ndarray | None:
@@ -86,8 +80,6 @@ class Targets:
 
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
-        if not self.classes:
-            raise InputError("targets: a regression readout has no probabilities; use its predictions")
         if self.classes == 2:
             return np.stack([-scores, scores], axis=-1)
         return scores.reshape(len(scores), self.outputs, self.classes)
@@ -95,9 +87,9 @@ class Targets:
     def probabilities(self, scores: np.ndarray, temperature: float = 1.0, link: str = "softmax") -> np.ndarray:
         """Return the probability of each class, (n, outputs, classes), from scores (n, T).
 
-        With z = logits / temperature, ``softmax`` gives softmax(z). The others are those of scikit-learn's
-        one-vs-rest classifiers: ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both divided
-        by their sum over the classes. ``none`` gives 1 to the class with the highest logit.
+        With z = logits / temperature, ``softmax`` gives softmax(z). As in scikit-learn's one-vs-rest classifiers,
+        ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both divided by their sum over the
+        classes. ``none`` gives 1 to the class with the highest logit.
         """
         z = self.logits(scores) / temperature
         if link == "softmax":
@@ -112,17 +104,15 @@ class Targets:
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
         """Return the temperature with the least cross-entropy of held-out scores (n, T), for smoothed labels.
 
-        References: Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999),
-        Probabilistic outputs for support vector machines, section 2.2, for smoothed labels.
+        References: Guo et al. (2017), On calibration of modern neural networks; Platt (1999), Probabilistic outputs
+        for support vector machines, section 2.2, for smoothed labels.
         """
-        from scipy.optimize import minimize_scalar  # takes a quarter of a second, so it is imported only here
+        from scipy.optimize import minimize_scalar  # takes a quarter of a second
 
-        if not self.classes:
-            return 1.0
         logits = self.logits(np.asarray(scores, np.float64))
         counted = np.ones(len(y)) if weights is None else weights
-        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession). The
-        # labels give this share to the other classes; otherwise a readout without errors would get a temperature of 0.
+        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession).
+        # Without this share for the other classes, a readout without errors would get a temperature of 0.
         doubt = 1 / (counted.sum() + 2)
         hot = y[..., None].astype(np.int64) == np.arange(self.classes)
         wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
@@ -138,15 +128,9 @@ class Readout(Protocol):
     """A fitted readout of any kind, such as `LinearReadout`."""
 
     @property
-    def targets(self) -> Targets:
-        """The coding of the labels."""
-        ...
-
+    def targets(self) -> Targets: ...  # noqa: D102
     @property
-    def has_probabilities(self) -> bool:
-        """Whether the readout gives probabilities, and not only labels."""
-        ...
-
+    def has_probabilities(self) -> bool: ...  # noqa: D102
     def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
     def predict(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
     def probabilities(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
@@ -154,13 +138,13 @@ class Readout(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearReadout:
-    """The linear readout, scores = x coef + intercept; raises `InputError` if ``link`` is not one of `LINKS`."""
+    """The linear readout, scores = x coef + intercept."""
 
     coef: np.ndarray  # weights of features that are not standardised, float64 (w, t)
     intercept: np.ndarray  # scores of x = 0, float64 (t,)
     targets: Targets  # how scores code labels
     temperature: float = 1.0  # divides the logits before they become probabilities
-    link: str = "softmax"
+    link: str = "softmax"  # one of `LINKS`
 
     def __post_init__(self) -> None:
         if self.link not in LINKS:
@@ -201,32 +185,28 @@ class LinearReadout:
         targets = Targets(int(settings["outputs"]), int(settings["classes"]))
         if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (targets.columns,):
             raise InputError("readout: the shapes of the weights do not match the labels; fit the readout again")
-        return cls(
-            coef=np.asarray(arrays["coef"], np.float64),
-            intercept=np.asarray(arrays["intercept"], np.float64),
-            targets=targets,
-            temperature=float(settings["temperature"]),
-            link=settings.get("link", "softmax"),  # absent from readouts of format 2
-        )
+        coef, intercept = (np.asarray(arrays[name], np.float64) for name in ("coef", "intercept"))
+        link = settings.get("link", "softmax")  # absent from readouts of format 2
+        temperature = float(settings["temperature"])
+        return cls(coef=coef, intercept=intercept, targets=targets, temperature=temperature, link=link)
 
 
 class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
-    Class weights of the targets weight the samples: with balanced weights the accuracy is the mean recall of the
-    classes if all splits have the same shares of classes. For real targets the accuracy is the mean over outputs of
+    Class weights of the targets weight the samples. For real targets the accuracy is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
-    where a constant output scores 1 if it is predicted exactly, else 0, as in ``sklearn.metrics.r2_score``. The loss,
-    which ranks equally accurate readouts, is the mean squared distance between the scores and the coding of the labels.
+    where a constant output scores 1 if it is predicted exactly, else 0. The loss, which ranks equally accurate ones, is
+    the mean squared distance between the scores and the coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.samples = 0.0
-        self._hits: np.ndarray | None = None  # (A,) correct labels, or (A, outputs) squared residuals
-        self._distances: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
+        self._hits: np.ndarray | float = 0.0  # correct labels (A,), or squared residuals (A, outputs)
+        self._distances: np.ndarray | float = 0.0  # squared distances from the coding, (A,)
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
@@ -243,19 +223,19 @@ class Tally:
             values = y.astype(np.float64)
             hits = counted @ np.square(scores - values)
             if not self.samples:
-                self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
+                self._origin = values[0]  # so that sums of squares keep their digits
             self._sum += counted @ (values - self._origin)
             self._squares += counted @ np.square(values - self._origin)
-        self._hits = hits if self._hits is None else self._hits + hits
+        self._hits = self._hits + hits
         self.samples += float(counted.sum())
         return self
 
     def accuracy(self) -> np.ndarray:
         """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` without samples."""
-        if self._hits is None:
+        if not self.samples:
             raise ValueError("no samples were counted")
         if self.targets.classes:
-            return self._hits / (self.samples * self.targets.outputs)
+            return np.asarray(self._hits) / (self.samples * self.targets.outputs)
         total = self._squares - np.square(self._sum) / self.samples
         constant = total <= 0
         ratio = self._hits / np.where(constant, 1.0, total)
@@ -307,8 +287,6 @@ def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     If there are several tokens and all are readout tokens, each token with labels (see `has_labels`) is a sample.
     Otherwise each row is a sample: its tokens concatenated, and the labels of its readout tokens concatenated.
     """
-    if len(x) != len(y):
-        raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give the same number of both")
     if 1 < x.shape[1] == y.shape[1]:
         known = has_labels(y)
         return x[known], y[known]

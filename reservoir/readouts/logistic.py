@@ -12,7 +12,7 @@ Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.linalg import eigh
@@ -51,10 +51,7 @@ def logistic_sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` says which converged.
-
-    Train is iterated once per step of the slowest penalty, valid once. Known ``moments`` of train save one pass.
-    """
+    """Fit a logistic readout for every penalty and choose one by validation; known ``moments`` of train save a pass."""
     path = logistic_path(train, targets, alphas, gather(train, targets) if moments is None else moments)
     return Sweep(path, score(path, valid, targets))
 
@@ -78,11 +75,10 @@ def logistic_path(
     size = len(training.xx if isinstance(training, Moments) else training.x)
     with blas_threads(many=size >= LARGE_MATRIX):
         problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
-        starts = [np.zeros(problem.steps.shape[1] * problem.columns) for _ in problem.alphas]
-        found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes)
+        found = problem.minimise(tolerance, passes)
         weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
-    if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
+    if targets.classes == 2:  # a score is half the log odds
         weights, offset = weights / 2, offset / 2
     converged = np.array([solved for _, solved in found]).reshape(len(alphas), -1).min(axis=1)
     offset = offset.reshape(len(alphas), -1)
@@ -102,11 +98,11 @@ class _Problem:
         else:
             kernel = KernelMatrix(training.x, training.weights)
             self.mean, self.scale, count = kernel.mean, kernel.scale, float(kernel.weights.sum())
-            roots = np.sqrt(kernel.weights)
-            values, vectors = eigh(kernel.products * roots * roots[:, None], driver="evd", overwrite_a=True)
+            roots = np.sqrt(kernel.weights)[:, None]
+            values, vectors = eigh(kernel.products * roots.T * roots, driver="evd", overwrite_a=True)
             z = kernel.x - self.mean
             z *= self.scale
-            z *= roots[:, None]
+            z *= roots
             vectors = z.T @ vectors
             vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
         varies = values > len(values) * EPSILON * values[-1]
@@ -117,6 +113,21 @@ class _Problem:
         # A row is a problem (a penalty and an output); its columns are the axes and, last, the unpenalised intercept.
         along = 1 / np.sqrt(curvature * values[varies] + self.alphas[:, None])
         self.steps = np.pad(along, ((0, 0), (0, 1)), constant_values=1 / np.sqrt(curvature * count))
+
+    def minimise(self, tolerance: float, passes: int) -> list[tuple[np.ndarray, bool]]:
+        """Return the best point of each problem and whether it is solved; the unsolved ones share each pass."""
+        start = np.zeros(self.steps.shape[1] * self.columns)
+        solvers = [lbfgs(start, tolerance, passes) for _ in self.alphas]
+        points = {number: next(solver) for number, solver in enumerate(solvers)}
+        minima: dict[int, tuple[np.ndarray, bool]] = {}
+        while points:
+            for number, evaluation in self.evaluate(points).items():
+                try:
+                    points[number] = solvers[number].send(evaluation)
+                except StopIteration as stop:
+                    minima[number] = stop.value
+                    del points[number]
+        return [minima[number] for number in range(len(solvers))]
 
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return standardised weights (w, p * columns) and intercepts (p * columns,) of the points of some problems."""
@@ -168,7 +179,7 @@ class _Problem:
         labels = y[..., None].astype(np.int64)
         shifted = scores - np.minimum(scores.max(axis=-1, keepdims=True), np.finfo(scores.dtype).max)
         loss = -np.take_along_axis(shifted, labels, axis=-1)[..., 0]
-        residual = np.exp(shifted, out=shifted)  # one pass of exp; logsumexp of SciPy and a softmax after it take two
+        residual = np.exp(shifted, out=shifted)  # once; logsumexp and softmax of SciPy take two passes
         total = residual.sum(axis=-1, keepdims=True)
         loss += np.log(total[..., 0])
         residual /= total
@@ -176,40 +187,13 @@ class _Problem:
         return loss, residual
 
 
-def minimise_together(
-    starts: Sequence[np.ndarray],
-    evaluate: Callable[[Mapping[int, np.ndarray]], Mapping[int, Evaluation]],
-    *,
-    tolerance: float,
-    evaluations: int,
-) -> list[tuple[np.ndarray, bool]]:
-    """Minimise several smooth convex functions, each from its start, evaluating all unsolved ones together.
-
-    ``evaluate`` takes a dictionary of points and returns one of values with gradients, both by problem number; their
-    relative error is `ROUNDING`. Returns each best point (d,), and whether `lbfgs` solved it within ``evaluations``.
-    """
-    solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
-    points = {number: next(solver) for number, solver in enumerate(solvers)}
-    minima: dict[int, tuple[np.ndarray, bool]] = {}
-    while points:
-        values = evaluate(points)
-        for number in list(points):
-            try:
-                points[number] = solvers[number].send(values[number])
-            except StopIteration as stop:
-                minima[number] = stop.value
-                del points[number]
-    return [minima[number] for number in range(len(starts))]
-
-
 def lbfgs(
     x: np.ndarray, tolerance: float, evaluations: int
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
     """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
-    A step is x - H g with H the inverse Hessian built from the last steps on a scaled identity. It is shortened until
-    the value falls by 1e-4 of the decrease that the slope predicts. The problem is solved if the next step d has
-    || d || <= tolerance * || x ||, or if its predicted decrease is below rounding errors.
+    A step is shortened until the value falls by 1e-4 of the decrease that the slope predicts. The problem is solved if
+    the next step d has || d || <= tolerance * || x ||, or if its predicted decrease is below rounding errors.
 
     Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
     """

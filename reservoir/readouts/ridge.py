@@ -18,12 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
 from threadpoolctl import ThreadpoolController
 
@@ -34,17 +33,14 @@ _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64)
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
-CHUNK = 2048  # features of a kernel matrix that are in memory in float64 at once
-BLOCK_ROWS = 2048  # products of 2,048 rows reach 93% of the speed of one product of all rows; of 1,024, 78%
+CHUNK = 2048  # features of a kernel matrix that are read at once
+BLOCK_ROWS = 2048  # products reach 93% of the speed of a single one; of 1,024 rows, 78%
 # From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its threads. With fewer,
-# they mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one, and 90 s in two
-# threads while another program used one of two cores.
+# they mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one.
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
 
 
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
+_blas = cache(ThreadpoolController)
 
 
 def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
@@ -56,21 +52,14 @@ def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
 class Arithmetic:
     """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
 
-        with products_on(Arithmetic("cuda")):
-            found = sweep(train, valid, targets)
-
-    Data is moved to the device block by block, and results are NumPy arrays. Moments and kernel matrices are in
-    float64, scores in the precision of the features, and never in TF32, whose 10-bit mantissa would cost three digits.
+    Data is moved to the device block by block. Moments and kernel matrices are in float64, scores in the precision of
+    the features, and never in TF32, whose 10-bit mantissa would cost three digits.
     """
 
     device: str | None = None
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
-        """Return an array of zeros, or a tensor on the device."""
-        return self.put(np.zeros(shape, dtype))
-
     def put(self, x: np.ndarray) -> Any:
-        """Return an array as a tensor of the same dtype on the device; without a device return the array itself."""
+        """Return a tensor of the same dtype on the device, or without a device the array itself."""
         if self.device is None:
             return x
         import torch
@@ -104,11 +93,7 @@ class Arithmetic:
 
 
 _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=Arithmetic())  # noqa: B039, it is frozen
-
-
-def arithmetic() -> Arithmetic:
-    """Return the arithmetic of the innermost `products_on`, by default NumPy's."""
-    return _current.get()
+arithmetic = _current.get  # the arithmetic of the innermost `products_on`
 
 
 @contextmanager
@@ -140,14 +125,10 @@ class Moments:
     @property
     def std(self) -> np.ndarray:
         """Standard deviations, (w,), as ``StandardScaler`` computes them; exactly 0 for constant channels."""
-        variance = np.diagonal(self.xx) / self.count
-        return np.sqrt(np.where(constant(variance, self.mean), 0.0, variance))
+        return deviation(np.diagonal(self.xx) / self.count, self.mean)
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
-        if self.xy.shape != other.xy.shape:
-            problem = f"moments of shapes {self.xy.shape} and {other.xy.shape} cannot be added"
-            raise InputError(f"{problem}; use the same columns and targets")
         count = self.count + other.count
         apart, y_apart = other.mean - self.mean, other.y_mean - self.y_mean
         share, product = other.count / count, self.count * other.count / count
@@ -162,115 +143,101 @@ class Moments:
             y_mean=self.y_mean + share * y_apart,
         )
 
-    def select(self, features: np.ndarray | slice) -> Moments:
-        """Return the moments of some of the features, given by indices or a slice."""
-        rows = self.xx[features]
-        return replace(self, mean=self.mean[features], xx=rows[:, features], xy=self.xy[features])
-
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""
-        return {field.name: np.asarray(getattr(self, field.name), np.float64) for field in fields(self)}
+        return {name: np.asarray(value, np.float64) for name, value in vars(self).items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Moments:
         """Build moments from the arrays of `to_arrays`."""
-        names = {field.name for field in fields(cls)} - {"count"}
-        return cls(count=float(arrays["count"]), **{name: arrays[name] for name in names})
+        return cls(**{**arrays, "count": float(arrays["count"])})
 
 
 class Accumulator:
-    """Builder of `Moments` for w features and t targets, from blocks of any size, in memory of order w^2."""
+    """Builder of `Moments` from blocks of any size, in memory of the order of the squared number of features."""
 
-    def __init__(self, width: int, targets: int) -> None:
+    def __init__(self) -> None:
+        self._on, self._filled = arithmetic(), 0
+        self._shift: tuple[Any, Any] | None = None
+
+    def _allocate(self, width: int, targets: int) -> None:
         # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
         # features, products in float32 err by about 1, and so hide a penalty of about 1 in every solution.
-        self._on = on = arithmetic()
-        self._x = on.zeros((BLOCK_ROWS, width))
-        self._z = on.zeros((BLOCK_ROWS, targets + 1))  # targets and a 1, whose products are the sums
-        self._roots = on.zeros((BLOCK_ROWS, 1))  # square roots of the weights
-        self._weighted = False
-        self._filled = 0
-        self._shift: tuple[Any, Any] | None = None
-        self._xx = on.zeros((width, width))
-        self._xz = on.zeros((width, targets + 1))
-        self._sums = on.zeros((1, targets + 1))
+        def zeros(*shape: int) -> Any:
+            return self._on.put(np.zeros(shape))
 
-    def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
+        self._x, self._xx = zeros(BLOCK_ROWS, width), zeros(width, width)
+        # The last column holds square roots of the weights, so that its products with the others are sums over rows.
+        self._z, self._xz, self._sums = (zeros(rows, targets + 1) for rows in (BLOCK_ROWS, width, 1))
+
+    def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Add samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,), 1 by default."""
-        w, t = self._xz.shape[0], self._xz.shape[1] - 1
-        if x.shape != (len(x), w) or y.shape != (len(x), t):
-            problem = f"moments: features have shape {x.shape} and targets {y.shape}"
-            raise InputError(f"{problem}; give (m, {w}) and (m, {t})")
-        start = 0
-        while start < len(x):  # cut by row number, so that the moments have the same bits for all sizes of blocks
+        if not hasattr(self, "_x"):
+            self._allocate(x.shape[1], y.shape[1])
+        roots, start = np.ones(len(x)) if weights is None else np.sqrt(weights), 0
+        while start < len(x):  # so that the bits do not depend on the sizes of blocks
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
-            self._x[rows], self._z[rows, :t] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
-            if self._shift:  # subtracted in float64
-                self._x[rows] -= self._shift[0]
-                self._z[rows, :t] -= self._shift[1]
-            self._z[rows, t] = self._roots[rows] = 1
-            if weights is not None:
-                self._weighted = True
-                self._roots[rows, 0] = self._on.put(np.sqrt(weights[start:stop]))
-            self._filled = rows.stop
+            self._x[rows], self._z[rows, :-1] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
+            self._z[rows, -1] = self._on.put(roots[start:stop])
+            self._filled, start = rows.stop, stop
             if self._filled == BLOCK_ROWS:
                 self._multiply()
-            start = stop
-        return self
 
     def moments(self) -> Moments:
         """Return the moments of all samples so far; raise `InputError` if none were added, or if one is not finite."""
         if self._filled:
             self._multiply()
-        t = self._xz.shape[1] - 1
-        count = float(self._sums[0, t])
+        count = 0.0 if self._shift is None else float(self._sums[0, -1])
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0; give at least one")
-        xz, sums, shift, y_shift = (self._on.fetch(part) for part in (self._xz, self._sums, *self._shift))
-        apart, y_apart = xz[:, t] / count, sums[0, :t] / count
+        lower, xz, sums, shift, y_shift = map(self._on.fetch, (self._xx, self._xz, self._sums, *self._shift))
+        apart, y_apart = xz[:, -1] / count, sums[0, :-1] / count
         xx = np.multiply.outer(-count * apart, apart)
-        xx += self._on.fetch(self._xx)
-        for row in range(1, len(xx)):  # the sums are kept in the lower triangle alone
-            xx[:row, row] = xx[row, :row]
-        for what, sums in (("feature", np.diagonal(xx)), ("target", y_shift + y_apart)):
-            wrong = np.flatnonzero(~np.isfinite(sums))
-            if wrong.size:
-                raise InputError(f"moments: {what} {wrong[0]} is not finite, or too large, in some row; remove the row")
-        return Moments(
-            count=count,
-            mean=shift + apart,
-            xx=xx,
-            xy=xz[:, :t] - np.multiply.outer(count * apart, y_apart),
-            y_mean=y_shift + y_apart,
-        )
+        xx += lower
+        fill_upper(xx)
+        y_mean = y_shift + y_apart
+        check_finite(np.diagonal(xx), "feature")
+        check_finite(y_mean, "target")
+        xy = xz[:, :-1] - np.multiply.outer(count * apart, y_apart)
+        return Moments(count=count, mean=shift + apart, xx=xx, xy=xy, y_mean=y_mean)
 
     def _multiply(self) -> None:
         """Add the products of the gathered rows to the sums and start a new block; the first block sets the shift."""
-        on = self._on
-        x, z, roots = (part[: self._filled] for part in (self._x, self._z, self._roots))
-        if self._shift is None:  # without the shift, a channel at 3000 +- 0.5 would lose half its digits
-            self._shift = x.mean(0), z[:, :-1].mean(0)
-            x -= self._shift[0]
-            z[:, :-1] -= self._shift[1]
-        if self._weighted:
-            x *= roots
-            z *= roots
-        on.add_square(self._xx, x)
-        self._xz += on.product(x.T, z)
-        self._sums += on.product(z[:, -1:].T, z)
+        x, z = self._x[: self._filled], self._z[: self._filled]
+        y, roots = z[:, :-1], z[:, -1:]
+        if self._shift is None:  # or a channel at 3000 +- 0.5 would lose half its digits
+            self._shift = x.mean(0), y.mean(0)
+        x -= self._shift[0]
+        x *= roots
+        y -= self._shift[1]
+        y *= roots
+        self._on.add_square(self._xx, x)
+        self._xz += self._on.product(x.T, z)
+        self._sums += self._on.product(roots.T, z)
         self._filled = 0
+
+
+def fill_upper(matrix: np.ndarray) -> np.ndarray:
+    """Copy the lower triangle of a matrix to the upper one, in place, and return the matrix."""
+    for row in range(1, len(matrix)):
+        matrix[:row, row] = matrix[row, :row]
+    return matrix
+
+
+def check_finite(values: np.ndarray, what: str, first: int = 0) -> None:
+    """Raise `InputError` that names the first feature or target, counted from ``first``, that is not finite."""
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if wrong.size:
+        number = first + wrong[0]
+        raise InputError(f"readout: {what} {number} is not finite, or too large, in some row; remove the row")
 
 
 def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
     """Return the moments of a stream of features (m, w), targets (m, t) and, optionally, weights (m,)."""
-    accumulator = None
-    for x, y, *weights in blocks:
-        if accumulator is None:
-            accumulator = Accumulator(x.shape[1], y.shape[1])
-        accumulator.update(x, y, *weights)
-    if accumulator is None:
-        raise InputError("moments: no samples were given; give at least one")
+    accumulator = Accumulator()
+    for block in blocks:
+        accumulator.update(*block)
     return accumulator.moments()
 
 
@@ -289,34 +256,25 @@ def by_fold(train: Iterable[FoldBlock], repeat: int = 0) -> Iterator[tuple[Any, 
 
 def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int, repeat: int = 0) -> list[Moments]:
     """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
-    accumulators: dict[int, Accumulator] = {}
+    accumulators = [Accumulator() for _ in range(folds)]
     for k, x, y, *weights in by_fold(train, repeat):
-        if k not in accumulators:
-            accumulators[k] = Accumulator(x.shape[1], targets.columns)
         accumulators[k].update(x, targets.encode(y), targets.weights(y, *weights))
-    check_folds(np.array([k in accumulators for k in range(folds)]))
-    return [accumulators[k].moments() for k in range(folds)]
+    return [accumulator.moments() for accumulator in accumulators]
 
 
-def check_folds(counts: np.ndarray) -> None:
-    """Raise `InputError` if one of the folds has no samples."""
-    if not counts.all():
-        raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
-
-
-def constant(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Return which channels are constant up to rounding."""
+def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Return standard deviations, which are exactly 0 for channels that are constant up to rounding."""
     # Equal float64 values can differ from their own mean by its rounding.
-    return variance <= np.square(10 * np.finfo(np.float64).eps * mean)
+    constant = variance <= np.square(10 * np.finfo(np.float64).eps * mean)
+    return np.sqrt(np.where(constant, 0.0, variance))
 
 
 class LinearPath:
     """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
 
-    The models are given as weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or
-    (t,). ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, and ``intercept``
-    (A, t) holds the scores of x = 0. ``center`` (w,) is the mean of the features. ``converged`` (A,) says whether
-    an iterative solver reached its tolerance.
+    They are made from weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or (t,).
+    ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) holds the scores of x = 0, and
+    ``converged`` (A,) says whether an iterative solver reached its tolerance.
     """
 
     def __init__(
@@ -334,9 +292,8 @@ class LinearPath:
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
-        return LinearReadout(
-            coef=self.coef[index], intercept=self.intercept[index], targets=targets, temperature=temperature
-        )
+        coef, intercept = self.coef[index], self.intercept[index]
+        return LinearReadout(coef=coef, intercept=intercept, targets=targets, temperature=temperature)
 
 
 class Scorer:
@@ -357,9 +314,7 @@ class Scorer:
             self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
             self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
             self._center, self._dtype = on.put(center), dtype
-        centred = on.zeros(x.shape, dtype)
-        centred[...] = on.put(x)  # moved in the precision of x
-        centred -= self._center  # first, so that float32 keeps the digits of a channel at 3000 +- 0.5
+        centred = on.put(x) - self._center  # keeps the digits of a channel at 3000 +- 0.5
         scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
@@ -376,8 +331,8 @@ def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
 def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t).
 
-    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With several penalties, A = Q T
-    Q' with Q orthogonal and T tridiagonal, so that
+    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With A = Q T Q', Q orthogonal
+    and T tridiagonal,
 
         (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
@@ -386,6 +341,8 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
     References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
     """
     n = len(matrix)
+    if n == 1:
+        return b / (matrix + alphas[:, None, None])
     with blas_threads(many=n >= LARGE_MATRIX):
         # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth of the time.
         if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
@@ -402,28 +359,23 @@ def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) ->
     # The transpose of a symmetric C array is the same matrix in Fortran order, so nothing is copied.
     work = int(_reduce_work(n, lower=1)[0])
     reduced, diagonal, off_diagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
-    reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q, as dsytrd leaves them
+    reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q
     # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
     # error of the largest one is used as it is; a smaller one is raised until it does: T + alpha I must be definite.
     lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
-    top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max(initial=0)
+    top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
     least = n * np.finfo(np.float64).eps * top - lowest
     rotated = np.asfortranarray(_rotate(reflectors, factors, b, b"T"))
     solutions = np.empty((n, len(alphas), b.shape[1]))
     for i, alpha in enumerate(np.maximum(alphas, least)):
-        if n == 1:
-            solutions[:, i] = rotated / (diagonal + alpha)
-        else:
-            *_, solutions[:, i], info = _solve(diagonal + alpha, off_diagonal, rotated)
-            assert info == 0, "a definite matrix has a factorisation"
+        *_, solutions[:, i], info = _solve(diagonal + alpha, off_diagonal, rotated)
+        assert info == 0, "a definite matrix has a factorisation"
     back = _rotate(reflectors, factors, solutions.reshape(n, -1), b"N")
     return back.reshape(solutions.shape).transpose(1, 0, 2)
 
 
 def _rotate(reflectors: np.ndarray, factors: np.ndarray, b: np.ndarray, trans: bytes) -> np.ndarray:
     """Return Q b, or Q' b with ``trans`` b"T"; the reflectors do not change the first coordinate."""
-    if not len(factors):
-        return b
     rest = np.asfortranarray(b[1:])
     work = int(_apply(b"L", trans, reflectors, factors, rest, -1)[1][0])
     rest, _, info = _apply(b"L", trans, reflectors, factors, rest, work)
@@ -446,9 +398,9 @@ class KernelMatrix:
     """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
 
     Features are scaled by their standard deviation over all samples, as in the final readout, times ``emphasis`` (w,),
-    and centred by the mean of the fitted samples. The ``weights`` (n,) of the samples ``x`` (n, w) are 1 by default; a
-    sample that is not finite raises `InputError`. ``known`` is the `KernelMatrix` of the first features of ``x``, with
-    the same weights and without emphasis; its products are reused if ``emphasis`` is the same for all these features.
+    and centred by the mean of the fitted samples. Samples ``x`` (n, w) have ``weights`` (n,), 1 by default. ``known``
+    is the `KernelMatrix` of the first features of ``x``, with the same weights and without emphasis; its products are
+    reused if ``emphasis`` is the same for all these features.
     """
 
     def __init__(
@@ -459,29 +411,25 @@ class KernelMatrix:
         known: KernelMatrix | None = None,
     ) -> None:
         self.weights = np.ones(len(x)) if weights is None else weights
+        emphasis = np.ones(x.shape[1]) if emphasis is None else emphasis
         self.x, self.mean, self.scale = x, np.empty(x.shape[1]), np.empty(x.shape[1])
-        on, first, factor = arithmetic(), 0, 1.0
-        if known is not None and (emphasis is None or np.ptp(emphasis[: len(known.mean)]) == 0):
-            first, factor = len(known.mean), 1.0 if emphasis is None else float(emphasis[0])
-            self.mean[:first], self.scale[:first] = known.mean, known.scale * factor
-        total = on.zeros((len(x), len(x)))
-        for part in self._chunks(first):
+        if known is not None and np.ptp(emphasis[: len(known.mean)]) > 0:
+            known = None
+        on = arithmetic()
+        total = on.put(np.zeros((len(x), len(x))))
+        for part in self._chunks(0 if known is None else len(known.mean)):
             z = x[:, part].T.astype(np.float64, order="C")
             self.mean[part] = mean = np.average(z, axis=1, weights=weights)
             z -= mean[:, None]
             variance = np.average(np.square(z), axis=1, weights=weights)
-            if wrong := np.flatnonzero(~np.isfinite(variance)).tolist():
-                feature = part.start + wrong[0]
-                problem = f"readout: feature {feature} holds a value that is not finite or too large"
-                raise InputError(f"{problem}; remove the row")
-            self.scale[part] = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
-            if emphasis is not None:
-                self.scale[part] *= emphasis[part]
+            check_finite(variance, "feature", part.start)
+            self.scale[part] = inverse(deviation(variance, mean)) * emphasis[part]
             z *= self.scale[part, None]
             on.add_square(total, on.put(z))
-        self.products = np.tril(on.fetch(total))
-        self.products += np.tril(self.products, -1).T
-        if known is not None and first:
+        self.products = fill_upper(on.fetch(total))
+        if known is not None:
+            first, factor = slice(len(known.mean)), emphasis[0]
+            self.mean[first], self.scale[first] = known.mean, known.scale * factor
             self.products += known.products * factor**2
 
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
@@ -512,10 +460,7 @@ class KernelMatrix:
 def held_out_scores(
     products: np.ndarray, weights: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray
 ) -> np.ndarray:
-    """Return the scores (A, n, t) of each sample, for every penalty, by the model fitted to the folds without it.
-
-    ``products`` (n, n) are those of samples with ``weights`` (n,) and targets (n, t).
-    """
+    """Return the scores (A, n, t) of samples with targets (n, t), each by the models fitted to the other folds."""
     scores = np.empty((len(alphas), *y.shape))
     for k in np.unique(fold):
         fitted, held = fold != k, fold == k

@@ -1,16 +1,16 @@
-"""Choice of a penalty on validation samples or by cross-validation, and forward selection of columns.
+"""Choice of a penalty on validation samples or by cross-validation.
 
 Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer than the features.
-Cross-validation needs no further pass over the features for each fold. With many samples, the moments of all folds but
-one are a sum of the folds' moments, and a second pass scores each sample with the path that was not fitted on it. With
-fewer samples than features, the products of the samples serve all folds. Features are standardised once, over all
-samples and without the labels: rounding errors of a channel that varies in one fold are not scaled up in the others.
+Folds need no passes of their own. With many samples, the moments of all folds but one are a sum of the folds' moments,
+and a second pass scores each sample by the path that was not fitted on it. With few samples, their products serve all
+folds. Features are standardised once, over all samples and without the labels, because rounding errors of a channel
+that varies in one fold would be scaled up in the others.
 """
 
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,9 +25,7 @@ from reservoir.readouts.ridge import (
     LinearPath,
     Moments,
     Scorer,
-    accumulate,
     by_fold,
-    check_folds,
     fold_moments,
     held_out_scores,
     ridge_path,
@@ -40,17 +38,15 @@ ALPHA_LIMITS = 1e-6, 1e10
 SCORING_ALPHAS = np.logspace(-2, 6, 13)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DeferredPath:
     """The models of penalties, each solved when it is used: ``solve`` returns the path of some penalties."""
 
     alphas: np.ndarray
     solve: Callable[[np.ndarray], LinearPath]
 
-    @property
-    def converged(self) -> np.ndarray:
-        """Whether each penalty was solved, (A,): all True."""
-        return np.ones(len(self.alphas), bool)
+    def __post_init__(self) -> None:
+        self.converged = np.ones(len(self.alphas), bool)
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
@@ -59,39 +55,18 @@ class DeferredPath:
 
 @dataclass(eq=False)
 class Sweep:
-    """Result of a sweep over penalties: the models of a path, and their tally on held-out samples.
+    """Result of a sweep over penalties: their ``accuracy`` and ``loss`` (A,), and the index of the ``best``."""
 
-    ``path`` gives the model of every penalty, fitted on all training samples. With ``errors`` (A,), the largest penalty
-    within one standard error of the best is chosen. ``temperature`` belongs to the chosen readout; it is 1 without
-    held-out scores. After cross-validation, ``kernel`` or the ``moments`` of each fold are those that gave the path.
-    """
-
-    path: LinearPath | DeferredPath
+    path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally
-    errors: np.ndarray | None = None
-    temperature: float = 1.0
-    kernel: KernelMatrix | None = None
-    moments: Sequence[Moments] | None = None
+    errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
+    temperature: float = 1.0  # of the chosen readout
+    kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
-    @functools.cached_property
-    def accuracy(self) -> np.ndarray:
-        """The accuracy of each penalty on held-out samples, (A,); R^2 for regression."""
-        return self.tally.accuracy()
-
-    @functools.cached_property
-    def loss(self) -> np.ndarray:
-        """The mean loss of each penalty on held-out samples, (A,) (see `Tally.loss`)."""
-        return self.tally.loss()
-
-    @functools.cached_property
-    def best(self) -> int:
-        """The index of the chosen penalty (see `best_penalty`)."""
-        return best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
-
-    @property
-    def alpha(self) -> float:
-        """The chosen penalty."""
-        return float(self.path.alphas[self.best])
+    def __post_init__(self) -> None:
+        self.accuracy, self.loss = self.tally.accuracy(), self.tally.loss()
+        self.best = best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
+        self.alpha = float(self.path.alphas[self.best])
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
@@ -104,10 +79,6 @@ class Samples(NamedTuple):
     x: np.ndarray
     y: np.ndarray
     weights: np.ndarray | None
-
-    def select(self, features: np.ndarray | slice) -> "Samples":
-        """Return the same samples with some of the features."""
-        return self._replace(x=self.x[:, features])
 
 
 Training = Moments | Samples
@@ -130,19 +101,14 @@ def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ..
         seen.append(block)
         if sum(len(x) for x, *_ in seen) >= block[0].shape[1]:
             return None, itertools.chain(seen, stream)
-    if not seen:
-        raise InputError("readout: no training samples were given; give at least one")
     return tuple(np.concatenate(part) for part in zip(*seen, strict=True)), ()
 
 
 def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
-    """Return the ridge solution of every penalty, in kernel form if the features outnumber the samples."""
-    if isinstance(training, Samples):
-        x, y, weights = training
-        if len(x) < x.shape[1]:
-            return KernelMatrix(x, weights, emphasis).path(y, alphas)
-        training = accumulate([(x, y, weights)])
-    return ridge_path(training, alphas, emphasis=emphasis)
+    """Return the ridge solution of every penalty, from moments or in kernel form from samples."""
+    if isinstance(training, Moments):
+        return ridge_path(training, alphas, emphasis=emphasis)
+    return KernelMatrix(training.x, training.weights, emphasis).path(training.y, alphas)
 
 
 def sweep(
@@ -156,48 +122,10 @@ def sweep(
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
 
-    Blocks are features (m, w) and labels (m, outputs), as `samples` returns them. With ``moments`` of the training
-    samples and their encoded targets, train is not read. ``emphasis`` (w,) holds factors of the standardised features.
+    Known ``moments`` of train save its pass. ``emphasis`` (w,) holds factors of the standardised features.
     """
     path = solve(gather(train, targets) if moments is None else moments, alphas, emphasis)
     return Sweep(path, score(path, valid, targets))
-
-
-def forward_selection(
-    train: Iterable[Block],
-    valid: Iterable[Block],
-    columns: Mapping[str, slice],
-    targets: Targets,
-    alphas: np.ndarray = DEFAULT_ALPHAS,
-    *,
-    limit: int,
-) -> list[tuple[tuple[str, ...], Sweep]]:
-    """Add the column that raises validation accuracy most, until no column raises it or ``limit`` are chosen.
-
-    Memory grows with the square of the total width, so callers should pass only the most accurate columns. Returns, for
-    each step, the columns chosen so far, in order, and the sweep over their concatenation. There is at least one step,
-    and every step raises the accuracy. Of equally accurate columns the first one is added.
-    """
-    if not columns or limit < 1:
-        raise InputError(f"columns: {len(columns)} columns, of which at most {limit} are chosen; give at least 1 and 1")
-    # The moments of any columns are a part of the moments of all columns, so that one pass over train is enough.
-    training = gather(train, targets)
-    steps: list[tuple[tuple[str, ...], Sweep]] = []
-    while len(steps) < min(limit, len(columns)):
-        chosen = steps[-1][0] if steps else ()
-        candidates = [(*chosen, name) for name in columns if name not in chosen]
-        parts = [np.concatenate([np.r_[columns[name]] for name in names]) for names in candidates]
-        paths = [solve(training.select(part), alphas) for part in parts]
-        scorers, tallies = [Scorer(path, targets) for path in paths], [Tally(targets) for _ in paths]
-        for x, y in valid:
-            for part, scorer, tally in zip(parts, scorers, tallies, strict=True):
-                tally.update(scorer(x[:, part]), y)
-        sweeps = [Sweep(path, tally) for path, tally in zip(paths, tallies, strict=True)]
-        step = max(zip(candidates, sweeps, strict=True), key=lambda pair: pair[1].accuracy[pair[1].best])
-        if steps and step[1].accuracy.max() <= steps[-1][1].accuracy.max():
-            break
-        steps.append(step)
-    return steps
 
 
 def parse_alphas(text: str) -> np.ndarray:
@@ -207,11 +135,9 @@ def parse_alphas(text: str) -> np.ndarray:
         lo, hi, n = float(low), float(high), int(number)
     except ValueError:
         lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS):
+    if not (0 < lo <= hi < np.inf and 1 <= n <= MAX_ALPHAS) or (n == 1 and lo != hi):
         remedy = f"give LO:HI:N with 0 < LO <= HI and N from 1 to {MAX_ALPHAS:,}, such as 1e-2:1e6:25"
-        raise InputError(f"penalties {text!r}: {remedy}")
-    if n == 1 and lo != hi:
-        raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
+        raise InputError(f"penalties {text!r}: {remedy}; N is 1 only if LO = HI")
     return np.geomspace(lo, hi, n)
 
 
@@ -242,29 +168,29 @@ def cross_sweep(
     """Fit a ridge readout for every penalty, and choose one by repeated K-fold cross-validation.
 
     The accuracy of a penalty is taken over all samples, each scored by the model of the other folds, and averaged over
-    the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
-    first repeat. Raises `InputError` for fewer than two folds, and for an empty fold.
+    the repeats. The returned path is fitted on all samples, the temperature on the held-out scores of the first repeat.
 
-    ``train`` is iterated several times; a sample of weight 2 counts as two, in fitting and in accuracy. ``moments``
-    are those that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) holds factors of the standardised
-    features, and ``known`` is the parameter of `KernelMatrix`. With ``one_standard_error``, the largest penalty within
-    one standard error (over folds) of the best accuracy is chosen.
+    ``train`` is iterated several times; a sample of weight 2 counts as two. ``moments`` are those that `fold_moments`
+    returned before, and save a pass. ``emphasis`` (w,) and ``known`` are as in `KernelMatrix`. With
+    ``one_standard_error``, the largest penalty within one standard error (over folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
-    few, kernel, parts = None if moments else head(train)[0], None, None
+    few, kernel = None if moments else head(train)[0], None
     # For each repeat, blocks: fold, held-out scores (A, m, t) of every penalty, labels (m, outputs), optional weights.
-    scored: Sequence[Iterable[tuple[Any, ...]]]
+    scored: list[Iterable[tuple[Any, ...]]] = []
     if few is not None:
         x, y, fold, *weights = few
         kernel, coded = KernelMatrix(x, targets.weights(y, *weights), emphasis, known), targets.encode(y)
         path = DeferredPath(alphas, functools.partial(kernel.path, coded))
-        scored = [_score_kernel(kernel, coded, one, alphas, folds, y, *weights) for one in fold.reshape(len(y), -1).T]
+        for one in fold.reshape(len(y), -1).T:
+            scores = held_out_scores(kernel.products, kernel.weights, coded, one, alphas)
+            parts = [(k, one == k) for k in range(folds)]
+            scored.append([(k, scores[:, held], *(part[held] for part in (y, *weights))) for k, held in parts])
     else:
         parts = moments or [one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)]
         whole = functools.reduce(operator.add, parts[:folds])
         path = DeferredPath(alphas, functools.partial(ridge_path, whole, emphasis=emphasis))
-        scored = []
         for repeat in range(repeats):
             mine = parts[repeat * folds : (repeat + 1) * folds]
             # The moments of the other folds are added: differences from the total give constant channels some variance.
@@ -278,7 +204,7 @@ def cross_sweep(
             tally.update(*held_out)
             of_folds[k].update(*held_out)
         errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
-    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel, moments=parts)
+    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel)
     if targets.classes:
         chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
         found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))
@@ -293,27 +219,18 @@ def _score_blocks(
         yield k, scorers[k](x), *rest
 
 
-def _score_kernel(
-    kernel: KernelMatrix, coded: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int, *rest: np.ndarray
-) -> list[tuple[Any, ...]]:
-    """Return for each fold of one repeat its number, its held-out scores, and its part of each array of ``rest``."""
-    check_folds(np.bincount(fold, minlength=folds))
-    scores = held_out_scores(kernel.products, kernel.weights, coded, fold, alphas)
-    return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOutScore:
-    """Score of the best penalty on held-out samples.
-
-    ``score`` is the accuracy, or R². ``loss`` is the cross-entropy at the fitted temperature, or the squared error
-    divided by the variance. Both are means over samples and repeats; ``losses`` (n,) holds the loss of each sample.
-    """
+    """Held-out score of the best penalty, a mean over samples and repeats: the accuracy, or R²."""
 
     alpha: float
     score: float
-    loss: float
-    losses: np.ndarray
+    losses: np.ndarray  # mean loss of each sample over repeats, (n,)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the samples."""
+        return float(self.losses.mean())
 
     @property
     def merit(self) -> tuple[float, float]:
@@ -331,8 +248,8 @@ def score_by_kernel(
 ) -> HeldOutScore:
     """Return the held-out score of the most accurate penalty; of equally accurate ones, that with the smallest loss.
 
-    ``kernel`` (n, n) is the kernel matrix of the samples; for concatenated columns it is the sum of their kernel
-    matrices. ``y`` (n, outputs) are labels, and ``folds`` (repeats, n) holds the fold of each sample in each repeat.
+    ``kernel`` (n, n) is a sum of `kernel_matrix` over concatenated columns, ``y`` (n, outputs) are labels, and
+    ``folds`` (repeats, n) holds the fold of each sample in each repeat.
     """
     products, weights, coded = kernel.astype(np.float64), np.ones(len(y)), targets.encode(y)
     scores = np.stack([held_out_scores(products, weights, coded, fold, alphas) for fold in folds], axis=1)
@@ -340,14 +257,19 @@ def score_by_kernel(
     for repeat in range(len(folds)):
         tally.update(scores[:, repeat], y)
     accuracies = tally.accuracy()
-    equal = [(alphas[n], _losses(scores[n], y, targets)) for n in np.flatnonzero(accuracies == accuracies.max())]
-    alpha, losses = min(equal, key=lambda pair: (float(pair[1].mean()), -pair[0]))
     best = float(accuracies.max())
-    return HeldOutScore(alpha=float(alpha), score=best, loss=float(losses.mean()), losses=losses)
+    equal = [
+        HeldOutScore(alpha=float(alphas[n]), score=best, losses=_losses(scores[n], y, targets))
+        for n in np.flatnonzero(accuracies == best)
+    ]
+    return min(equal, key=lambda found: (found.loss, -found.alpha))
 
 
 def _losses(scores: np.ndarray, y: np.ndarray, targets: Targets) -> np.ndarray:
-    """Return the loss of each sample, (n,), averaged over repeats, from held-out scores (repeats, n, T)."""
+    """Return the mean loss of each sample, (n,), from held-out scores (repeats, n, T).
+
+    It is the cross-entropy at the fitted temperature, or the squared error divided by the variance.
+    """
     if not targets.classes:
         variance = np.maximum(y.var(axis=0, dtype=np.float64), np.finfo(np.float64).tiny)
         return (np.square(scores - y) / variance).mean(axis=(0, 2))

@@ -12,28 +12,25 @@ References: Peters et al. (2018), Deep contextualized word representations; Yang
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.ridge import LinearPath, constant, inverse, score
+from reservoir.readouts.ridge import LinearPath, deviation, inverse, score
 from reservoir.readouts.sweep import Sweep, gather, solve
 
-MAX_SAMPLES = 4096  # training samples from which the weights, a few dozen numbers at most, are learned
+MAX_SAMPLES = 4096  # training samples from which the weights are learned, at most
 STEPS = 30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerSum:
-    """The weighted sum of the layers of concatenated columns, (n, layers * width), as features (n, width).
+    """The weighted sum of the layers of concatenated columns, (n, layers * width), as features (n, width)."""
 
-    ``weights`` (layers,) are positive and sum to one; ``mean`` and ``scale`` (layers * width,) standardise the columns.
-    """
-
-    weights: np.ndarray
-    mean: np.ndarray
+    weights: np.ndarray  # positive, of sum 1, (layers,)
+    mean: np.ndarray  # of the columns, (layers * width,)
     scale: np.ndarray
 
     def blocks(self, blocks: Iterable[Block]) -> Iterator[Block]:
@@ -48,9 +45,8 @@ class LayerSum:
     def joined(self, path: LinearPath) -> LinearPath:
         """Return the models of a path over the sum as models of the concatenated columns."""
         coef = self.weights[:, None, None] * path.coef[:, None]
-        return LinearPath(
-            path.alphas, coef.reshape(len(coef), len(self.mean), -1), path.intercept, self.mean, self.scale
-        )
+        coef = coef.reshape(len(coef), len(self.mean), -1)
+        return LinearPath(path.alphas, coef, path.intercept, self.mean, self.scale)
 
 
 def weighted_sweep(
@@ -71,19 +67,19 @@ def learn_layers(
         start += len(x)
     x, y = (np.concatenate(part) for part in zip(*taken, strict=True))
     mean, variance = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
-    scale = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
     # The penalty is the one that scores best on valid for the plain mean of the layers.
-    plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=scale)
+    plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=inverse(deviation(variance, mean)))
     alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
-    weights = _minimise(plain.layers(x), targets.encode(y), targets.weights(y), alpha)
-    return LayerSum(weights=weights, mean=mean, scale=scale)
+    counted = np.asarray(targets.weights(y, np.ones(len(y))))
+    weights = _minimise(plain.layers(x), targets.encode(y), counted, alpha)
+    return replace(plain, weights=weights)
 
 
-def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray | None, alpha: float) -> np.ndarray:
+def _minimise(z: np.ndarray, y: np.ndarray, sample_weights: np.ndarray, alpha: float) -> np.ndarray:
     """Return the weights of layers z (n, layers, width) whose sum, fitted to one half, best predicts y in the other."""
     inputs, encoded = torch.from_numpy(z.astype(np.float32)), torch.from_numpy(y.astype(np.float64))
     encoded = encoded - encoded.mean(0)
-    roots = torch.ones(len(y), 1) if sample_weights is None else torch.from_numpy(np.sqrt(sample_weights))[:, None]
+    roots = torch.from_numpy(np.sqrt(sample_weights))[:, None]
     halves = slice(0, None, 2), slice(1, None, 2)
     logits = torch.zeros(inputs.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([logits], max_iter=STEPS, line_search_fn="strong_wolfe")

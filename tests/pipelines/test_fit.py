@@ -165,16 +165,6 @@ def test_a_readout_refuses_other_weights(fitted, tmp_path, tiny_gpt2):
         list(predict(tmp_path, tmp_path / "new.npz"))
 
 
-def test_greedy_columns_are_no_worse_than_the_best_alone(extracted, fitted, tmp_path):
-    done = fit(extracted, columns="best:3", alphas="1e-1:1e4:6", select="valid", out=tmp_path)
-    assert done.best.valid_score >= fitted.best.valid_score
-    assert len(done.best.columns) > 1
-    settings = {"alphas": "1e-1:1e4:6", "select": "valid", "out": tmp_path / "again"}
-    again = fit(extracted, columns="+".join(done.best.columns), **settings)
-    assert again.best.valid_score == done.best.valid_score
-    assert again.best.test_score == done.best.test_score
-
-
 def test_readouts_of_several_entries_predict_through_all_of_them(extracted, tiny_gpt2, tmp_path):
     root = extracted.entry.parents[2]
     other = extract("digits", backbone=str(tiny_gpt2), limit=300, cache=root, layers="final", seed=5)
@@ -274,8 +264,6 @@ def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     ("settings", "message"),
     [
         ({"columns": "block02/mean"}, "block02/mean"),
-        ({"columns": "best:0"}, "best:0"),
-        ({"columns": "best:2", "select": "cv5"}, "best:N needs --readout ridge and --select valid"),
         ({"columns": []}, "no columns to fit; name some of block01/last"),
         ({"alphas": "1:2"}, "penalties"),
         ({"readout": "nothing.Here"}, "nothing.Here"),

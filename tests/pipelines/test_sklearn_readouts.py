@@ -237,7 +237,6 @@ def test_fits_with_other_options_have_other_folders(extracted):
     settings = [
         {},
         {"columns": "final/last"},
-        {"columns": "best:2"},
         {"alphas": "1:10:2"},
         {"select": "cv3"},
         {"class_weight": "balanced"},

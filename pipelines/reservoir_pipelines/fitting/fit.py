@@ -37,8 +37,6 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()
     if sizes and not ridge:
         raise InputError(f"--curve {options.curve}: a learning curve needs --readout ridge")
-    if tried.most and (not ridge or folds):
-        raise InputError("--columns best:N needs --readout ridge and --select valid; pass both, or join columns as a+b")
     device = choose_device(place.device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
@@ -50,9 +48,6 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     notify(f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}")
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
         fits, left_out = fit_columns(pool, tried, fitter)
-        if tried.most and ridge:
-            ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
-            fits += ridge.join([pool.source(fit.result.name) for fit in ranked], tried.most)
         best = max(fits, key=lambda fit: fit.result.merit)
         source = pool.source(best.result.name)
         curve = ridge.learning_curve(source, sizes) if sizes and ridge else ()

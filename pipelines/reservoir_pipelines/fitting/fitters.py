@@ -5,7 +5,7 @@ import itertools
 import math
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -25,7 +25,6 @@ from reservoir.readouts.sweep import (
     Sweep,
     cross_sweep,
     extended_alphas,
-    forward_selection,
     gather,
     parse_alphas,
     solve,
@@ -37,8 +36,6 @@ from reservoir_pipelines.fitting.results import CurvePoint, Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
 from reservoir_pipelines.fitting.sources import (
     KNOWN,
-    ColumnSource,
-    JoinedSource,
     Pool,
     Source,
     Tried,
@@ -49,9 +46,6 @@ from reservoir_pipelines.fitting.sources import (
     stored_moments,
 )
 from reservoir_pipelines.output import meter, notify
-
-GREEDY_WIDTH = 6144
-"""Joint width of the columns that greedy selection considers; memory grows with its square."""
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 
@@ -195,21 +189,6 @@ class RidgeFitter(PenaltyFitter):
             training = gather(itertools.chain.from_iterable(map(source.blocks, KNOWN)), chosen.targets)
         path = solve(training, np.array([alpha]), source.emphasis)
         return path.readout(0, chosen.targets, chosen.temperature)
-
-    def join(self, sources: Iterable[Source], most: int) -> list[ColumnFit]:
-        """Join columns to the first one as long as the validation score rises; return the fit of each step."""
-        parts: list[Source] = []
-        places: dict[str, slice] = {}
-        width = 0
-        for source in (one for one in sources if isinstance(one, ColumnSource)):
-            wider = width + source.width()
-            if not parts or (source.tokens() == parts[0].tokens() and wider <= GREEDY_WIDTH):
-                parts.append(source)
-                places[source.columns[0]], width = slice(width, wider), wider
-        joined = JoinedSource(tuple(parts))
-        train, valid, targets = joined.stream("train"), joined.stream("valid"), self.targets(joined)
-        steps = forward_selection(train, valid, places, targets, self.alphas, limit=most)
-        return [column_fit("ridge", columns, swept) for columns, swept in steps[1:]]
 
     def learning_curve(self, source: Source, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
         """Return the scores for each number of training rows over `CURVE_DRAWS` nested, stratified draws."""

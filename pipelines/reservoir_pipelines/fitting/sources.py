@@ -282,9 +282,9 @@ class Pool:
         """The number of rows of each split."""
         return {split: self.store[split].rows for split in SPLITS}
 
-    def folder(self, columns: Sequence[str], most: int, options: FitOptions) -> Path:
+    def folder(self, columns: Sequence[str], options: FitOptions) -> Path:
         """Return the default folder of results: below the cache's ``readouts``, or next to an entry outside a cache."""
-        settings = [columns, most, options.readout, options.alphas, options.select, options.class_weight]
+        settings = [columns, options.readout, options.alphas, options.select, options.class_weight]
         digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
         kind, path = options.readout.partition(":")[0].rpartition(".")[2], self.entry.path.resolve()
         name = f"{self.title}-{kind}-{digest}"
@@ -324,7 +324,6 @@ class Tried(NamedTuple):
     """The columns that a fit tries, and the cross-validation that chooses among their readouts."""
 
     columns: tuple[str, ...]
-    most: int  # largest number of columns that may be joined greedily, 0 if none may
     folds: int  # 0 for a choice on validation rows
     repeats: int
     raced: SomeRows | None  # rows to which all columns are fitted first, if any
@@ -333,14 +332,9 @@ class Tried(NamedTuple):
 
 def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     """Return the columns to try; ``weighted`` sums columns of one width, by default the columns of each pooling."""
-    cached, most = pool.columns(), 0
+    cached = pool.columns()
     columns, summed = options.columns, options.readout == "weighted"
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
-    if len(wanted) == 1 and wanted[0].startswith("best:"):
-        number = wanted[0].removeprefix("best:")
-        if not number.isdigit() or int(number) < 1:
-            raise InputError(f"--columns {wanted[0]}: not a number of columns; give at least 1, as in best:4")
-        wanted, most = ["all"], int(number)
     named = wanted != ["all"]
     sources: dict[str, ColumnSource | RawSource] = {}
     for part in "+".join(wanted).split("+") if named and wanted else cached:
@@ -360,8 +354,6 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         for column in single_columns(cached):
             layers.setdefault((column.partition("/")[2], *kinds[column]), []).append(column)
         wanted = ["+".join(of) for of in layers.values() if len(of) > 1]
-    elif not named and most:
-        wanted = single_columns(available)
     elif not named:
         alone = {name: width for name, (tokens, width) in kinds.items() if tokens == 1}
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
@@ -371,9 +363,9 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again"
         raise InputError(f"no columns to fit; {have}")
     names = tuple(dict.fromkeys(wanted))
-    races = not named and not most and options.select == "auto" and len(names) >= RACED_COLUMNS
+    races = not named and options.select == "auto" and len(names) >= RACED_COLUMNS
     raced = _rows_of_race(pool, folds, groups) if races else None
-    return Tried(names, most, folds, repeats, raced, pool.folder(names, most, options))
+    return Tried(names, folds, repeats, raced, pool.folder(names, options))
 
 
 def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows | None:

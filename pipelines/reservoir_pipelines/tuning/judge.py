@@ -34,12 +34,7 @@ class ColumnKernel:
 
     def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
         """Return the kernel matrix of the concatenated columns: the sum of the two matrices."""
-        return ColumnKernel(
-            columns=self.columns + other.columns,
-            raw=self.raw + other.raw,
-            width=self.width + other.width,
-            raw_width=self.raw_width + other.raw_width,
-        )
+        return ColumnKernel(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def matrix(self) -> np.ndarray:
         """Return one kernel matrix, scaled so that columns and raw input each have half the variance, as in `fit`."""
@@ -49,7 +44,7 @@ class ColumnKernel:
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]  # the keys are names of concatenated columns
+Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of concatenated columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +72,16 @@ class Judge:
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
     """Return the kernels of a reservoir's columns: one for the `VALUES` of each layer, and one per other column."""
-    found: Kernels = {}
     groups: dict[str, list[ColumnSource]] = {}
     for column in columns:
         layer, _, pooling = column.partition("/")
         source = ColumnSource(store, column)
         if source.tokens() == judge.tokens:
             groups.setdefault(layer if pooling.startswith(VALUES) else column, []).append(source)
-    for group in groups.values():
-        names = tuple(source.column for source in group)
-        found[names] = sum(map(ColumnKernel.of, group), start=ColumnKernel())
-    return found
+    return {
+        tuple(source.column for source in group): sum(map(ColumnKernel.of, group), start=ColumnKernel())
+        for group in groups.values()
+    }
 
 
 def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutScore]:
@@ -107,21 +101,18 @@ def join(
     """Join up to ``most`` reservoirs greedily while held-out results improve; return candidate numbers and results."""
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
     first = max(alone, key=lambda number: alone[number].merit)
-    # The best of many candidates may be best by chance, so it replaces the default, number 0, only if its score is no
-    # lower and its loss is lower by more than the paired standard error over rows. Joining averages out chance.
+    # The best of many candidates may be best by chance. It replaces the default, number 0, only if its score is not
+    # lower, and its loss is lower by more than the paired standard error over rows.
     gain = alone[0].losses - alone[first].losses
     noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
     if alone[first].score < alone[0].score or gain.mean() <= noise:
         first = 0
     chosen: tuple[int, ...] = (first,)
     total, found = kernels[first], alone[first]
-    while len(chosen) < most:
-        step: tuple[int, HeldOutScore] | None = None
-        for number in [key for key in kernels if key not in chosen] if go_on() else ():
-            judged = judge([total, kernels[number]])
-            if judged.merit > (step[1] if step else found).merit:
-                step = number, judged
-        if step is None:
+    while len(chosen) < min(most, len(kernels)) and go_on():
+        steps = {number: judge([total, kernels[number]]) for number in kernels if number not in chosen}
+        best = max(steps, key=lambda number: steps[number].merit)
+        if steps[best].merit <= found.merit:
             break
-        chosen, found, total = (*chosen, step[0]), step[1], total + kernels[step[0]]
+        chosen, found, total = (*chosen, best), steps[best], total + kernels[best]
     return chosen, found

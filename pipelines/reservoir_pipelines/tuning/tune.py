@@ -15,7 +15,7 @@ from reservoir_pipelines.output import Record, as_json, notify
 from reservoir_pipelines.tuning.judge import join
 from reservoir_pipelines.tuning.search import AT_LEAST, RAW_NUMBER, ReservoirTrial, Search, SearchData
 
-FINALISTS = 8  # candidates that may be joined, besides the default and the raw input
+FINALISTS = 8  # may be joined, besides the default and the raw input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +82,17 @@ def tune(
     if tried < AT_LEAST and not options.trials:
         notify(f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows with --limit")
     default = next(trial for trial in ranked if trial.number == 0)
-    finalists = {trial.number: trial for trial in [default, *[t for t in ranked if t.number][:FINALISTS]]}
-    kernels = search.kernels([*finalists.values()])
-    judge = search.judges[default.limit]
+    finalists = [default, *[trial for trial in ranked if trial.number][:FINALISTS]]
+    kernels, judge = search.kernels(finalists)
     most = search.joined()
     chosen, found = join(kernels, judge, most, lambda: search.final_seconds(most) <= search.left)
     limit = search.final_limit(len(chosen), default.limit)
     if limit:
         notify(f"the budget allows only {limit:,} rows of each split; give a larger --budget to use all rows")
-    columns = {number: trial.columns for number, trial in finalists.items()} | {RAW_NUMBER: (RAW,)}
+    columns = {RAW_NUMBER: (RAW,)} | {trial.number: trial.columns for trial in finalists}
     numbers = [number for number in chosen if number != RAW_NUMBER] or [0]
     entries = [data.extract(number, limit, None, cluster) for number in numbers]
-    prefixes = {number: f"{place}:" if len(numbers) > 1 else "" for place, number in enumerate(numbers, start=1)}
+    prefixes = {number: f"{place}:" for place, number in enumerate(numbers, start=1) if len(numbers) > 1}
     names = [prefixes.get(number, "") + column for number in chosen for column in columns[number]]
     fitting = opt.FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1", out=result.out)
     keys = [entry.store.entry.key[:16] for entry in entries]
