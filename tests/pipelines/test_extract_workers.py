@@ -27,7 +27,6 @@ def short_blocks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
         patch.setattr(run, "MAX_TOKENS", 1)
-        patch.setattr(run, "TASK_BLOCKS", 1)
         patch.setattr(workers, "PAYS_OFF", 0)  # use processes even for little work
         yield
 

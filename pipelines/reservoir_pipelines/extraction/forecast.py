@@ -2,20 +2,18 @@
 
 import resource
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
 from reservoir_cache import required_bytes
 
 from reservoir import devices
-from reservoir.features import Loaded, load
+from reservoir.features import load
 from reservoir.options import ExtractOptions
-from reservoir_pipelines.extraction.run import Run, compute_blocks, make_spec, start_run
+from reservoir_pipelines.extraction.run import Run, make_spec, start_run
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.preparation.prepare import prepare
@@ -91,21 +89,22 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     part = prepared.split("train").take(_sample(run, layout.offset_rows))
     block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded, tokens = block.padded / len(block.lengths), float(block.lengths.mean())
-    found: list[float] = []  # seconds per token of each trial; the number of rows grows until a trial is long enough
+    found: list[float] = []  # seconds per row of each trial; the number of rows doubles until a trial is long enough
     count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(run.rows["train"]))
     while len(found) < REPEATS:
-        seconds, computed = _trial(run, _sample(run, count, len(found)))
-        if seconds >= SECONDS or count >= most:
-            found.append(seconds / computed)
+        count = min(count, most)
+        seconds = _trial(run, _sample(run, count, len(found)))
+        if seconds >= SECONDS or count == most:
+            found.append(seconds / count)
         else:
-            count = min(most, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
-    speed = 1 / (sorted(found)[REPEATS // 2] * padded)
+            count *= 2
+    speed = 1 / sorted(found)[REPEATS // 2]
     if devices.on_gpu(run.model.device):
         peak = torch.cuda.max_memory_allocated(run.model.device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak += QUEUED * 4 * layout.block_rows * sum(kept * width for kept, width in run.shapes.values())
-    labelled = ROW + sum(array[:1].nbytes for array in (prepared.split("train").y, prepared.split("train").lengths))
+    labelled = ROW + part.y[:1].nbytes + part.lengths[:1].nbytes
     starter = peak + rows * labelled
     return Forecast(
         task=prepared.task.name,
@@ -132,19 +131,12 @@ def _sample(run: Run, count: int, seed: int = 0) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(known, min(count, len(known)), replace=False))
 
 
-def _trial(run: Run, rows: np.ndarray) -> tuple[float, int]:
-    """Extract some training rows into a temporary folder; return the seconds, and the tokens with padding."""
-    tokens, spec = 0, make_spec(run.prepared, {"train": rows}, run.model, run.spec.store)
+def _trial(run: Run, rows: np.ndarray) -> float:
+    """Extract some training rows into a temporary folder; return the seconds."""
+    spec = make_spec(run.prepared, {"train": rows}, run.model, run.spec.store)
     with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=run.root) as folder, silenced():
         trial = replace(run, root=Path(folder), rows={"train": rows}, spec=spec, splits=["train"])
-        entry, todo = trial.open({})
-        read, compute = trial.steps(entry)
-
-        def counted(part: Loaded, columns: Sequence[str]) -> Callable[[], Any]:
-            nonlocal tokens
-            tokens += part.padded
-            return compute(part, columns)
-
+        entry, _ = trial.open({})
         started = clock()
-        compute_blocks(entry, todo, run.columns, read, counted)
-        return clock() - started, tokens
+        trial.compute(entry)
+        return clock() - started

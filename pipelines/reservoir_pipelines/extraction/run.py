@@ -52,6 +52,9 @@ Load = Callable[[str, int, int], Iterable[Any]]
 Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
 """Function that starts the computation of some columns of a part; calling its result returns their values."""
 
+Advance = Callable[[int, int], None]
+"""Function that is called with the rows of each finished block, and with all bytes written so far."""
+
 PADDING = "right, masked"
 LIMIT_SEED = 0
 MAX_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
@@ -59,7 +62,7 @@ MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
-TASK_BLOCKS, MAX_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MAX_TASKS` tasks
+MAX_TASKS = 512  # pieces of work that are sent to workers
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
 """Rows that each worker of a cluster computes first, and the tolerance for them, in standard deviations of a column.
 
@@ -96,11 +99,11 @@ def start_run(
     most = min(MAX_TOKENS // prepared.task.max_tokens, sum((planned or spec.rows).values()) // MIN_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, most)
     layout = Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
-    data = as_group(options, RowOptions).to_dict() | {"waveform": bool(prepared.task.parameters.get("waveform"))}
-    kept = as_group(options, FeatureOptions).to_dict()
-    kept |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
-    kept |= plan.reservoir.to_dict() | data
-    return Run(root, prepared, plan.shapes, layout, model, rows, spec, kept, splits or list(rows))
+    settings = plan.reservoir.to_dict()
+    settings |= as_group(options, FeatureOptions).to_dict() | as_group(options, RowOptions).to_dict()
+    settings |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
+    settings["waveform"] = bool(prepared.task.parameters.get("waveform"))
+    return Run(root, prepared, plan.shapes, layout, model, rows, spec, settings, splits or list(rows))
 
 
 @dataclass
@@ -119,15 +122,24 @@ class Run:
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
         """Create or open the entry, which records the call; return it and the blocks that it lacks."""
-        title, cut = self.model.settings.title, (self.layout, self.shapes, self.splits)
-        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, self._made_with(call))
+        model = self.model
+        made_with = {
+            "call": {**call, "settings": self.settings},
+            "reservoir": model.settings.to_dict(),
+            "weights": describe_weights(model.fpt.backbone, model.settings.init),
+            "device": str(model.device),
+            "instructions": devices.describe(model.device),
+            "versions": versions("torch", "transformers", "h5py", "numpy"),
+        }
+        title, cut = model.settings.title, (self.layout, self.shapes, self.splits)
+        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, made_with)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns, layer by layer."""
         return tuple(self.shapes)
 
-    def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
+    def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
@@ -146,16 +158,6 @@ class Run:
 
         return read, partial(launch, self.model)
 
-    def _made_with(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "call": {**call, "settings": self.settings},
-            "reservoir": self.model.settings.to_dict(),
-            "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
-            "device": str(self.model.device),
-            "instructions": devices.describe(self.model.device),
-            "versions": versions("torch", "transformers", "h5py", "numpy"),
-        }
-
 
 def open_entry(
     root: Path,
@@ -169,14 +171,11 @@ def open_entry(
     made_with: Mapping[str, Any],
 ) -> tuple[Entry, list[tuple[str, int]]]:
     """Create or open an entry, write its labels and drop damaged blocks; return it and the blocks that it lacks."""
-    task, columns, count = spec.task["name"], tuple(shapes), sum(spec.rows.values())
-    space = required_bytes(spec, layout, spec.rows, shapes)
-    exists = (root / "features" / task / f"{title}-{spec.key[:16]}").is_dir()
-    if not exists:
-        notify(f"{task} x {title}: {count:,} rows, {count_text(len(columns), 'column')}, {size_text(space)} on disk")
-        check_space(root, space)
-    kept = {split: prepared.kept(split) for split in rows}
-    data = {"prepared": str(prepared.path), "kept": kept, "scaling": scaling_to_json(prepared.scaling)}
+    data = {
+        "prepared": str(prepared.path),
+        "kept": {split: prepared.kept(split) for split in rows},
+        "scaling": scaling_to_json(prepared.scaling),
+    }
     entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
     for split, index in rows.items():
@@ -186,13 +185,14 @@ def open_entry(
         if len(index) < len(whole):
             targets = {name: array[index] for name, array in targets.items()}
         write_targets(entry, split, targets | {"index": index})
-    todo = missing_blocks(entry, splits, columns)
-    if exists and todo:
-        left = row_count(entry, todo)
-        lacking = max(len(entry.lacking(split, block, columns)) for split, block in todo)
-        part = space * left * lacking // (count * len(columns))
-        notify(f"{task} x {title}: {left:,} rows still to compute, at most {size_text(part)} more on disk")
-        check_space(root, part)
+    todo = missing_blocks(entry, splits, tuple(shapes))
+    if todo:
+        left, whole = row_count(entry, todo), sum(spec.rows.values())
+        lacking = {column for split, block in todo for column in entry.lacking(split, block, shapes)}
+        space = required_bytes(spec, layout, spec.rows, {column: shapes[column] for column in lacking}) * left // whole
+        count = f"{left:,} rows, {count_text(len(lacking), 'column')}"
+        notify(f"{spec.task['name']} x {title}: {count}, {size_text(space)} on disk")
+        check_space(root, space)
     return entry, todo
 
 
@@ -200,9 +200,8 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
     """Return the numbers of the rows to use in each split, ascending: all, or ``limit`` drawn with a fixed seed."""
     drawn = {}
     for split, count in prepared.rows.items():
-        if limit is None or limit >= count:
-            drawn[split] = np.arange(count)
-        else:
+        drawn[split] = np.arange(count)
+        if limit is not None and limit < count:
             drawn[split] = np.sort(np.random.default_rng(LIMIT_SEED).permutation(count)[:limit])
     return drawn
 
@@ -212,9 +211,9 @@ def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: W
     for split, index in rows.items():
         lengths = prepared.split(split).lengths[index]
         if not windows.plain and not windows.counts(lengths.min()):
-            row, shortest, patch = int(index[lengths.argmin()]), lengths.min(), windows.patch
-            remedy = "use a smaller patch" if shortest < patch else "use smaller dilations, or --pad same"
-            raise InputError(f"--patch {patch}: row {row} of {split} has only {shortest} values; {remedy}")
+            problem = f"row {int(index[lengths.argmin()])} of {split} has only {lengths.min()} values"
+            remedy = "use a smaller patch, smaller dilations, or --pad same"
+            raise InputError(f"--patch {windows.patch}: {problem}; {remedy}")
 
 
 def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
@@ -274,7 +273,7 @@ def compute_blocks(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Callable[[int, int], None] = lambda rows, written: None,
+    advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the blocks that no other process has claimed; return the number of rows computed."""
     # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
@@ -310,7 +309,7 @@ def compute_missing(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Callable[[int, int], None] = lambda rows, written: None,
+    advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the missing blocks, and wait for those of other processes; return the number of rows computed here."""
     computed = 0
@@ -343,7 +342,7 @@ def share_blocks(
     advance: Callable[[int], None],
 ) -> int:
     """Let other processes compute the blocks ``todo`` of an entry; return the number of rows that they computed."""
-    size = min(TASK_BLOCKS, -(-len(todo) // MAX_TASKS) or 1)
+    size = -(-len(todo) // MAX_TASKS)
     init = Path(options.init or "")
     full = replace(  # full paths, for processes that were started in another folder
         options,
@@ -388,9 +387,10 @@ def _open(share: Share) -> Run:
     assert share.options.cache
     run = start_run(options, prepared, share.options.cache)
     if run.spec.key != share.key:
-        problem = f"{this_worker()}: its cache key {run.spec.key[:16]} differs from {share.key[:16]}"
-        why = "because the model, data, precision or program differs"
-        raise InputError(f"{problem}, {why}; give all workers the same files and versions, and pass --compute")
+        problem = f"its cache key {run.spec.key[:16]} differs from {share.key[:16]}"
+        raise InputError(
+            f"{this_worker()}: {problem}; give all workers the same files and versions, and pass --compute"
+        )
     found = probe(run) if share.probe else {}
     for column, (mean, deviation) in share.probe.items():
         difference = max(abs(found[column][0] - mean), abs(found[column][1] - deviation))
