@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from reservoir.errors import InputError
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
 
-SHOWN_CANDIDATES = 6
 GIVEN, PLAIN = "given", "default"
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 
@@ -80,10 +78,8 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
 FEWER = "all columns would take more than 200 MB and four times the input"
 MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of a default extraction: bytes, or times its input, whichever is larger
 
-# One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
-BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-# A block is one file and the most work that a killed process loses. Rows of similar length in a block share a batch;
-# with this many rows padding is under 5% of the tokens, see `reservoir.features.token_batches`.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
+# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a batch.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
@@ -91,7 +87,6 @@ BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # with this many rows of train and valid, 3 folds are enough to tell readouts apart
 MIN_VALID_ROWS = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
-REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
 
 MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
@@ -128,39 +123,26 @@ class Plan:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the value of each option and the reason for it, as JSON values."""
         select = f"cv{self.folds}" if self.folds else "valid"
-        values = self.reservoir.to_dict() | {
-            "layers": ",".join(self.layers),
-            "pool": ",".join(self.poolings),
-            "device": self.device,
-            "compute": self.compute,
-            "store": self.store,
-            "block_rows": self.block_rows,
-            "batch_rows": self.batch_rows,
-            "select": f"{select}, repeated {self.repeats} times" if self.repeats > 1 else select,
-            "columns": list(self.candidates),
-        }
+        select += f", repeated {self.repeats} times" if self.repeats > 1 else ""
+        values = self.reservoir.to_dict() | {"layers": ",".join(self.layers), "pool": ",".join(self.poolings)}
+        values |= {name: getattr(self, name) for name in ("device", "compute", "store", "block_rows", "batch_rows")}
+        values |= {"select": select, "columns": list(self.candidates)}
         return {option: {"value": value, "why": self.reasons[option]} for option, value in values.items()}
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return a line for each option: its name, its value, and the reason for it."""
+        short = {"columns": f"{len(self.candidates)}, which --json lists"}
         lines = [(name, entry["value"], entry["why"]) for name, entry in self.to_dict().items()]
-        joined = [f"{n} concatenated" if (n := name.count("+") + 1) > 2 else name for name in self.candidates]
-        shown = joined if len(joined) <= SHOWN_CANDIDATES else [*joined[:2], "...", joined[-1]]
-        short = {"columns": f"{len(joined)}: {', '.join(shown)}"}
         return [(name, "-" if value is None else str(short.get(name, value)), why) for name, value, why in lines]
 
     @property
     def note(self) -> str:
-        """A message if default windows skip part of each row or default poolings are few, with the option for more."""
-        if self.more:
-            return f"{self.task.name}: {self.more}"
-        windows = self.windows
-        if self.reservoir.input == "native" or self.reasons["stride"] == GIVEN or windows.read_share == 1:
-            return ""
-        nearer = max(windows.patch, -(-self.task.max_tokens // MAX_WINDOWS))
-        more = f"--stride {nearer}" if nearer < windows.stride else f"--patch {windows.stride}"
-        covered = f"windows of {windows.patch} with stride {windows.stride} cover {windows.read_share:.0%} of each row"
-        return f"{self.task.name}: {covered}; {more} covers more"
+        """A message if default poolings are few, or if default windows skip a part of each row."""
+        windows, note = self.windows, self.more
+        if not note and self.reasons["stride"] != GIVEN and windows.read_share < 1:
+            cut = f"windows of {windows.patch} with stride {windows.stride} cover {windows.read_share:.0%} of each row"
+            note = f"{cut}; a smaller --stride or a larger --patch covers more"
+        return f"{self.task.name}: {note}" if note else ""
 
 
 def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
@@ -182,10 +164,10 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         reasons[option] = GIVEN if given != defaults.get(option) else why
         return value if given is None or defaults[option] is not None else given
 
-    kind, train = kind_of(task), rows.get("train", 0)
+    kind, train, valid = kind_of(task), rows.get("train", 0), rows.get("valid", 0)
     reservoir, why = _resolve_reservoir(task, options, sum(rows.values()), longest or task.max_tokens)
-    for option in ReservoirOptions.__dataclass_fields__:
-        decide(option, None, why[option])
+    for option, reason in why.items():
+        decide(option, None, reason)
     family, shape = find_shape(reservoir.backbone, reservoir.depth)
     seen, reader = reservoir.windowed(task), None
     if reservoir.input == "native":
@@ -218,7 +200,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
     block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place, pieces)
-    folds, repeats = default_folds(train, rows.get("valid", 0))
+    folds, repeats = default_folds(train, valid)
     widths = {c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1}
     candidates = readout_candidates(task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native)
     known = not native and kind in ("series", "symbols", "labels of every token")
@@ -235,7 +217,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         store=decide("store", *store),
         block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
-        folds=decide("select", folds, f"{rows.get('valid', 0):,} validation rows; {MIN_VALID_ROWS:,} are enough"),
+        folds=decide("select", folds, f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
         candidates=decide("columns", candidates, suited if known else "each alone, and all of a layer concatenated"),
         more=more,
@@ -313,7 +295,7 @@ def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | Non
 
 def repeats_of(rows: int) -> int:
     """Return how often cross-validation is repeated with this number of training rows."""
-    return next(number for most, number in REPEATS if rows < most)
+    return 5 if rows < 200 else 3 if rows < 600 else 1
 
 
 def readout_candidates(
@@ -331,11 +313,9 @@ def readout_candidates(
     column with one sample per row; ``rows`` is the number of training rows. ``native`` is True for a model with its own
     input layer, and for several entries.
     """
-    if not native and rows <= MAX_KERNEL_ROWS:
-        # These columns are known to suit the kind of data.
-        found = _known_columns(task, available)
-        if found and found != (RAW,):
-            return found
+    known = () if native or rows > MAX_KERNEL_ROWS else _known_columns(task, available)
+    if known and known != (RAW,):
+        return known
     alone = single_columns(available)
     # One readout cannot fit the labels of all tokens, and with many rows it needs moments, whose size limits the width.
     wide = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
@@ -363,26 +343,26 @@ def single_columns(available: Sequence[str]) -> list[str]:
 
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none if the kind is unknown."""
-    kind = kind_of(task)
-    names, given = split_names(default_layers(kind)[0]), {c.partition("/")[0] for c in available if c != RAW}
-    if kind != "series" and given < {*names}:  # with many rows, only one layer may have columns
-        names = tuple(name for name in names if name in given)
-    if kind == "labels of every token":
-        whole = "+".join(f"{layer}/all" for layer in names)
-        return tuple(c for c in (RAW, whole, f"{whole}+{RAW}") if {*c.split("+")} <= {*available})
-    if kind not in ("series", "symbols") or not {*names} <= given:
+    kind, given = kind_of(task), {column.partition("/")[0] for column in available if column != RAW}
+    default = split_names(default_layers(kind)[0])
+    layers = tuple(layer for layer in default if layer in given)
+    if layers != default and (kind == "series" or not given < {*default}):  # with many rows, one layer has columns
         return ()
-    most = ",".join([*(VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS), SEGMENTS])
-    known: tuple[str, ...] = (RAW,)
-    for poolings in map(split_names, [most, *(each for each in FEWER_POOLINGS[kind] if "segments" in each)]):
-        kept = [name for name in poolings if name != "tokens"]
-        values = [f"{layer}/{name}" for layer in names for name in kept if not name.startswith("segments")]
-        whole = [*values, *(f"{layer}/{name}" for layer in names for name in kept if name.startswith("segments"))]
-        tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
-        # Segments show where in the sequence a value is.
-        tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
-        known = max(known, tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available}), key=len)
-    return known if known != (RAW,) else ()
+    if kind == "labels of every token":
+        whole = "+".join(f"{layer}/all" for layer in layers)
+        return tuple(c for c in (RAW, whole, f"{whole}+{RAW}") if {*c.split("+")} <= {*available})
+    if kind not in ("series", "symbols"):
+        return ()
+    most = [*(VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS), SEGMENTS]
+    for poolings in (most, *(split_names(each) for each in FEWER_POOLINGS[kind] if "segments" in each)):
+        columns = [f"{layer}/{name}" for layer in layers for name in poolings if name != "tokens"]
+        values = [column for column in columns if "segments" not in column]
+        whole = [*values, *(column for column in columns if "segments" in column)]  # these show where values are
+        if {*whole} <= {*available}:
+            tokens = [f"{layer}/tokens" for layer in layers] if kind == "symbols" else []
+            tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
+            return tuple(c for c in tried if {*c.split("+")} <= {*available})
+    return ()
 
 
 def _resolve_reservoir(
@@ -401,7 +381,7 @@ def _resolve_reservoir(
     if reservoir.dilations == "auto":
         dilations = every_dilation(longest, reservoir.patch)
         reservoir = replace(reservoir, dilations=",".join(map(str, dilations)))
-    reasons = {item.name: why if item.name in WINDOW_OPTIONS else PLAIN for item in fields(Reservoir)}
+    reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
     return reservoir, reasons | {
         "backbone": "comes with this package" if options.init is None else f"has the weights of --init {options.init}",
         "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
@@ -410,9 +390,9 @@ def _resolve_reservoir(
 
 
 def resolve_model(
-    options: ModelOptions, defaults: Mapping[str, Any] = MappingProxyType({}), *, published: bool = False
+    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, published: bool = False
 ) -> Reservoir:
-    """Return the options of a model, all resolved; ``defaults`` are the default windows for the data."""
+    """Return the options of a model, all resolved; ``windows`` are the default windows for the data."""
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
         if backbone is not None:
@@ -424,10 +404,10 @@ def resolve_model(
 
         init = choose_init(name, init, published=published)
     options = as_group(options, ReservoirOptions)
-    values: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
+    values = {key: value for key, value in vars(options).items() if value is not None}
     # Windows that suit one input layer may not suit another, which gets plain windows.
-    if options.input in (None, defaults.get("input")):
-        values = dict(defaults) | values
+    if windows and options.input in (None, windows["input"]):
+        values = {**windows, **values}
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
     if values.get("input") == "kernels":
         values = {"gain": KERNEL_GAIN} | values
