@@ -282,4 +282,7 @@ def test_a_note_says_which_share_of_letters_windows_cover(cache, call, tmp_path,
         monkeypatch.setattr("reservoir.plan.MAX_TOKENS", most)
         messages.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
     assert ["windows of" in text for text in messages] == [False, True, False]
-    assert "windows of 5 with stride 10 cover 50% of each row; a smaller --stride or a larger --patch covers more" in messages[1]
+    assert (
+        "windows of 5 with stride 10 cover 50% of each row; a smaller --stride or a larger --patch covers more"
+        in messages[1]
+    )

@@ -25,6 +25,7 @@ from reservoir.tasks import TASKS, own_name
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,24 @@ class Extraction(Record):
     seconds: float
     reused: bool
     computed_rows: int
+
+    @classmethod
+    def of(
+        cls, entry: Entry, prepared: Prepared, columns: Sequence[str], computed_rows: int, started: float
+    ) -> "Extraction":
+        """Return the result of a call that began at the monotonic time ``started``."""
+        if not computed_rows:
+            name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
+            notify(f"{name}: everything is cached already in {entry.path}; no forward pass")
+        return cls(
+            entry=entry.path,
+            rows={split: entry.spec.rows[split] for split in prepared.rows},
+            columns=tuple(columns),
+            bytes=folder_bytes(entry.path),
+            seconds=round(time.monotonic() - started, 3),
+            reused=computed_rows == 0,
+            computed_rows=computed_rows,
+        )
 
     @property
     def store(self) -> FeatureStore:
@@ -96,18 +115,7 @@ def extract(
         shared = todo and (cluster.workers > 1 or cluster.scheduler)
         computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
         computed += run.compute(entry, bar.advance)
-    if not computed:
-        name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
-        notify(f"{name}: everything is cached already in {entry.path}; no forward pass")
-    return Extraction(
-        entry=entry.path,
-        rows={split: entry.spec.rows[split] for split in prepared.rows},
-        columns=run.columns,
-        bytes=folder_bytes(entry.path),
-        seconds=round(time.monotonic() - started, 3),
-        reused=computed == 0,
-        computed_rows=computed,
-    )
+    return Extraction.of(entry, prepared, run.columns, computed, started)
 
 
 def origin_of(task: str) -> str:
