@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
-from reservoir.errors import InputError
 from reservoir.inputs.native import NativeInput
 from reservoir.pooling import LayerPooling, parse_column, pool
 from reservoir.random import generator
@@ -90,8 +89,6 @@ class FPT(nn.Module):
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
-        if output_init not in ("orthogonal", "linear"):
-            raise InputError(f"output init {output_init!r}: choose among orthogonal, linear")
         self.task = task
         self.inputs = inputs or InputLayer(task.form, backbone.width, seed)
         self.backbone = backbone
@@ -117,19 +114,17 @@ class FPT(nn.Module):
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
         pooled: dict[str, Tensor] = {}
-        by_layer: dict[str, dict[str, str]] = {}
-        for column in columns:
-            layer, pooling = parse_column(column)
-            by_layer.setdefault(layer, {})[column] = pooling
+        poolings: dict[str, list[str]] = {}
+        for layer, pooling in map(parse_column, columns):
+            poolings.setdefault(layer, []).append(pooling)
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
-            wanted, task = by_layer[layer], self.task
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means, which are products
-                of_layer = LayerPooling(hidden, lengths, wanted.values(), task.readout_tokens, task.max_tokens)
-                pooled.update({column: of_layer(pooling) for column, pooling in wanted.items()})
+                of_layer = LayerPooling(hidden, lengths, self.task.readout_tokens, self.task.max_tokens)
+                pooled.update({f"{layer}/{pooling}": of_layer(pooling) for pooling in poolings[layer]})
 
-        with self.backbone.recording({layer: partial(record, layer) for layer in by_layer}):
+        with self.backbone.recording({layer: partial(record, layer) for layer in poolings}):
             self.backbone(self.inputs(x), lengths)
         return pooled
 

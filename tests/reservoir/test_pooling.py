@@ -89,7 +89,7 @@ def test_unknown_poolings_are_refused(name):
 @pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 12, 12]])
 def test_poolings_that_share_a_sorted_copy_equal_each_one_by_torch_alone(lengths):
     hidden, counts = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)
-    shared = LayerPooling(hidden, counts, [*PLAIN, "all"], 1, LONGEST)
+    shared = LayerPooling(hidden, counts, 1, LONGEST)
     for pooling in (*PLAIN, "all"):
         # Hidden states with gradients are pooled with only torch, without NumPy and without a shared copy.
         by_torch = pool(hidden.clone().requires_grad_(), counts, pooling, max_tokens=LONGEST).detach()
