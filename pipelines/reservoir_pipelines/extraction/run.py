@@ -56,18 +56,16 @@ Advance = Callable[[int, int], None]
 """Function that is called with the rows of each finished block, and with all bytes written so far."""
 
 PADDING = "right, masked"
-LIMIT_SEED = 0
 MAX_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
 MAX_TASKS = 512  # pieces of work that are sent to workers
-PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
-"""Rows that each worker of a cluster computes first, and the tolerance for them, in standard deviations of a column.
-
-bfloat16 on another kind of processor makes a far smaller difference, another pooling a far larger one.
-"""
+PROBE_ROWS = 2  # rows that each worker of a cluster computes first, to compare with those of the caller
+# In standard deviations of a column. bfloat16 on another kind of processor makes a far smaller difference, another
+# pooling a far larger one.
+PROBE_TOLERANCE = 0.02
 
 _runs: dict[str, "Run"] = {}
 _one_pass = threading.Lock()  # a forward pass changes the list of blocks of the backbone, so only one runs at a time
@@ -89,8 +87,10 @@ def start_run(
     """Resolve the plan and load the model; ``planned`` is the third argument of `plan_of`."""
     plan = plan_of(prepared, options, planned)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
-    reading = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    notify(*filter(None, (reading, plan.note)))
+    if model.reader:
+        notify(f"{prepared.task.name}: read by {model.reader.description}")
+    if plan.note:
+        notify(plan.note)
     rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
     spec = make_spec(prepared, rows, model, plan.store)
@@ -202,7 +202,7 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
     for split, count in prepared.rows.items():
         drawn[split] = np.arange(count)
         if limit is not None and limit < count:
-            drawn[split] = np.sort(np.random.default_rng(LIMIT_SEED).permutation(count)[:limit])
+            drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
     return drawn
 
 
@@ -342,13 +342,11 @@ def share_blocks(
     advance: Callable[[int], None],
 ) -> int:
     """Let other processes compute the blocks ``todo`` of an entry; return the number of rows that they computed."""
-    size = -(-len(todo) // MAX_TASKS)
-    init = Path(options.init or "")
+    init = options.init and Path(options.init)
     full = replace(  # full paths, for processes that were started in another folder
         options,
-        data=options.data and options.data.resolve(),
         backbone=options.backbone and full_name(options.backbone),
-        init=str(init.resolve()) if options.init and init.is_dir() else options.init,
+        init=str(init.resolve()) if init and init.is_dir() else options.init,
         cache=run.root.absolute(),
     )
     share = Share(
@@ -360,11 +358,11 @@ def share_blocks(
         probe=probe(run) if cluster.scheduler else {},
     )
     _runs[entry.key] = run  # so that this process does not load the model twice
-    starts = range(0, len(todo), size)
-    tasks = [(share, entry.path.resolve(), run.columns, todo[start : start + size]) for start in starts]
+    size = -(-len(todo) // MAX_TASKS)
+    parts = [todo[start : start + size] for start in range(0, len(todo), size)]
+    tasks = [(share, entry.path.resolve(), run.columns, part) for part in parts]
     try:
-        places = {"workers": cluster.workers, "scheduler": cluster.scheduler}
-        return sum(map_pieces(work, tasks, **places, done=advance))
+        return sum(map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance))
     finally:
         del _runs[entry.key]
 
@@ -392,9 +390,9 @@ def _open(share: Share) -> Run:
             f"{this_worker()}: {problem}; give all workers the same files and versions, and pass --compute"
         )
     found = probe(run) if share.probe else {}
-    for column, (mean, deviation) in share.probe.items():
-        difference = max(abs(found[column][0] - mean), abs(found[column][1] - deviation))
-        if difference > PROBE_TOLERANCE * max(deviation, 1e-6):
+    for column, expected in share.probe.items():
+        difference = np.abs(np.subtract(found[column], expected)).max()
+        if difference > PROBE_TOLERANCE * max(expected[1], 1e-6):
             problem = f"its features of {column} differ from those of the process that started the command"
             raise InputError(f"{this_worker()}: {problem}; install the same version of reservoir everywhere")
     _runs.clear()
