@@ -1,12 +1,11 @@
 """The known backbones, available without importing torch."""
 
-import difflib
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
 
 _LISTED = tomllib.loads((Path(__file__).parent / "backbones.toml").read_text())
 
@@ -26,11 +25,5 @@ def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
     known = name.partition(":")[0] in KNOWN or name in SHORT
     if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
-        suggestion = did_you_mean(name)
-        raise InputError(f"backbone {name!r}: neither a known name nor a folder; {suggestion}Known: {', '.join(KNOWN)}")
-
-
-def did_you_mean(name: str) -> str:
-    """Return a suggestion of similar known names, or an empty string."""
-    near = difflib.get_close_matches(name, [*KNOWN, *SHORT], n=2)
-    return f"did you mean {' or '.join(near)}? " if near else ""
+        near = nearest(name, [*KNOWN, *SHORT])
+        raise InputError(f"backbone {name!r}: neither a known name nor a folder; known: {', '.join(KNOWN)}{near}")

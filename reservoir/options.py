@@ -16,7 +16,6 @@ from reservoir.option_fields import (
     Options,
     at_least,
     dilation_list,
-    flag_of,
     number_lists,
     one_of,
     option,
@@ -27,14 +26,7 @@ from reservoir.option_fields import (
     within,
 )
 
-SERIES = "{} for your own series, else {}"
-OWN = "{} for your own series and symbols, else {}"  # data-dependent defaults, as the help shows them
-
-
-def own_parameters(given: Mapping[str, Any]) -> str | None:
-    """Check that no task parameter is one of the options, which have flags."""
-    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")}
-    return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
+BY_DATA = "depends on the data; extract --dry-run prints it"
 
 
 class LabelsOptions(Options, panel="Data"):
@@ -87,7 +79,7 @@ class TaskOptions(OwnDataOptions, panel="Data"):
 
     data: Path | None = option(None, "Folder of the data set's files.", shown="RESERVOIR_DATA", where=True)
     parameters: Mapping[str, Any] | None = option(
-        None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
+        None, "Parameter of the task, NAME=VALUE; repeat for more.", flag="param"
     )
     views: int | None = option(None, "Number of augmented copies of each training row (cifar10).")
     protocol: str | None = option(
@@ -161,35 +153,31 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         "Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for symbols, "
         "orthogonal or kernels for vectors, edges for windows of images.",
         one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
-        shown="native if the model reads this kind of data, else " + OWN.format("kernels", "gaussian or orthogonal"),
+        shown=BY_DATA,
     )
     long: str = option(
         "cut", "Texts longer than the model's context: cut, or windows (mean over windows).", one_of("cut", "windows")
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41")
-    patch: int | None = option(
-        None, "Values per token (window length).", at_least(1), shown="9 for your own series, 5 for symbols, else 1"
-    )
-    stride: int | None = option(
-        None, "Values from one window to the next.", at_least(1), shown=OWN.format("at most 1024 windows", "the patch")
-    )
+    patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
+    stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)
     dilations: str | None = option(
         None,
         "Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the length.",
         dilation_list,
-        shown=SERIES.format("auto", 1),
+        shown=BY_DATA,
     )
     pad: str | None = option(
         None,
         "valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.",
         one_of("valid", "same"),
-        shown=OWN.format("same", "valid"),
+        shown=BY_DATA,
     )
     normalise: str | None = option(
         None,
         "Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).",
         one_of("channel", "series", "both", "differences"),
-        shown=SERIES.format("differences", "channel"),
+        shown=BY_DATA,
     )
 
 
@@ -224,7 +212,7 @@ class PrecisionOptions(ComputeOptions, panel="Features"):
         None,
         "Precision on disk: float16, bfloat16 or float32.",
         one_of("float16", "bfloat16", "float32"),
-        shown=OWN.format("float32", "float16"),
+        shown=BY_DATA,
     )
 
 
@@ -232,14 +220,13 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
     """Which hidden states are stored, and how they are pooled."""
 
     layers: str | Sequence[str] | None = option(
-        None, "Layers, comma-separated: embed, block01 ..., final, or all.", shown=OWN.format("embed,block01", "all")
+        None, "Layers, comma-separated: embed, block01 ..., final, or all.", shown=BY_DATA
     )
     pool: str | Sequence[str] | None = option(
         None,
         "Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK, "
         "sharesK, gridK, tokens, all.",
-        shown="last,mean for named tasks; quantiles9,shares13,max,min,segments8 for your own series; "
-        "shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with native input",
+        shown=BY_DATA,
     )
     batch_rows: int | None = option(None, "Rows of full length per batch, for a new entry.", at_least(1))
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reservoir.backbone_names import KNOWN, check_backbone_name, did_you_mean
+from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name
 from reservoir.backbones import gpt2, published, recurrent
 from reservoir.backbones.family import Family, Shape, attention_name, local_files_only, silence_transformers
-from reservoir.errors import InputError, as_input_error, first_line
+from reservoir.errors import InputError, as_input_error, first_line, nearest
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (gpt2.GPT2, *published.FAMILIES, recurrent.LSTM, recurrent.ESN)
@@ -177,7 +177,7 @@ def _from_transformers(name: str) -> Any:
         is_folder = Path(source).is_dir()
         reason = "its configuration is not readable" if is_folder else "no such folder, and not on the Hugging Face hub"
         problem = f"backbone {name!r}: {reason} ({first_line(error)})"
-        raise InputError(f"{problem}; {did_you_mean(name)}Known: {', '.join(KNOWN)}") from error
+        raise InputError(f"{problem}; known: {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}") from error
 
 
 def _unknown(name: str, model_type: str) -> InputError:

@@ -199,7 +199,7 @@ MISTAKES = [
     (["extract", "digits", "--depht", "3"], "--depht"),
     (["extract", "digits", "--seed", "one"], "--seed"),
     (["extract", "mnnist"], "did you mean 'mnist'"),
-    (["train", "digits", "--backbone", "gtp2"], "did you mean gpt2"),
+    (["train", "digits", "--backbone", "gtp2"], "did you mean 'gpt2'"),
     (["prepare", "missing.csv"], "missing.csv: no such file"),
     (["fit", "missing.csv"], "nothing extracted for 'missing.csv'"),
     (["predict", "no-readout", "missing.npz"], "no-readout: no such file or folder"),

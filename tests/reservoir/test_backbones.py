@@ -174,7 +174,11 @@ def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "neither a known name nor a")],
+    [
+        ("gtp2", "did you mean 'gpt2'"),
+        ("berd", "did you mean 'bert'"),
+        ("nothing-like-it", "neither a known name nor a"),
+    ],
 )
 def test_unknown_names_are_refused_without_a_network(name, message, monkeypatch):
     monkeypatch.setattr(names, "local_files_only", lambda _source: pytest.fail("the network was asked"))

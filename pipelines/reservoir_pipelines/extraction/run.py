@@ -40,7 +40,6 @@ from reservoir.options import ClusterOptions, ExtractOptions, FeatureOptions, Ro
 from reservoir.plan import Plan, resolve
 from reservoir.reservoir import LoadedModel, full_name, load_model
 from reservoir.tasks.task import Tokens
-from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import count_text, notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
@@ -92,7 +91,8 @@ def start_run(
     if plan.note:
         notify(plan.note)
     rows = draw_rows(prepared, options.limit)
-    check_windows(prepared, rows, model.windows)
+    for split, index in rows.items():
+        model.windows.checked_counts(prepared.split(split).lengths[index])
     spec = make_spec(prepared, rows, model, plan.store)
     # A file holds several blocks of the plan if they are small and quick to compute.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
@@ -176,6 +176,8 @@ def open_entry(
         "kept": {split: prepared.kept(split) for split in rows},
         "scaling": scaling_to_json(prepared.scaling),
     }
+    if not (root / "features" / spec.task["name"] / f"{title}-{spec.key[:16]}").is_dir():
+        check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
     for split, index in rows.items():
@@ -204,16 +206,6 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
         if limit is not None and limit < count:
             drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
     return drawn
-
-
-def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: Windows) -> None:
-    """Raise `InputError` for a row that is shorter than a window, before anything is computed."""
-    for split, index in rows.items():
-        lengths = prepared.split(split).lengths[index]
-        if not windows.plain and not windows.counts(lengths.min()):
-            problem = f"row {int(index[lengths.argmin()])} of {split} has only {lengths.min()} values"
-            remedy = "use a smaller patch, smaller dilations, or --pad same"
-            raise InputError(f"--patch {windows.patch}: {problem}; {remedy}")
 
 
 def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
