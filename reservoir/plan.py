@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
-from reservoir.reservoir import (
-    DEFAULT_BACKBONE,
-    MAX_SYMBOLS,
-    Reservoir,
-    choose_compute,
-    choose_device,
-    every_dilation,
-    full_name,
-)
+from reservoir.reservoir import DEFAULT_BACKBONE, MAX_SYMBOLS, Reservoir, choose_compute, choose_device, full_name
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.own.sounds import holds_samples
@@ -369,20 +361,15 @@ def _resolve_reservoir(
     task: Task, options: ExtractOptions, rows: int, longest: int
 ) -> tuple[Reservoir, dict[str, str]]:
     """Return the model for a task and the reason for each option; the default is native input if the data suit it."""
-    published, why = options.published, PLAIN
-    reservoir = resolve_model(options, published=published)
-    if options.input is None and is_native(task, reservoir):
-        reservoir, why = replace(reservoir, input="native"), "the model reads this kind of data"
-    else:
-        windows = default_windows(task, rows, longest)
-        reservoir = resolve_model(options, windows, published=published)
-        if windows and options.input in (None, windows["input"]):
-            why = f"found best for {kind_of(task)}"
-    if reservoir.dilations == "auto":
-        dilations = every_dilation(longest, reservoir.patch)
-        reservoir = replace(reservoir, dilations=",".join(map(str, dilations)))
+    reservoir, why = resolve_model(options, published=options.published), PLAIN
+    native = options.input is None and is_native(task, reservoir)
+    windows = {"input": "native"} if native else default_windows(task, rows, longest)
+    # Windows that suit one input layer may not suit another, which gets plain windows.
+    if windows and options.input in (None, windows["input"]):
+        reservoir = resolve_model(options, windows, published=options.published)
+        why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
-    return reservoir, reasons | {
+    return reservoir.with_dilations(longest), reasons | {
         "backbone": "comes with this package" if options.init is None else f"has the weights of --init {options.init}",
         "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
@@ -403,14 +390,11 @@ def resolve_model(
         from reservoir.backbones import choose_init
 
         init = choose_init(name, init, published=published)
-    options = as_group(options, ReservoirOptions)
-    values = {key: value for key, value in vars(options).items() if value is not None}
-    # Windows that suit one input layer may not suit another, which gets plain windows.
-    if windows and options.input in (None, windows["input"]):
-        values = {**windows, **values}
+    given = vars(as_group(options, ReservoirOptions))
+    values = {**(windows or {}), **{key: value for key, value in given.items() if value is not None}}
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
     if values.get("input") == "kernels":
-        values = {"gain": KERNEL_GAIN} | values
+        values.setdefault("gain", KERNEL_GAIN)
     return Reservoir(**values)
 
 

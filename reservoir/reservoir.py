@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,14 +50,20 @@ class Reservoir(ReservoirOptions):
 
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
-        if self.dilations == "auto":
-            dilations = every_dilation(task.max_tokens, self.patch)
-        else:
-            dilations = tuple(int(part) for part in self.dilations.split(","))
+        dilations = tuple(map(int, self.with_dilations(task.max_tokens).dilations.split(",")))
         pad: Pad = "same" if self.pad == "same" else "valid"
         symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
         cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": pad}
         return Windows(**cut, normalise=self.normalise, symbols=symbols)
+
+    def with_dilations(self, longest: int) -> Reservoir:
+        """Replace the dilations ``auto`` by 1, 2, 4 ... up to windows that span a row of the ``longest`` length."""
+        if self.dilations != "auto":
+            return self
+        dilations = [1]
+        while (self.patch - 1) * 2 * dilations[-1] < longest and self.patch > 1:
+            dilations.append(2 * dilations[-1])
+        return replace(self, dilations=",".join(map(str, dilations)))
 
     def windowed(self, task: Task) -> Task:
         """Return the task as the model sees it, with windows as tokens; raise `InputError` if no window fits."""
@@ -76,14 +83,6 @@ class Reservoir(ReservoirOptions):
             raise InputError(f"{problem}; give a smaller patch or smaller dilations")
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
-
-
-def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
-    """Return the dilations 1, 2, 4 ... at which a window of ``patch`` values spans at most ``tokens`` values."""
-    dilations = [1]
-    while (patch - 1) * 2 * dilations[-1] < tokens and patch > 1:
-        dilations.append(2 * dilations[-1])
-    return tuple(dilations)
 
 
 def full_name(backbone: str) -> str:
@@ -205,11 +204,7 @@ def bfloat16_is_faster() -> bool:
 
     def seconds(dtype: torch.dtype) -> float:
         x, weight = torch.ones(512, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)
-        times = []
-        for _ in range(5):
-            started = time.process_time()
-            torch.nn.functional.linear(x, weight)
-            times.append(time.process_time() - started)
-        return min(times)
+        multiply = partial(torch.nn.functional.linear, x, weight)
+        return min(timeit.repeat(multiply, timer=time.process_time, number=1))
 
     return seconds(torch.bfloat16) < seconds(torch.float32)

@@ -14,7 +14,7 @@ from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, readout_candidates, resolve, resolve_model
 from reservoir.pooling import check_poolings
-from reservoir.reservoir import Reservoir, every_dilation
+from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
@@ -204,7 +204,8 @@ def test_few_validation_rows_are_replaced_by_folds():
 
 @pytest.mark.parametrize(("tokens", "patch"), [(9, 9), (17, 9), (500, 9), (500, 2), (7, 1)])
 def test_dilations_grow_up_to_the_length(tokens, patch):
-    found = every_dilation(tokens, patch)
+    resolved = Reservoir(patch=patch, dilations="auto").with_dilations(tokens)
+    found = tuple(map(int, resolved.dilations.split(",")))
     assert found == tuple(2**i for i in range(len(found)))
     assert all((patch - 1) * d < tokens for d in found[1:])
     assert patch == 1 or (patch - 1) * 2 * found[-1] >= tokens
