@@ -179,15 +179,11 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         layers, poolings, more = _first_that_fits(task, seen, shape.width, used, fewer)
         reasons |= dict.fromkeys(["pool"] + ["layers"] * thin, FEWER) if more else {}
     device = choose_device(options.device)
-    compute, computed = choose_compute(options.compute, device), "bfloat16 is no faster here"
-    if not family.allows_bfloat16:
-        compute, computed = "float32", "rounding errors of a recurrent state accumulate"
-    elif compute == "bfloat16":
-        computed = "this device multiplies bfloat16 faster"
+    compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     # Many shares are 0 in all but a few rows. In float16 the offset of a block adds rounding errors to the zeros, and
     # if all training rows are zeros, standardisation scales these errors up to variance 1.
     precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
-    store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
+    store = "float32" if precise else "float16"
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
@@ -195,8 +191,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     folds, repeats = default_folds(train, valid)
     widths = {c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1}
     candidates = readout_candidates(task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native)
-    known = not native and kind in ("series", "symbols", "labels of every token")
-    suited = f"known to suit {kind}, up to {MAX_KERNEL_ROWS:,} training rows"
+    tried = f"known to suit {kind}" if candidates[0] == RAW else "each alone, and all of a layer concatenated"
     return Plan(
         task=task,
         reservoir=reservoir,
@@ -205,13 +200,13 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         poolings=poolings,
         shapes=shapes,
         device=decide("device", str(device), "a GPU is used if there is one"),
-        compute=decide("compute", compute, computed),
-        store=decide("store", *store),
+        compute=decide("compute", compute, "the faster one on this device; recurrent states need float32"),
+        store=decide("store", store, "shares near 0 need float32" if precise else "half the size of float32"),
         block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
         folds=decide("select", folds, f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
-        candidates=decide("columns", candidates, suited if known else "each alone, and all of a layer concatenated"),
+        candidates=decide("columns", candidates, tried),
         more=more,
         reasons=reasons,
     )
@@ -301,29 +296,28 @@ def readout_candidates(
 ) -> tuple[str, ...]:
     """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
 
-    ``available`` names all columns, with ``raw`` for the raw input; ``widths`` holds the number of features of each
-    column with one sample per row; ``rows`` is the number of training rows. ``native`` is True for a model with its own
-    input layer, and for several entries.
+    ``available`` may include ``raw``, the raw input; ``widths`` holds the number of features of each column with one
+    sample per row; ``rows`` counts training rows. ``native`` is True for native input and for several entries.
     """
     known = () if native or rows > MAX_KERNEL_ROWS else _known_columns(task, available)
     if known and known != (RAW,):
         return known
-    alone = single_columns(available)
     # One readout cannot fit the labels of all tokens, and with many rows it needs moments, whose size limits the width.
     wide = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
     if task.readout_tokens * task.outputs > MAX_TARGETS:
         wide = 0
+    alone = single_columns(available)
     alone = [column for column in alone if widths.get(column, 0) <= wide] or alone
-    widths = {column: width for column, width in widths.items() if column in alone}
     layers: dict[str, list[str]] = {}
     for column in widths:
-        layers.setdefault(column.partition("/")[0], []).append(column)
+        if column in alone:
+            layers.setdefault(column.partition("/")[0], []).append(column)
     joined = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH]
+    whole = [column for of in layers.values() for column in of]
     few = cross_validated and rows <= MAX_KERNEL_ROWS
-    if few and len(layers) > 1 and sum(widths.values()) <= MAX_ALL_WIDTH:
+    if few and len(layers) > 1 and sum(widths[column] for column in whole) <= MAX_ALL_WIDTH:
         # All columns together do best on most small data sets, and need no choice of a layer.
-        whole = "+".join(widths)
-        joined += [whole, f"{whole}+{RAW}"] if RAW in available else [whole]
+        joined += ["+".join(whole), *(["+".join([*whole, RAW])] if RAW in available else [])]
     return tuple(dict.fromkeys([*alone, *joined]))
 
 
