@@ -142,7 +142,7 @@ def trace(module: SequenceModel, task: Task) -> Traced:
         try:
             with _quiet(), ExitStack() as cut:
                 for branch in branches:  # later blocks than the columns need are left out
-                    wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
+                    wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.shapes}
                     cut.enter_context(branch.fpt.backbone.recording(wanted))
                 program = torch.export.export(whole, (*example.values(),), dynamic_shapes=shape, strict=False)
         except Exception as error:  # the tracer raises many types of errors, some of them private
