@@ -83,19 +83,17 @@ def _write(
 
 def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
     """Return the array of each split of each column; raise `InputError` if the task has other rows."""
-    name, found = prepared.task.name, Columns()
-    form = f"give arrays (rows, width) named {', '.join(prepared.rows)}, or SPLIT/COLUMN"
+    found = Columns()
+    rows = ", ".join(f"{split} ({count:,} rows)" for split, count in prepared.rows.items())
+    form = f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
     if prepared.task.each:
-        raise InputError(f"{file}: task {name!r} has a label for every token; give a task with one label per row")
+        raise InputError(f"{file}: the task has a label for every token; give a task with one label per row")
     for key, array in arrays.items():
-        (split, _, column), shape = key.partition("/"), array.shape
+        split, _, column = key.partition("/")
         column = column if "/" in column else f"{column or IMPORTED}/mean"
         check_column_name(column)
-        if split not in prepared.rows or len(shape) != 2 or not shape[1]:
-            raise InputError(f"{file}: array {key!r} has the shape {shape}; {form}")
-        if shape[0] != (rows := prepared.rows[split]):
-            problem = f"{file}: array {key!r} has {shape[0]:,} rows, but {split} of task {name!r} has {rows:,}"
-            raise InputError(f"{problem}; give one row for each row of the task, in the same order")
+        if len(array.shape) != 2 or array.shape[0] != prepared.rows.get(split) or not array.shape[1]:
+            raise InputError(f"{file}: array {key!r} has the shape {array.shape}; {form}")
         found.setdefault(column, {})[split] = array
     for column, splits in found.items():
         if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:

@@ -43,7 +43,7 @@ from reservoir.tasks.task import Tokens
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import count_text, notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
-from reservoir_pipelines.workers import check_versions, map_pieces, process_number, program_versions, this_worker
+from reservoir_pipelines.workers import map_pieces, process_number, program_versions, this_worker
 
 Load = Callable[[str, int, int], Iterable[Any]]
 """Function of a split and a range of rows that yields the rows in parts; it is called in a separate thread."""
@@ -368,7 +368,6 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
 
 def _open(share: Share) -> Run:
     """Load the model in this process, once; raise `InputError` if it differs from the caller's."""
-    check_versions(share.versions)
     options = share.options
     if share.threads:  # this is one of several processes on a machine
         torch.set_num_threads(share.threads)
@@ -376,17 +375,18 @@ def _open(share: Share) -> Run:
     prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
     assert share.options.cache
     run = start_run(options, prepared, share.options.cache)
-    if run.spec.key != share.key:
-        problem = f"its cache key {run.spec.key[:16]} differs from {share.key[:16]}"
-        raise InputError(
-            f"{this_worker()}: {problem}; give all workers the same files and versions, and pass --compute"
-        )
+    remedy = "give all machines the same files and versions, and pass --compute"
+    here = program_versions() | {"cache key": run.spec.key}
+    for name, wanted in {**share.versions, "cache key": share.key}.items():
+        if here[name] != wanted:
+            problem = f"{name} is {here[name]} here, but {wanted} in the process that started the command"
+            raise InputError(f"{this_worker()}: {problem}; {remedy}")
     found = probe(run) if share.probe else {}
     for column, expected in share.probe.items():
         difference = np.abs(np.subtract(found[column], expected)).max()
         if difference > PROBE_TOLERANCE * max(expected[1], 1e-6):
             problem = f"its features of {column} differ from those of the process that started the command"
-            raise InputError(f"{this_worker()}: {problem}; install the same version of reservoir everywhere")
+            raise InputError(f"{this_worker()}: {problem}; {remedy}")
     _runs.clear()
     _runs[share.key] = run
     return run
