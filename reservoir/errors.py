@@ -44,6 +44,5 @@ def require_path(value: object, what: str) -> str:
     """Return a name or a path as text; raise `InputError` for anything else, such as an array."""
     if isinstance(value, str | PathLike):
         return str(fspath(value))
-    found = f"{what} is of type {type(value).__name__}, not a name or a path"
-    arrays = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier().fit(x, y)"
-    raise InputError(f"{found}; {arrays}" if isinstance(value, Iterable) else found)
+    remedy = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier().fit(x, y)"
+    raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path; {remedy}")

@@ -70,8 +70,8 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     @property
     def explicit(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
-        own = ((item, getattr(self, item.name)) for item in fields(OwnDataOptions))
-        return {item.name: value for item, value in own if value != item.default}
+        given = ((item, getattr(self, item.name)) for item in fields(OwnDataOptions))
+        return {item.name: value for item, value in given if value != item.default}
 
 
 class TaskOptions(OwnDataOptions, panel="Data"):
@@ -89,8 +89,8 @@ class TaskOptions(OwnDataOptions, panel="Data"):
     @property
     def given(self) -> dict[str, Any]:
         """The parameters of the task, including those that are options."""
-        flags = {"views": self.views, "protocol": self.protocol}
-        named = {name: value for name, value in flags.items() if value is not None}
+        named = {"views": self.views, "protocol": self.protocol}
+        named = {name: value for name, value in named.items() if value is not None}
         return dict(self.parameters or {}) | named | self.explicit
 
     @property

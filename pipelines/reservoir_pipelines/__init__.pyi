@@ -133,26 +133,25 @@ def attention(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
+        extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
         Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        length. Default: depends on the data; extract --dry-run prints it.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        Default: depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
@@ -373,26 +372,25 @@ def extract(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
+        extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
         Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        length. Default: depends on the data; extract --dry-run prints it.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        Default: depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
@@ -441,16 +439,14 @@ def extract(
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
-        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
-        float16.
+        Precision on disk: float16, bfloat16 or float32. Default: depends on the data; extract --dry-run prints
+        it.
     layers : str or sequence of str, optional
-        Layers, comma-separated: embed, block01 ..., final, or all. Default: embed,block01 for your own series
-        and symbols, else all.
+        Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
+        run prints it.
     pool : str or sequence of str, optional
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8
-        for your own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with
-        native input.
+        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
     batch_rows : int, optional
         Rows of full length per batch, for a new entry.
     device : str, default='auto'
@@ -721,26 +717,25 @@ def plan(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
+        extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
         Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        length. Default: depends on the data; extract --dry-run prints it.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        Default: depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
@@ -789,16 +784,14 @@ def plan(
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
-        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
-        float16.
+        Precision on disk: float16, bfloat16 or float32. Default: depends on the data; extract --dry-run prints
+        it.
     layers : str or sequence of str, optional
-        Layers, comma-separated: embed, block01 ..., final, or all. Default: embed,block01 for your own series
-        and symbols, else all.
+        Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
+        run prints it.
     pool : str or sequence of str, optional
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8
-        for your own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with
-        native input.
+        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
     batch_rows : int, optional
         Rows of full length per batch, for a new entry.
     device : str, default='auto'
@@ -1291,26 +1284,25 @@ def train(
         Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
         Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
+        extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
         Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        length. Default: depends on the data; extract --dry-run prints it.
     pad : str, optional
         valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        Default: depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
@@ -1361,8 +1353,8 @@ def train(
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
-        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
-        float16.
+        Precision on disk: float16, bfloat16 or float32. Default: depends on the data; extract --dry-run prints
+        it.
     steps : int, optional
         Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
