@@ -8,7 +8,7 @@ paper: each value, vector or symbol is one token, and the poolings are ``last`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,7 @@ from reservoir.tasks.windows import Windows
 if TYPE_CHECKING:
     from reservoir.inputs.native import Reader
 
+Names = tuple[str, ...]
 Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
 
 GIVEN, PLAIN = "given", "default"
@@ -174,9 +175,10 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     layers, more = tuple(layer for layer in layer_names(shape.depth) if layer in layers), ""
     if reasons["pool"] != GIVEN and kind != "named task":
         used = sum(min(number, options.limit or number) for number in rows.values())
-        thin, tokens = reasons["layers"] != GIVEN, train <= MAX_KERNEL_ROWS
-        fewer = _fewer_columns("" if native else kind, layers, poolings, thin=thin, tokens=tokens)
-        layers, poolings, more = _first_that_fits(task, seen, shape.width, used, fewer)
+        thin, tokens = reasons["layers"] != GIVEN, "tokens" in poolings and train <= MAX_KERNEL_ROWS
+        fewer = [poolings, *map(split_names, () if native else FEWER_POOLINGS.get(kind, ()))]
+        fewer = [names for names in fewer if tokens or "tokens" not in names]
+        layers, poolings, more = _columns_that_fit(task, seen, shape.width, used, layers, poolings, fewer, thin=thin)
         reasons |= dict.fromkeys(["pool"] + ["layers"] * thin, FEWER) if more else {}
     device = choose_device(options.device)
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
@@ -438,40 +440,35 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     return poolings, f"these show which {kind} occur, and where" + (", token by token" if aligned else "")
 
 
-def _fewer_columns(
-    kind: str, layers: tuple[str, ...], poolings: tuple[str, ...], *, thin: bool, tokens: bool
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield fewer and fewer layers and poolings; ``thin`` allows fewer layers, ``tokens`` the pooling of that name."""
-    yield layers, poolings
-    tokens = tokens and "tokens" in poolings
-    ladder = [poolings, *map(split_names, FEWER_POOLINGS.get(kind, ()))]
-    for names in ladder:
-        if tokens or "tokens" not in names:
-            yield layers, names
-            fewer = layers
-            while len(fewer) > 1 and thin and ("tokens" in names or names == ladder[-1]):
-                # Labels of every token depend on the neighbouring tokens, which the first layers show best.
-                fewer = fewer[::2] if poolings == ("all",) else fewer[::-2][::-1]
-                yield fewer, names
+def _columns_that_fit(
+    task: Task, seen: Task, width: int, rows: int, layers: Names, poolings: Names, fewer: Sequence[Names], *, thin: bool
+) -> tuple[Names, Names, str]:
+    """Return the first layers and poolings within the size limit, else the last, and a note if they are fewer.
 
-
-def _first_that_fits(
-    task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
-) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first choice within the size limit, else the last, and a note if the first exceeds the limit."""
+    ``fewer`` lists poolings from most to fewest columns, and ``thin`` allows fewer layers.
+    """
     from reservoir.features import column_shapes
 
-    values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
-    largest, more = max(MAX_BYTES, MAX_RATIO * 4 * values), ""
-    for layers, poolings in choices:
+    def size(layers: Names, poolings: Names) -> int:
         columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
-        size = rows * sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())
-        size *= 4 if "shares" in ",".join(poolings) else 2
-        if size <= largest:
-            break
-        given = f"--layers {','.join(layers)} --pool {','.join(poolings)}"
-        more = more or f"{rows:,} rows have fewer columns by default; {given} takes {size / 1e9:.1f} GB"
-    return layers, poolings, more
+        values = sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())
+        return rows * values * (4 if "shares" in ",".join(poolings) else 2)
+
+    choices = [(layers, poolings)]
+    for names in fewer:
+        kept = layers
+        choices.append((kept, names))
+        while thin and len(kept) > 1 and ("tokens" in names or names == fewer[-1]):
+            # Labels of every token depend on the neighbouring tokens, which the first layers show best.
+            kept = kept[::2] if poolings == ("all",) else kept[::-2][::-1]
+            choices.append((kept, names))
+    values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
+    largest = max(MAX_BYTES, MAX_RATIO * 4 * values)
+    found = next((choice for choice in choices if size(*choice) <= largest), choices[-1])
+    if found == choices[0]:
+        return *found, ""
+    given = f"--layers {','.join(layers)} --pool {','.join(poolings)} takes {size(layers, poolings) / 1e9:.1f} GB"
+    return *found, f"{rows:,} rows have fewer columns by default; {given}"
 
 
 def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
