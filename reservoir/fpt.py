@@ -20,9 +20,8 @@ KernelShape = tuple[int, int, int, int]  # dilations, values per window, forms o
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain`` (the ``input_scaling`` of an echo state
-    network), or by ``gain`` times ``weights`` (width, dim). Symbols get Gaussian embeddings of standard deviation
-    ``gain / 1.41``.
+    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain``, or by ``gain`` times ``weights``
+    (width, dim). Symbols get Gaussian embeddings of standard deviation ``gain / 1.41``.
     """
 
     def __init__(
@@ -74,9 +73,8 @@ def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases. With ``"linear"``,
-    weights and biases are uniform within ±``width ** -0.5`` as in torch's `Linear` and the authors' code (rows of norm
-    0.58). Extraction does not use the output.
+    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases; with ``"linear"``, as
+    torch's `Linear` does, and the authors' code with it (rows of norm 0.58). Extraction does not use the output.
     """
 
     def __init__(

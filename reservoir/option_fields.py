@@ -44,9 +44,9 @@ def option(
 ) -> Any:
     """Return a field of a group of options; its default is None if it depends on the data.
 
-    ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. ``flag`` is the flag
-    without dashes, and ``shown`` the default in the help, if they differ from the field's name and value. ``where``
-    marks a folder, a device, a process or a network address, which no file may set (see `without_where`).
+    ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. In the help, ``flag``
+    and ``shown`` replace the name and the default. ``where`` marks a folder, a device, a process or a network address,
+    which no file may set (see `without_where`).
     """
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
 

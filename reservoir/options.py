@@ -32,32 +32,32 @@ BY_DATA = "depends on the data; extract --dry-run prints it"
 class LabelsOptions(Options, panel="Data"):
     """Where the labels are, if not in the data."""
 
-    labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records, joined by name.")
+    labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records.")
 
 
 class OwnDataOptions(LabelsOptions, panel="Data"):
     """How your own files are read."""
 
-    label: str | None = option(None, "Column of the labels. For FASTA: regular expression for the label in the header.")
+    label: str | None = option(None, "Column of labels; for FASTA, a regular expression for the header.")
     id: str | None = option(None, "Column of row names; in long form, of sequence names (or several: a,b).")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
-    group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
+    group: str | None = option(None, "Column of groups such as patients, each in one split; for FASTA, see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts, or of letter sequences.")
     decimal: str = option("auto", "Decimal mark: . or , or auto (by the column separator).", one_of("auto", ".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
-    regression: bool = option(False, "Read whole-number labels as targets of a regression.")
+    regression: bool = option(False, "Read whole-number labels as regression targets.")
     classes: bool = option(False, "Read whole-number labels as classes.")
     missing: str = option(
         "refuse",
-        "NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the gaps).",
+        "NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).",
         one_of("refuse", "interpolate", "mask"),
     )
-    standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
+    standardise: bool = option(True, "Scale each channel to mean 0 and deviation 1.")
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
-    rate: int | None = option(None, "Sampling rate in Hz to which sounds are resampled.", at_least(1000), shown="16000")
-    waveform: bool = option(False, "Read samples of sounds, not spectrum frames; default for models that read samples.")
+    rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
+    waveform: bool = option(False, "Read samples of sounds, not spectra; default for models that do so.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +81,7 @@ class TaskOptions(OwnDataOptions, panel="Data"):
     parameters: Mapping[str, Any] | None = option(
         None, "Parameter of the task, NAME=VALUE; repeat for more.", flag="param"
     )
-    views: int | None = option(None, "Number of augmented copies of each training row (cifar10).")
+    views: int | None = option(None, "Augmented copies of each training row (cifar10).")
     protocol: str | None = option(
         None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
     )
@@ -102,7 +102,7 @@ class TaskOptions(OwnDataOptions, panel="Data"):
 class RowOptions(TaskOptions, panel="Data"):
     """Which data are read, and how many rows."""
 
-    limit: int | None = option(None, "Maximum number of rows per split, a fixed random sample.", at_least(1))
+    limit: int | None = option(None, "Maximum rows per split, a fixed random sample.", at_least(1))
 
 
 class DownloadOptions(Options, panel="Data"):
@@ -135,7 +135,7 @@ class ModelOptions(ShapeOptions, panel="Model"):
         "means and standard deviations), or a folder that pretrain wrote.",
         shown="pretrained, or random for families without published weights",
     )
-    depth: int | None = option(None, "Number of blocks to keep, from the first; the final norm is kept too.")
+    depth: int | None = option(None, "Blocks to keep, from the first; the final norm is kept too.")
 
     @property
     def title(self) -> str:
@@ -150,8 +150,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 
     input: str | None = option(
         None,
-        "Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for symbols, "
-        "orthogonal or kernels for vectors, edges for windows of images.",
+        "Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges (images).",
         one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
         shown=BY_DATA,
     )
@@ -163,13 +162,13 @@ class ReservoirOptions(ModelOptions, panel="Model"):
     stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)
     dilations: str | None = option(
         None,
-        "Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the length.",
+        "Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit.",
         dilation_list,
         shown=BY_DATA,
     )
     pad: str | None = option(
         None,
-        "valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.",
+        "valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends.",
         one_of("valid", "same"),
         shown=BY_DATA,
     )
@@ -253,8 +252,7 @@ class FitOptions(OutOptions, panel="Readout"):
 
     columns: str | Sequence[str] = option(
         "all",
-        "Columns to try, comma-separated: one column, a+b (concatenated), best:4 (up to four, added greedily), or all "
-        "(each alone, and each layer as a whole).",
+        "Columns to try, comma-separated: names, a+b (concatenated), best:4 (greedily), or all (alone, and by layer).",
     )
     readout: str = option(
         "ridge",
@@ -262,10 +260,10 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
-        "auto", "Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows)."
+        "auto", "Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by rows)."
     )
     class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
-    curve: str | None = option(None, "Plot a learning curve at these numbers of training rows, such as 100,1000.")
+    curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
 
 
 class TuneOptions(Options, panel="Search"):
@@ -273,7 +271,7 @@ class TuneOptions(Options, panel="Search"):
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
     trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as many as the budget allows")
-    join: int = option(4, "Maximum number of reservoirs whose columns are concatenated.", at_least(1))
+    join: int = option(4, "Maximum number of reservoirs to concatenate.", at_least(1))
 
 
 class StepOptions(Options, panel="Training"):
@@ -287,7 +285,7 @@ class StepOptions(Options, panel="Training"):
         shown="train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for bit-memory",
     )
     eval_every: int = option(500, "Steps between validations; each writes a checkpoint.", at_least(1))
-    compiled: bool = option(False, "Compile the model: on a GPU, and for pretrain also on a CPU.", flag="compile")
+    compiled: bool = option(False, "Compile the model (on a CPU, only for pretrain).", flag="compile")
     resume: bool = option(False, "Resume from the last checkpoint.")
 
 
@@ -300,7 +298,7 @@ class RunOptions(Options, panel="Output"):
 class TrustOptions(Options, panel="Run"):
     """Whether files that can run code are loaded."""
 
-    trust: bool = option(False, "Load a readout that can run code: any estimator that is not linear.")
+    trust: bool = option(False, "Load a readout that can run code, as all that are not linear can.")
 
 
 RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
@@ -311,9 +309,9 @@ class CoverageOptions(Options, panel="Output"):
     """Prediction sets and intervals."""
 
     coverage: float | None = option(
-        None, "Probability that the added set of classes or interval contains the true value.", within(0.01, 0.9999)
+        None, "Probability that the added set or interval contains the true value.", within(0.01, 0.9999)
     )
-    abstain: bool = option(False, "With --coverage: leave the label empty unless the set has exactly one class.")
+    abstain: bool = option(False, "With --coverage: no label unless the set has exactly one class.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -333,21 +331,20 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     batch: int = option(8, "Rows per forward pass and process.", at_least(1))
     accumulate: int = option(1, "Forward passes per optimizer step.", at_least(1))
     dropout: float = option(0.1, "Dropout above the lowest trained layer; 0 for none.", share)
-    clip: float = option(1.0, "Largest norm of the gradients; larger ones are scaled down.", positive)
+    clip: float = option(1.0, "Largest norm of the gradients.", positive)
     rows: str = option(
         "auto",
-        "Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.",
+        "Training rows: fresh (generated), augmented, stored, or auto (the first that the task has).",
         one_of("auto", "fresh", "augmented", "stored"),
     )
     from_cache: bool = option(False, "With --train output: read the hidden states from the cache.")
     on_divergence: str = option(
-        "stop", "If the loss diverges: stop with an error, or report the best checkpoint.", one_of("stop", "report")
+        "stop", "If the loss diverges: stop, or report the best checkpoint.", one_of("stop", "report")
     )
     bound: float = option(1e4, "A loss above this value counts as diverged.", positive)
     sweep: Mapping[str, Any] | None = option(
         None,
-        "Train with several values of learning_rate, dropout, clip, batch or accumulate, such as "
-        "learning_rate=1e-4,1e-3; repeat for a grid. Only the run with the best validation score is scored on test.",
+        "Values of learning_rate, dropout, clip, batch or accumulate to try, as in dropout=0,0.1; repeat for a grid.",
         number_lists(*RECIPE),
     )
 
@@ -355,7 +352,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
-    vocabulary: int = option(256, "Vocabulary size for nesting, zipf, uniform and bit-memory; that of texts is 256.")
+    vocabulary: int = option(256, "Vocabulary size of generated corpora; that of texts is 256.")
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
     short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")
@@ -368,9 +365,9 @@ class AttentionOptions(RunOptions, OutOptions, panel="Attention"):
     """Which attention maps are plotted."""
 
     layer: int = option(1, "Number of the block, from 1.")
-    average: int = option(64, "Rows to average over; the first is also plotted alone.", at_least(1))
+    average: int = option(64, "Rows to average; the first is also plotted alone.", at_least(1))
     split: str = option("test", "Split from which the rows are taken.")
-    top: float | None = option(None, "Largest attention weight on the colour scale; set it to compare plots.", positive)
+    top: float | None = option(None, "Upper end of the colour scale; set it to compare plots.", positive)
 
 
 class ReproduceOptions(OutOptions, panel="Tables"):
@@ -389,4 +386,4 @@ class ReproduceOptions(OutOptions, panel="Tables"):
 class ExplainOptions(OutOptions, panel="Output"):
     """Which sequences are explained."""
 
-    first: int = option(4, "Number of sequences to explain, from the first of the file.", at_least(1))
+    first: int = option(4, "Number of sequences to explain, from the first.", at_least(1))

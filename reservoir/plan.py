@@ -1,8 +1,7 @@
 """Decide every default once: turn a task and the given options into a frozen plan, each value with its reason.
 
-The defaults were tuned on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets
-(``benchmarks/series.py``), and for symbols on generated sets (``benchmarks/symbols.py``). Named tasks follow the
-paper: each value, vector or symbol is one token, and the poolings are ``last`` and ``mean``.
+The defaults were tuned on six public sets of series (``benchmarks/series.py``) and on generated symbols
+(``benchmarks/symbols.py``). Named tasks follow the paper: each value, vector or symbol is one token.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.own.texts import are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from reservoir.inputs.native import Reader
@@ -93,7 +91,6 @@ class Plan:
 
     task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
-    windows: Windows
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     shapes: Mapping[str, tuple[int, int]]  # tokens and width of a row of each column
@@ -131,7 +128,7 @@ class Plan:
     @property
     def note(self) -> str:
         """A message if default poolings are few, or if default windows skip a part of each row."""
-        windows, note = self.windows, self.more
+        windows, note = self.reservoir.windows(self.task), self.more
         if not note and self.reasons["stride"] != GIVEN and windows.read_share < 1:
             cut = f"windows of {windows.patch} with stride {windows.stride} cover {windows.read_share:.0%} of each row"
             note = f"{cut}; a smaller --stride or a larger --patch covers more"
@@ -197,7 +194,6 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     return Plan(
         task=task,
         reservoir=reservoir,
-        windows=reservoir.windows(task),
         layers=layers,
         poolings=poolings,
         shapes=shapes,

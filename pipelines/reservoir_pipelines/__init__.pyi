@@ -130,11 +130,10 @@ def attention(
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
         random for families without published weights.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
-        extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
@@ -144,24 +143,24 @@ def attention(
     stride : int, optional
         Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: depends on the data; extract --dry-run prints it.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: depends on the data; extract --dry-run prints it.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -173,26 +172,25 @@ def attention(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     out : path-like, optional
@@ -202,11 +200,11 @@ def attention(
     layer : int, default=1
         Number of the block, from 1.
     average : int, default=64
-        Rows to average over; the first is also plotted alone.
+        Rows to average; the first is also plotted alone.
     split : str, default='test'
         Split from which the rows are taken.
     top : float, optional
-        Largest attention weight on the colour scale; set it to compare plots.
+        Upper end of the colour scale; set it to compare plots.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -244,7 +242,7 @@ def explain(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     first : int, default=4
-        Number of sequences to explain, from the first of the file.
+        Number of sequences to explain, from the first.
 
     Returns
     -------
@@ -369,11 +367,10 @@ def extract(
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
         random for families without published weights.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
-        extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
@@ -383,24 +380,24 @@ def extract(
     stride : int, optional
         Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: depends on the data; extract --dry-run prints it.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: depends on the data; extract --dry-run prints it.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -412,30 +409,29 @@ def extract(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
@@ -498,19 +494,19 @@ def fit(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'
-        Columns to try, comma-separated: one column, a+b (concatenated), best:4 (up to four, added greedily), or
-        all (each alone, and each layer as a whole).
+        Columns to try, comma-separated: names, a+b (concatenated), best:4 (greedily), or all (alone, and by
+        layer).
     readout : str, default='ridge'
         ridge, logistic, weighted (a learned sum of layers), or an estimator's path:
         sklearn.svm.LinearSVC:C=0.1,1.
     alphas : str, optional
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'
-        Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows).
+        Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by rows).
     class_weight : str, optional
         balanced: every class has the same weight.
     curve : str, optional
-        Plot a learning curve at these numbers of training rows, such as 100,1000.
+        Numbers of training rows of a learning curve, such as 100,1000.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
 
@@ -580,15 +576,15 @@ def import_features(
     name : str
         Name of the entry, such as the model that computed the features.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -600,26 +596,25 @@ def import_features(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     cache : path-like, optional
@@ -714,11 +709,10 @@ def plan(
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
         random for families without published weights.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
-        extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
@@ -728,24 +722,24 @@ def plan(
     stride : int, optional
         Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: depends on the data; extract --dry-run prints it.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: depends on the data; extract --dry-run prints it.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -757,30 +751,29 @@ def plan(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
@@ -831,13 +824,13 @@ def predict(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     trust : bool, default=False
-        Load a readout that can run code: any estimator that is not linear.
+        Load a readout that can run code, as all that are not linear can.
     coverage : float, optional
-        Probability that the added set of classes or interval contains the true value.
+        Probability that the added set or interval contains the true value.
     abstain : bool, default=False
-        With --coverage: leave the label empty unless the set has exactly one class.
+        With --coverage: no label unless the set has exactly one class.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
 
     Returns
     -------
@@ -894,15 +887,15 @@ def prepare(
     task : str or path-like
         Name of a task, or the path of your own data.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -914,26 +907,25 @@ def prepare(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     workers : int, default=0
@@ -1004,11 +996,11 @@ def pretrain(
     eval_every : int, default=500
         Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
-        Compile the model: on a GPU, and for pretrain also on a CPU.
+        Compile the model (on a CPU, only for pretrain).
     resume : bool, default=False
         Resume from the last checkpoint.
     vocabulary : int, default=256
-        Vocabulary size for nesting, zipf, uniform and bit-memory; that of texts is 256.
+        Vocabulary size of generated corpora; that of texts is 256.
     batch_tokens : int, default=4096
         Tokens per optimizer step.
     context : int, optional
@@ -1138,15 +1130,15 @@ def reproduce(
     scheduler : str, optional
         Address of a dask.distributed scheduler: tcp://host:port.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1158,26 +1150,25 @@ def reproduce(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     device : str, default='auto'
@@ -1281,11 +1272,10 @@ def train(
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
         random for families without published weights.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: depends on the data;
-        extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
@@ -1295,24 +1285,24 @@ def train(
     stride : int, optional
         Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: depends on the data; extract --dry-run prints it.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: depends on the data; extract --dry-run prints it.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1324,30 +1314,29 @@ def train(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     run : path-like, optional
         Folder of a run of train. Default: in the cache.
     compute : str, default='auto'
@@ -1363,7 +1352,7 @@ def train(
     eval_every : int, default=500
         Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
-        Compile the model: on a GPU, and for pretrain also on a CPU.
+        Compile the model (on a CPU, only for pretrain).
     resume : bool, default=False
         Resume from the last checkpoint.
     train : str or sequence of str, optional
@@ -1376,19 +1365,18 @@ def train(
     dropout : float, default=0.1
         Dropout above the lowest trained layer; 0 for none.
     clip : float, default=1.0
-        Largest norm of the gradients; larger ones are scaled down.
+        Largest norm of the gradients.
     rows : str, default='auto'
-        Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.
+        Training rows: fresh (generated), augmented, stored, or auto (the first that the task has).
     from_cache : bool, default=False
         With --train output: read the hidden states from the cache.
     on_divergence : str, default='stop'
-        If the loss diverges: stop with an error, or report the best checkpoint.
+        If the loss diverges: stop, or report the best checkpoint.
     bound : float, default=10000.0
         A loss above this value counts as diverged.
     sweep : mapping, optional
-        Train with several values of learning_rate, dropout, clip, batch or accumulate, such as
-        learning_rate=1e-4,1e-3; repeat for a grid. Only the run with the best validation score is scored on
-        test.
+        Values of learning_rate, dropout, clip, batch or accumulate to try, as in dropout=0,0.1; repeat for a
+        grid.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -1460,21 +1448,21 @@ def tune(
     trials : int, optional
         Maximum number of trials. Default: as many as the budget allows.
     join : int, default=4
-        Maximum number of reservoirs whose columns are concatenated.
+        Maximum number of reservoirs to concatenate.
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
         Seed for random weights, the input layer and the order of rows.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
+        Table with the labels of a folder's files or of FASTA records.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names (or several: a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups such as patients, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1486,30 +1474,29 @@ def tune(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models that do so.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional

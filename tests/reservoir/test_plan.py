@@ -36,7 +36,7 @@ def test_other_data_than_series_and_symbols_keep_their_tokens():
     ):
         plan = plan_of(task)
         assert kind_of(task) == kind
-        assert plan.reservoir == Reservoir() and plan.windows.plain and plan.store == "float16"
+        assert plan.reservoir == Reservoir() and plan.reservoir.plain and plan.store == "float16"
         assert "raw" not in plan.candidates
 
 
@@ -54,7 +54,7 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     series, symbols = plan_of(SERIES), plan_of(SYMBOLS)
     found = series.reservoir
     assert (found.input, found.gain, found.patch, found.stride) == ("kernels", 6.0, 9, 1)
-    assert series.windows.dilations == (1, 2, 4, 8, 16, 32) and series.store == "float32"
+    assert series.reservoir.dilations == "1,2,4,8,16,32" and series.store == "float32"
     found = symbols.reservoir
     assert (found.input, found.patch, found.stride, found.pad) == ("kernels", 5, 1, "same")
     for plan in (series, symbols):
@@ -226,7 +226,7 @@ def test_seeds_that_torchs_generators_do_not_take_are_refused(seed):
         (FitOptions, {"columns": ("final/mean", 3)}, "--columns ('final/mean', 3): give a string or a list of strings"),
         (TrainOptions, {"from_cache": "yes"}, "--from-cache 'yes': give True or False"),
         (ExtractOptions, {"layers": 1}, "--layers 1: give a string or a list of strings. Layers"),
-        (ExtractOptions, {"limit": "60"}, "--limit '60': give a whole number. Maximum number of rows"),
+        (ExtractOptions, {"limit": "60"}, "--limit '60': give a whole number. Maximum rows per split"),
         (ExtractOptions, {"cache": 3}, "--cache 3: give a path. Root folder of the cache."),
         (ExtractOptions, {"backbone": np.zeros((500, 3))}, "--backbone array("),
         (ExtractOptions, {"backbone": np.zeros((2, 1))}, "--backbone array([[0.], [0.]]): give a string. Frozen model"),

@@ -44,10 +44,8 @@ class Extraction(Record):
         Size of the entry on disk.
     seconds : float
         Wall time of the call.
-    reused : bool
-        True if everything was cached already and no forward pass ran.
-    computed_rows : int
-        Rows that went through the model in this call.
+    reused, computed_rows : bool, int
+        Whether everything was cached already, and the rows that went through the model in this call.
     """
 
     entry: Path

@@ -20,8 +20,8 @@ from reservoir_pipelines.preparation.prepare import prepare
 
 clock = time.perf_counter
 
-SECONDS, REPEATS = 2.0, 3  # minimum seconds of a trial, and the number of trials, whose median is used
-BLOCKS = 4  # maximum blocks of a trial: one is read, one computed, one encoded and one written at a time
+SECONDS = 4.0  # minimum seconds of the trial
+BLOCKS = 4  # maximum blocks of the trial: one is read, one computed, one encoded and one written at a time
 QUEUED = 8  # float32 blocks in memory: four waiting or in computation, one being encoded, and three encoded ones
 ROW = 8  # bytes of a row number
 
@@ -33,27 +33,20 @@ class Forecast(Record):
     Parameters
     ----------
     task, backbone : str
-    rows : int
-        Rows of all splits together.
-    columns : int
-    tokens : float
-        Mean tokens of a row.
-    padding : float
-        Share of the tokens of a batch that are padding.
+    rows, columns : int
+        Rows of all splits together, and columns of each row.
+    tokens, padding : float
+        Mean tokens of a row, and the share of padding in the tokens of a batch.
     rows_per_second : float
         Speed of one worker, including reading and writing.
     workers : int
         Number of workers like this process; the time is assumed to be inversely proportional to it.
     seconds : float
         Wall time with all workers.
-    bytes : int
-        Size on disk.
-    files : int
-        Shards on disk.
-    memory : int
-        Bytes in one worker: its memory now, the queued blocks, and all row numbers.
-    starter_memory : int
-        Bytes in the process that starts the workers, which also holds all labels.
+    bytes, files : int
+        Size and number of shards on disk.
+    memory, starter_memory : int
+        Bytes in one worker, and in the process that starts the workers, which also holds all labels.
     device, compute : str
         Device and precision of the trial.
     """
@@ -85,20 +78,14 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     shares = {split: -(-count * rows // present) for split, count in shares.items()}
     run = start_run(options, prepared, root, planned=shares)
     loading, layout = clock() - started, run.layout
-    notify(f"plan: data and model loaded in {loading:.0f} s; timing the extraction for about {SECONDS * REPEATS:.0f} s")
+    notify(f"plan: data and model loaded in {loading:.0f} s; timing the extraction for about {2 * SECONDS:.0f} s")
     part = prepared.split("train").take(_sample(run, layout.offset_rows))
     block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded, tokens = block.padded / len(block.lengths), float(block.lengths.mean())
-    found: list[float] = []  # seconds per row of each trial; the number of rows doubles until a trial is long enough
     count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(run.rows["train"]))
-    while len(found) < REPEATS:
-        count = min(count, most)
-        seconds = _trial(run, _sample(run, count, len(found)))
-        if seconds >= SECONDS or count == most:
-            found.append(seconds / count)
-        else:
-            count *= 2
-    speed = 1 / sorted(found)[REPEATS // 2]
+    while (spent := _trial(run, _sample(run, count))) < SECONDS and count < most:
+        count = min(2 * count, most)
+    speed = min(count, most) / spent
     if devices.on_gpu(run.model.device):
         peak = torch.cuda.max_memory_allocated(run.model.device)
     else:
@@ -125,10 +112,10 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     )
 
 
-def _sample(run: Run, count: int, seed: int = 0) -> np.ndarray:
+def _sample(run: Run, count: int) -> np.ndarray:
     """Return the numbers of random training rows, ascending."""
     known = run.rows["train"]
-    return np.sort(np.random.default_rng(seed).choice(known, min(count, len(known)), replace=False))
+    return np.sort(np.random.default_rng(0).choice(known, min(count, len(known)), replace=False))
 
 
 def _trial(run: Run, rows: np.ndarray) -> float:
