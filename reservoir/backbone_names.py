@@ -2,12 +2,17 @@
 
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError, nearest
+from reservoir.options import ReservoirOptions
+from reservoir.tasks.own.columns import FILES
 
 _LISTED = tomllib.loads((Path(__file__).parent / "backbones.toml").read_text())
+
+DEFAULT_BACKBONE = "mini"  # its weights come with this package
 
 KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     name: (entry["family"], entry.get("settings", {})) for name, entry in _LISTED.items()
@@ -27,3 +32,23 @@ def check_backbone_name(name: str) -> None:
     if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
         near = nearest(name, [*KNOWN, *SHORT])
         raise InputError(f"backbone {name!r}: neither a known name nor a folder; known: {', '.join(KNOWN)}{near}")
+
+
+def full_name(backbone: str) -> str:
+    """Return the absolute path of a folder or GGUF file, the full name for a short name, or else the name itself."""
+    path = Path(backbone)
+    if backbone in SHORT and not path.is_dir():
+        return SHORT[backbone]
+    if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
+        return str(path.resolve())
+    return backbone
+
+
+def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
+    """Return whether a file is a sound and the named backbone was pretrained on samples of sounds."""
+    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
+    if not (model.backbone and native and any(file.suffix.lower() in FILES["sounds"] for file in files)):
+        return False
+    from reservoir.backbones import find  # the package imports torch
+
+    return find(full_name(model.backbone))[0].reads == "sounds"

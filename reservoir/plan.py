@@ -7,23 +7,25 @@ The defaults were tuned on six public sets of series (``benchmarks/series.py``) 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from reservoir import devices
+from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbones import check_layers, choose_init, find, find_shape, layer_names
 from reservoir.errors import InputError
+from reservoir.features import column_shapes
+from reservoir.inputs.native import Reader, has_tokenizer, open_reader
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
-from reservoir.reservoir import DEFAULT_BACKBONE, MAX_SYMBOLS, Reservoir, choose_compute, choose_device, full_name
+from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings
+from reservoir.reservoir import MAX_SYMBOLS, Reservoir, choose_compute, choose_device
 from reservoir.tasks import TASKS
-from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.own.texts import are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
-
-if TYPE_CHECKING:
-    from reservoir.inputs.native import Reader
 
 Names = tuple[str, ...]
 Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
@@ -140,11 +142,6 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
 
     ``rows`` holds the number of rows of each split, and ``longest`` the length of the longest training row.
     """
-    from reservoir import devices
-    from reservoir.backbones import check_layers, find_shape, layer_names
-    from reservoir.features import column_shapes
-    from reservoir.inputs.native import open_reader
-
     reasons: dict[str, str] = {}
     defaults = {item.name: item.default for item in fields(options)}
 
@@ -210,16 +207,6 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     )
 
 
-def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
-    """Return whether a file is a sound and the named backbone was pretrained on samples of sounds."""
-    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
-    if not (model.backbone and native and any(file.suffix.lower() in FILES["sounds"] for file in files)):
-        return False
-    from reservoir.backbones import find
-
-    return find(full_name(model.backbone))[0].reads == "sounds"
-
-
 def kind_of(task: Task) -> Kind:
     """Return the kind of data of a task; defaults depend on it."""
     if task.each:
@@ -238,9 +225,6 @@ def is_native(task: Task, reservoir: Reservoir) -> bool:
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
     if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
         return False
-    from reservoir.backbones import find
-    from reservoir.inputs.native import has_tokenizer
-
     family, _ = find(reservoir.backbone)
     if media:
         return family.reads == media
@@ -379,8 +363,6 @@ def resolve_model(
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
-        from reservoir.backbones import choose_init
-
         init = choose_init(name, init, published=published)
     given = vars(as_group(options, ReservoirOptions))
     values = {**(windows or {}), **{key: value for key, value in given.items() if value is not None}}
@@ -428,8 +410,6 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
         return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values each channel takes, and where"
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
-    from reservoir.pooling import MAX_TOKEN_FEATURES
-
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
@@ -443,7 +423,6 @@ def _columns_that_fit(
 
     ``fewer`` lists poolings from most to fewest columns, and ``thin`` allows fewer layers.
     """
-    from reservoir.features import column_shapes
 
     def size(layers: Names, poolings: Names) -> int:
         columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
@@ -469,8 +448,6 @@ def _columns_that_fit(
 
 def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
     """Raise `InputError` if a pooling is unknown, or if layers or poolings do not fit the task or the model."""
-    from reservoir.pooling import check_poolings
-
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
         problem = f"--pool {','.join(poolings)}: every token has its own label"

@@ -8,24 +8,21 @@ import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from reservoir.backbone_names import SHORT
+from reservoir.backbone_names import DEFAULT_BACKBONE
+from reservoir.backbones import load_backbone, weights_digest
+from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
+from reservoir.fpt import FPT, InputLayer, kernels
+from reservoir.inputs.edges import edges
+from reservoir.inputs.native import Reader, open_native
 from reservoir.options import ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Pad, Windows
 
-if TYPE_CHECKING:
-    import torch
-
-    from reservoir.fpt import FPT
-    from reservoir.inputs.native import Reader
-
-DEFAULT_BACKBONE = "mini"  # the default backbone; its weights come with this package
 MAX_SYMBOLS = 64  # the largest vocabulary for which windows are made, with one channel per symbol
 
 
@@ -85,16 +82,6 @@ class Reservoir(ReservoirOptions):
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
-def full_name(backbone: str) -> str:
-    """Return the absolute path of a folder or GGUF file, the full name for a short name, or else the name itself."""
-    path = Path(backbone)
-    if backbone in SHORT and not path.is_dir():
-        return SHORT[backbone]
-    if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
-        return str(path.resolve())
-    return backbone
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model on its device, frozen or trained; ``digest`` is the SHA-256 of its float32 weights.
@@ -117,11 +104,6 @@ def load_model(
     task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto", output_init: str = "orthogonal"
 ) -> LoadedModel:
     """Load or draw the model for a task, in evaluation mode on its device."""
-    from reservoir.backbones import load_backbone, weights_digest
-    from reservoir.fpt import FPT, InputLayer, kernels
-    from reservoir.inputs.edges import edges
-    from reservoir.inputs.native import open_native
-
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
@@ -147,8 +129,6 @@ def load_model(
         raise InputError("--long windows: it is only for texts that the model's own tokenizer reads; leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
-    import torch
-
     backbone.set_compute(getattr(torch, dtype_name))
     return LoadedModel(
         fpt=fpt.to(place),
@@ -166,8 +146,6 @@ def load_model(
 
 def choose_device(name: str) -> torch.device:
     """Return the device called ``name``; ``auto`` is a GPU if there is one, else the CPU."""
-    import torch
-
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     with as_input_error(f"device {name!r}: not available here", "use --device cpu, cuda or auto"):
@@ -178,10 +156,6 @@ def choose_device(name: str) -> torch.device:
 
 def choose_compute(name: str, device: torch.device) -> str:
     """Return the precision of the products; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
-    import torch
-
-    from reservoir.devices import on_gpu
-
     if name != "auto":
         return name
     if on_gpu(device):
@@ -198,10 +172,9 @@ def choose_compute(name: str, device: torch.device) -> str:
 @cache
 def bfloat16_is_faster() -> bool:
     """Return whether a short trial takes less processor time in bfloat16 than in float32."""
+
     # Some processors with bfloat16 instructions but no tiles (AMX) are slower in bfloat16: a Xeon whose tiles are
     # disabled takes 1.6 times as long. The ratio is so far from 1 that all trials agree, as the cache key must.
-    import torch
-
     def seconds(dtype: torch.dtype) -> float:
         x, weight = torch.ones(512, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)
         multiply = partial(torch.nn.functional.linear, x, weight)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reservoir_cache import (
     Entry,
@@ -16,16 +16,18 @@ from reservoir_cache import (
     list_entries,
 )
 
+from reservoir.backbone_names import full_name
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
-from reservoir.plan import Plan
-from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
+
+if TYPE_CHECKING:
+    from reservoir.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ class Extraction(Record):
         return iter(self.store.splits)
 
 
-def resolved_plan(task: str, options: ExtractOptions) -> Plan:
+def resolved_plan(task: str, options: ExtractOptions) -> "Plan":
     """Return the plan of an extraction without computing it; the data is prepared if necessary."""
     from reservoir_pipelines.extraction.run import plan_of  # the module imports torch
 

@@ -32,13 +32,14 @@ from reservoir_cache import (
 from torch import nn
 
 from reservoir import devices
+from reservoir.backbone_names import full_name
 from reservoir.backbones import describe_weights
 from reservoir.errors import InputError
 from reservoir.features import Loaded, forward, launch, load
 from reservoir.option_fields import as_group
 from reservoir.options import ClusterOptions, ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
-from reservoir.reservoir import LoadedModel, full_name, load_model
+from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.task import Tokens
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import count_text, notify, silenced, size_text

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from reservoir_cache import fault_point, refuse_links, sync
 
+from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
 from reservoir.pretraining.corpora import HELD_OUT, MAX_VOCABULARY, Corpus, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
-from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
+from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir.training.trainer import DivergedError
 from reservoir_pipelines.files import remove_parts, share, system_errors, temporary_path, write_checked
