@@ -11,10 +11,8 @@ from torch import Tensor
 from reservoir.devices import exact_products, fetch, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
-from reservoir.pooling import parse_column, pooled_shape
+from reservoir.pooling import parse_column, pooled_shape, read_values
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.own.images import as_patches
-from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 MAX_PADDING = 0.045
@@ -210,16 +208,11 @@ def _to_input(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stored sequences and their lengths, before windows are cut: tokenized, in patches, or scaled."""
-    task = model.fpt.task
     if model.reader:
         return model.reader(x, lengths)
-    if task.pictures:
-        x = as_patches(x)
-    if task.alphabet:
-        x = to_symbols(x, lengths, task.alphabet)
-    if scaling and not isinstance(task.form, Tokens):
-        return scaling(x), lengths
-    return x.astype(np.int64 if isinstance(task.form, Tokens) or model.windows.symbols else np.float32), lengths
+    x = read_values(model.fpt.task, scaling, x, lengths)
+    symbols = isinstance(model.fpt.task.form, Tokens) or model.windows.symbols
+    return x if scaling else x.astype(np.int64 if symbols else np.float32), lengths
 
 
 def _cuts_windows(model: LoadedModel) -> bool:

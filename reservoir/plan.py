@@ -34,15 +34,15 @@ GIVEN, PLAIN = "given", "default"
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 
 RAW = "raw"  # name of the raw input among the columns that a readout is chosen from
-SERIES_KERNEL = 9  # values of each window of a series, as in MiniRocket
+SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
 KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
-MAX_WINDOWS = 1024  # windows of a row: the number of positions of GPT-2 and mini
-MAX_TOKENS = 2**21  # windows of all rows together: about a minute per block of mini on two cores
+MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
+MAX_TOKENS = 2**21  # windows of all rows: about a minute per block of mini on two cores
 
-VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values of a channel, not where they are
+VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for the values of a channel
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
-SEGMENTS = "segments8"  # describes where in the sequence values are
+SEGMENTS = "segments8"  # shows where values are
 
 # Poolings for more rows, from most to fewest columns: the first that fits is the default. With ``tokens``, and with the
 # last poolings, every second layer is left out until the columns fit. Columns without shares are stored as float16.
@@ -78,13 +78,13 @@ IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
-MANY_ROWS, FEWER_FOLDS = 2000, 3  # with this many rows of train and valid, 3 folds are enough to tell readouts apart
-MIN_VALID_ROWS = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
+MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
+MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
 
-MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
+MAX_JOINED_WIDTH = 2048  # of the concatenated columns of a layer; the time of a sweep grows with its cube
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
-MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has the size rows x rows
+MAX_KERNEL_ROWS = 3000  # training rows of wide columns; the size of their kernel matrix is rows x rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +123,17 @@ class Plan:
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return a line for each option: its name, its value, and the reason for it."""
-        short = {"columns": f"{len(self.candidates)}, which --json lists"}
-        lines = [(name, entry["value"], entry["why"]) for name, entry in self.to_dict().items()]
-        return [(name, "-" if value is None else str(short.get(name, value)), why) for name, value, why in lines]
+        shown = {name: entry["value"] for name, entry in self.to_dict().items()}
+        shown["columns"] = f"{len(self.candidates)}, which --json lists"
+        return [(name, "-" if value is None else str(value), self.reasons[name]) for name, value in shown.items()]
 
     @property
     def note(self) -> str:
         """A message if default poolings are few, or if default windows skip a part of each row."""
         windows, note = self.reservoir.windows(self.task), self.more
         if not note and self.reasons["stride"] != GIVEN and windows.read_share < 1:
-            cut = f"windows of {windows.patch} with stride {windows.stride} cover {windows.read_share:.0%} of each row"
-            note = f"{cut}; a smaller --stride or a larger --patch covers more"
+            cut = f"windows of {windows.patch} with stride {windows.stride}"
+            note = f"{cut} cover {windows.read_share:.0%} of each row; reduce --stride or raise --patch to cover more"
         return f"{self.task.name}: {note}" if note else ""
 
 
@@ -178,7 +178,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     # Many shares are 0 in all but a few rows. In float16 the offset of a block adds rounding errors to the zeros, and
     # if all training rows are zeros, standardisation scales these errors up to variance 1.
-    precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
+    precise = not native and kind in ("series", "symbols") and "shares" in ",".join(poolings)
     store = "float32" if precise else "float16"
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = devices.kind(device)
@@ -197,7 +197,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         device=decide("device", str(device), "a GPU is used if there is one"),
         compute=decide("compute", compute, "the faster one on this device; recurrent states need float32"),
         store=decide("store", store, "shares near 0 need float32" if precise else "half the size of float32"),
-        block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
+        block_rows=decide("block_rows", block_rows, "a killed run loses little, with little padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
         folds=decide("select", folds, f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
@@ -314,7 +314,8 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     kind, given = kind_of(task), {column.partition("/")[0] for column in available if column != RAW}
     default = split_names(default_layers(kind)[0])
     layers = tuple(layer for layer in default if layer in given)
-    if layers != default and (kind == "series" or not given < {*default}):  # with many rows, one layer has columns
+    # With many rows, only one layer of symbols may have columns.
+    if layers != default and (kind == "series" or not given < {*default}):
         return ()
     if kind == "labels of every token":
         whole = "+".join(f"{layer}/all" for layer in layers)
@@ -325,7 +326,7 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     for poolings in (most, *(split_names(each) for each in FEWER_POOLINGS[kind] if "segments" in each)):
         columns = [f"{layer}/{name}" for layer in layers for name in poolings if name != "tokens"]
         values = [column for column in columns if "segments" not in column]
-        whole = [*values, *(column for column in columns if "segments" in column)]  # these show where values are
+        whole = [*values, *(column for column in columns if "segments" in column)]
         if {*whole} <= {*available}:
             tokens = [f"{layer}/tokens" for layer in layers] if kind == "symbols" else []
             tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
@@ -346,7 +347,7 @@ def _resolve_reservoir(
         why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
     return reservoir.with_dilations(longest), reasons | {
-        "backbone": "comes with this package" if options.init is None else f"has the weights of --init {options.init}",
+        "backbone": "comes with this package" if options.init is None else "has the weights of --init",
         "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
     }
@@ -378,7 +379,7 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS):
         # Each token with a label is in the middle of its window.
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
-        if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
+        if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
             return around | {"input": "orthogonal"}
         return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
     most = max(1, min(MAX_WINDOWS, MAX_TOKENS // max(rows, 1)))
@@ -464,7 +465,7 @@ def _rows_at_a_time(
     """Return the number of rows per block and per batch; a row has up to ``pieces`` pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
-    if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch
+    if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory
         row_bytes = max(row_bytes, 4 * tokens * seen.form.dim)
     most = IMAGE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]
     return max(1, min(most, BLOCK_BYTES // row_bytes)), max(1, BATCH_TOKENS[place] // tokens)

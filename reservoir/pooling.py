@@ -21,9 +21,9 @@ POOLINGS = (
 )
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
-MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
-RAW_VALUES = 2**22  # values, such as one-hot letters, of the rows whose raw input is computed at a time
-RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because the time of a sweep grows with the cube of the width
+MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
+RAW_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time
+RAW_WIDTH = 6144  # wider inputs are pooled; the time of a sweep grows with the cube of the width
 
 
 def parse_column(column: str) -> tuple[str, str]:
@@ -53,15 +53,14 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     if kind == "gridK":
         side = math.isqrt(max_tokens)
         if side * side != max_tokens or side < number:
-            start = f"pooling {pooling}: {max_tokens:,} tokens are not a square image of at least {number} x {number}"
-            raise InputError(f"{start} pixels; use another pooling")
+            problem = f"{max_tokens:,} tokens are not a square image of at least {number} x {number} pixels"
+            raise InputError(f"pooling {pooling}: {problem}; use another pooling")
         return 1, width * 4 * number**2
     if pooling != "tokens":
         return 1, width * max(1, number)
     if max_tokens * width > MAX_TOKEN_FEATURES:
         have = f"{max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features"
-        problem = f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}"
-        raise InputError(f"{problem}; use segmentsK or quantilesK, or a larger patch and stride")
+        raise InputError(f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK")
     return 1, max_tokens * width
 
 
@@ -173,14 +172,13 @@ class LayerPooling:
             above = (self._lengths[:, None, None] - below).float()
         else:
             hidden = self._filled(float("-inf"))
-            ones = torch.ones(1, hidden.shape[1], device=hidden.device)  # a product is faster than a sum, and as exact
-            above = torch.cat([ones @ (hidden > level).float() for level in share_levels(number)], dim=1)
+            above = torch.stack([(hidden > level).float().sum(dim=1) for level in share_levels(number)], dim=1)
         return above / self._lengths[:, None, None]
 
     def _grid(self, number: int) -> Tensor:
         """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
         if self._on_host and self._padding is not None:
-            raise InputError(f"pooling grid{number}: the rows differ in length; use it for images of one size only")
+            raise InputError(f"pooling grid{number}: the rows differ in length; use another pooling")
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)
         cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(number, dim=2)]
@@ -240,16 +238,21 @@ class RawInput(nn.Module):
         return values.float().masked_fill(padding[:, :, None], 0.0)
 
 
+def read_values(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return stored sequences as patches of pictures, as symbols, or as scaled values."""
+    x = as_patches(x) if task.pictures else x
+    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
+    return scaling(x) if scaling else x
+
+
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the `RawInput` of stored sequences, (rows, width), or the values of every token if each has a label."""
     raw = RawInput(task)
     if len(x) > (most := max(1, RAW_VALUES // raw.size)):
         parts = (slice(start, start + most) for start in range(0, len(x), most))
         return np.concatenate([raw_features(task, scaling, x[part], lengths[part]) for part in parts])
-    x = as_patches(x) if task.pictures else x[:, : lengths.max()]
-    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
-    scaled = scaling(x) if scaling else x
-    inputs = (torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))
+    x = read_values(task, scaling, x, lengths)[:, : lengths.max()]
+    inputs = torch.from_numpy(np.asarray(x)), torch.from_numpy(lengths.astype(np.int64))
     if task.each:
         return pad(raw.values(*inputs), (0, 0, 0, task.readout_tokens - x.shape[1])).numpy()
     return raw(*inputs)[0].numpy()

@@ -70,14 +70,14 @@ class Reservoir(ReservoirOptions):
         what = f"--patch {self.patch}: "
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
-            problem = f"{what}windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
-            raise InputError(f"{problem}; leave out the window options")
+            problem = f"windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
+            raise InputError(f"{what}{problem}; leave out the window options")
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
             raise InputError(f"{what}task {task.name!r} labels tokens, not windows; leave out the window options")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
-            problem = f"{what}no window fits the sequences of task {task.name!r}, of up to {task.max_tokens} values"
-            raise InputError(f"{problem}; give a smaller patch or smaller dilations")
+            problem = f"no window fits the sequences of up to {task.max_tokens} values"
+            raise InputError(f"{what}{problem}; give a smaller patch or smaller dilations")
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
@@ -92,7 +92,6 @@ class LoadedModel:
     fpt: FPT
     settings: Reservoir
     windows: Windows
-    family: str
     digest: str
     device: torch.device
     compute: str
@@ -107,7 +106,7 @@ def load_model(
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
-        raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; use orthogonal or kernels")
+        raise InputError(f"--input gaussian: task {task.name!r} holds values; use orthogonal or kernels")
     windows, seen = settings.windows(task), settings.windowed(task)
     reader, input_digests = None, {}
     if settings.input == "native":
@@ -126,13 +125,12 @@ def load_model(
             weights *= math.sqrt(weights.shape[1] / weights.shape[0])
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
-        raise InputError("--long windows: it is only for texts that the model's own tokenizer reads; leave it out")
+        raise InputError("--long windows: only for texts that the model's tokenizer reads; leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     backbone.set_compute(getattr(torch, dtype_name))
     return LoadedModel(
         fpt=fpt.to(place),
-        family=backbone.family.name,
         settings=settings,
         windows=windows,
         digest=digest,

@@ -282,6 +282,6 @@ def test_a_note_says_which_share_of_letters_windows_cover(cache, call, tmp_path,
         messages.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
     assert ["windows of" in text for text in messages] == [False, True, False]
     assert (
-        "windows of 5 with stride 10 cover 50% of each row; a smaller --stride or a larger --patch covers more"
+        "windows of 5 with stride 10 cover 50% of each row; reduce --stride or raise --patch to cover more"
         in messages[1]
     )

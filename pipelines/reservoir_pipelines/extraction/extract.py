@@ -132,9 +132,9 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
     entries = list_entries(root)
-    named = [entry for entry in entries if entry.path.name == name or (len(name) >= 6 and entry.key.startswith(name))]
+    named = [entry for entry in entries if name == entry.path.name or (len(name) > 5 and entry.key.startswith(name))]
     if len(named) > 1:
-        raise InputError(f"{name!r} matches {len(named)} entries; give more digits of the key (reservoir cache list)")
+        raise InputError(f"{name!r} matches {len(named)} entries; give more digits of the key")
     if named:
         return named[0]
     own = name not in TASKS and Path(name).exists()
@@ -154,7 +154,8 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 
     if found := last_entry(root, task, matches):
         if not own and task not in TASKS and ":" not in name:
-            notify(f"{name} not found; using the last extraction of {found.made_with.get('call', {}).get('task')}")
+            origin = found.made_with.get("call", {}).get("task")
+            notify(f"{name} not found; using the last extraction of {origin}")
         return found
     what = f"the present content of {name}" if own else repr(name)
     given = ", ".join(f"{flag} {value}" for flag, value in wanted.items())

@@ -21,8 +21,8 @@ from reservoir_pipelines.preparation.prepare import prepare
 clock = time.perf_counter
 
 SECONDS = 4.0  # minimum seconds of the trial
-BLOCKS = 4  # maximum blocks of the trial: one is read, one computed, one encoded and one written at a time
-QUEUED = 8  # float32 blocks in memory: four waiting or in computation, one being encoded, and three encoded ones
+BLOCKS = 4  # most blocks of the trial: one each is read, computed, encoded and written
+QUEUED = 8  # float32 blocks in memory: four waiting or in computation, four encoded ones
 ROW = 8  # bytes of a row number
 
 

@@ -34,7 +34,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
     root = cache_root(place.cache)
     prepared = prepare(task, options, cache=root)
     if file.suffix.lower() not in READERS or not file.is_file():
-        raise InputError(f"{file}: features cannot be read: not a file of type {', '.join(READERS)}; name such a file")
+        raise InputError(f"{file}: features cannot be read: give a file of type {', '.join(READERS)}")
     command = typed("import-features", [str(file), "--task", task, "--name", name], options)
     call = {"task": origin_of(task), "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
     try:
@@ -111,7 +111,7 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
     faults = np.argwhere(~np.isfinite(values))
     if len(faults):
         where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][1]}"
-        raise InputError(f"{file}: {where}: the value is not a finite float32 number; repair it and import again")
+        raise InputError(f"{file}: {where}: the value is not a finite float32 number; repair it")
     return values[:, None]
 
 
@@ -150,7 +150,7 @@ def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
     lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
     floats = table.select_dtypes("floating")
     if "split" not in table or not lists + list(floats):
-        raise InputError(f"{path}: no column 'split' (train, valid or test), or no column of lists or floats; add them")
+        raise InputError(f"{path}: add a column 'split' (train, valid or test), and columns of lists or floats")
     if not lists:
         return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
     splits = table.groupby("split")

@@ -56,7 +56,7 @@ Advance = Callable[[int, int], None]
 """Function that is called with the rows of each finished block, and with all bytes written so far."""
 
 PADDING = "right, masked"
-MAX_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
+MAX_TOKENS = 2**17  # tokens of a block of several parts: at most a minute of GPT-2 on two cores
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
@@ -68,7 +68,7 @@ PROBE_ROWS = 2  # rows that each worker of a cluster computes first, to compare 
 PROBE_TOLERANCE = 0.02
 
 _runs: dict[str, "Run"] = {}
-_one_pass = threading.Lock()  # a forward pass changes the list of blocks of the backbone, so only one runs at a time
+_one_pass = threading.Lock()  # a forward pass changes the blocks of the backbone
 
 
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
@@ -226,10 +226,11 @@ def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedM
 
 def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that describe a frozen model, for any data."""
-    settings, windows = model.settings, model.windows
+    settings, windows, backbone = model.settings, model.windows, model.fpt.backbone
     # Keys of features from CPUs have no device, as in old versions. GELU with tanh changes the last bits of features.
     device = {"device": devices.kind(model.device)} if devices.on_gpu(model.device) else {}
-    tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in model.fpt.backbone.modules())
+    tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in backbone.modules())
+    gelu = {"gelu": "one step"} if tanh else {}
     if model.reader:
         long = {} if settings.long == "cut" else {"long": settings.long}
         inputs = {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
@@ -241,7 +242,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
         inputs["kind"] = "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input
         inputs |= {name: value for name, value in further.items() if value != plain[name]}
     return {
-        "backbone": {"family": model.family, "digest": model.digest} | ({"gelu": "one step"} if tanh else {}) | device,
+        "backbone": {"family": backbone.family.name, "digest": model.digest, **gelu, **device},
         "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
         "input": inputs,
         "padding": PADDING,

@@ -120,7 +120,7 @@ def _train_once(
         model, groups = load_trainable(prepared.task, settings, groups, device, options.compute, output_init)
         if source.published:
             redraw_first_states(model.fpt)
-        rate = options.learning_rate or default_rate(model.family, prepared.task.name)
+        rate = options.learning_rate or default_rate(model.fpt.backbone.family.name, prepared.task.name)
         options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
         train_y = prepared.split("train").y[numbers["train"]]
