@@ -50,11 +50,6 @@ class Loaded:
     lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
 
-    @property
-    def padded(self) -> int:
-        """Number of tokens that the model processes, with padding."""
-        return sum(len(batch.rows) * batch.tokens for batch in self.batches)
-
 
 def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int) -> Loaded:
     """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""

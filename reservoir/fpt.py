@@ -14,8 +14,6 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 
 DEFAULT_GAIN = 1.41
 
-KernelShape = tuple[int, int, int, int]  # dilations, values per window, forms of a channel, channels
-
 
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
@@ -53,7 +51,7 @@ class InputLayer(nn.Module):
         return self.dropout(self.map(x))
 
 
-def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
+def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
 
     As in ROCKET (Dempster et al. 2020), each unit reads one dilation and one of the channels' `row_forms`, with

@@ -79,11 +79,12 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     run = start_run(options, prepared, root, planned=shares)
     loading, layout = clock() - started, run.layout
     notify(f"plan: data and model loaded in {loading:.0f} s; timing the extraction for about {2 * SECONDS:.0f} s")
-    part = prepared.split("train").take(_sample(run, layout.offset_rows))
+    known = np.random.default_rng(0).permutation(run.rows["train"])
+    part = prepared.split("train").take(np.sort(known[: layout.offset_rows]))
     block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
-    padded, tokens = block.padded / len(block.lengths), float(block.lengths.mean())
-    count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(run.rows["train"]))
-    while (spent := _trial(run, _sample(run, count))) < SECONDS and count < most:
+    padded = sum(len(batch.rows) * batch.tokens for batch in block.batches)
+    count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(known))
+    while (spent := _trial(run, np.sort(known[:count]))) < SECONDS and count < most:
         count = min(2 * count, most)
     speed = min(count, most) / spent
     if devices.on_gpu(run.model.device):
@@ -91,15 +92,14 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak += QUEUED * 4 * layout.block_rows * sum(kept * width for kept, width in run.shapes.values())
-    labelled = ROW + part.y[:1].nbytes + part.lengths[:1].nbytes
-    starter = peak + rows * labelled
+    starter = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
     return Forecast(
         task=prepared.task.name,
         backbone=run.model.settings.title,
         rows=rows,
         columns=len(run.columns),
-        tokens=tokens,
-        padding=1 - tokens / padded,
+        tokens=float(block.lengths.mean()),
+        padding=1 - float(block.lengths.sum()) / padded,
         rows_per_second=speed,
         workers=workers,
         seconds=loading + rows / (speed * workers),
@@ -110,12 +110,6 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         device=str(run.model.device),
         compute=run.model.compute,
     )
-
-
-def _sample(run: Run, count: int) -> np.ndarray:
-    """Return the numbers of random training rows, ascending."""
-    known = run.rows["train"]
-    return np.sort(np.random.default_rng(0).choice(known, min(count, len(known)), replace=False))
 
 
 def _trial(run: Run, rows: np.ndarray) -> float:

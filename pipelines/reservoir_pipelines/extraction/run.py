@@ -52,9 +52,6 @@ Load = Callable[[str, int, int], Iterable[Any]]
 Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
 """Function that starts the computation of some columns of a part; calling its result returns their values."""
 
-Advance = Callable[[int, int], None]
-"""Function that is called with the rows of each finished block, and with all bytes written so far."""
-
 PADDING = "right, masked"
 MAX_TOKENS = 2**17  # tokens of a block of several parts: at most a minute of GPT-2 on two cores
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
@@ -140,7 +137,7 @@ class Run:
         """The columns, layer by layer."""
         return tuple(self.shapes)
 
-    def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
+    def compute(self, entry: Entry, advance: Callable[[int, int], None] = lambda rows, written: None) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
@@ -228,7 +225,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that describe a frozen model, for any data."""
     settings, windows, backbone = model.settings, model.windows, model.fpt.backbone
     # Keys of features from CPUs have no device, as in old versions. GELU with tanh changes the last bits of features.
-    device = {"device": devices.kind(model.device)} if devices.on_gpu(model.device) else {}
+    device = {"device": "cuda"} if devices.on_gpu(model.device) else {}
     tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in backbone.modules())
     gelu = {"gelu": "one step"} if tanh else {}
     if model.reader:
@@ -267,7 +264,7 @@ def compute_blocks(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Advance = lambda rows, written: None,
+    advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
     """Compute the blocks that no other process has claimed; return the number of rows computed."""
     # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
@@ -303,7 +300,7 @@ def compute_missing(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Advance = lambda rows, written: None,
+    advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
     """Compute the missing blocks, and wait for those of other processes; return the number of rows computed here."""
     computed = 0
