@@ -281,8 +281,7 @@ def readout_candidates(
     ``available`` may include ``raw``, the raw input; ``widths`` holds the number of features of each column with one
     sample per row; ``rows`` counts training rows. ``native`` is True for native input and for several entries.
     """
-    known = () if native or rows > MAX_KERNEL_ROWS else _known_columns(task, available)
-    if known and known != (RAW,):
+    if not native and rows <= MAX_KERNEL_ROWS and (known := _known_columns(task, available)):
         return known
     # One readout cannot fit the labels of all tokens, and with many rows it needs moments, whose size limits the width.
     wide = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
@@ -317,20 +316,20 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     # With many rows, only one layer of symbols may have columns.
     if layers != default and (kind == "series" or not given < {*default}):
         return ()
-    if kind == "labels of every token":
-        whole = "+".join(f"{layer}/all" for layer in layers)
-        return tuple(c for c in (RAW, whole, f"{whole}+{RAW}") if {*c.split("+")} <= {*available})
-    if kind not in ("series", "symbols"):
-        return ()
-    most = [*(VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS), SEGMENTS]
-    for poolings in (most, *(split_names(each) for each in FEWER_POOLINGS[kind] if "segments" in each)):
+    most = {
+        "series": (*VALUE_POOLINGS, SEGMENTS),
+        "symbols": (*SYMBOL_POOLINGS, SEGMENTS),
+        "labels of every token": ("all",),
+    }
+    fewer = [split_names(each) for each in FEWER_POOLINGS.get(kind, ()) if "segments" in each]
+    for poolings in (most[kind], *fewer) if kind in most else ():
         columns = [f"{layer}/{name}" for layer in layers for name in poolings if name != "tokens"]
         values = [column for column in columns if "segments" not in column]
         whole = [*values, *(column for column in columns if "segments" in column)]
         if {*whole} <= {*available}:
             tokens = [f"{layer}/tokens" for layer in layers] if kind == "symbols" else []
             tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
-            return tuple(c for c in tried if {*c.split("+")} <= {*available})
+            return tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available})
     return ()
 
 

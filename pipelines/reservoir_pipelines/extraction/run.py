@@ -32,7 +32,6 @@ from reservoir_cache import (
 from torch import nn
 
 from reservoir import devices
-from reservoir.backbone_names import full_name
 from reservoir.backbones import describe_weights
 from reservoir.errors import InputError
 from reservoir.features import Loaded, forward, launch, load
@@ -333,13 +332,9 @@ def share_blocks(
     advance: Callable[[int], None],
 ) -> int:
     """Let other processes compute the blocks ``todo`` of an entry; return the number of rows that they computed."""
-    init = options.init and Path(options.init)
-    full = replace(  # full paths, for processes that were started in another folder
-        options,
-        backbone=options.backbone and full_name(options.backbone),
-        init=str(init.resolve()) if init and init.is_dir() else options.init,
-        cache=run.root.absolute(),
-    )
+    # Full paths, for processes that were started in another folder.
+    settings, root = run.model.settings, run.root.absolute()
+    full = replace(options, backbone=settings.backbone, init=settings.init, cache=root)
     share = Share(
         options=full,
         prepared=run.prepared.path.absolute(),
