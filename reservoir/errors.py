@@ -24,8 +24,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def first_line(error: Exception, where: str = "") -> str:
     """Return the beginning of an error's message, for use inside another message about the file ``where``."""
     text = str(error).removeprefix(f"{where}: ")
-    text = re.sub(r" ?<[^<>]* at 0x\w+>", "", text).strip()  # addresses of objects differ from run to run
-    text = re.sub(r":\s*\n\s*", ": ", text)  # transformers writes what is wrong below a line such as "Field x:"
+    text = re.sub(r" ?<[^<>]* at 0x\w+>", "", text).strip()  # addresses of objects
+    text = re.sub(r":\s*\n\s*", ": ", text)  # transformers breaks the line after "Field x:"
     return text.splitlines()[0][:160] if text else type(error).__name__
 
 

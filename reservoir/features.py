@@ -19,8 +19,7 @@ MAX_PADDING = 0.045
 """Largest share of padding in a batch of more than a 64th of the full size; smaller batches cost more than padding."""
 
 LENGTH_STEPS = 16
-"""Number of padded lengths between two powers of two. The CPU's library keeps compiled code for each shape of bfloat16
-products, three megabytes for mini (none in float32), so there must be few lengths."""
+"""Number of padded lengths between two powers of two: few, because oneDNN keeps compiled code for each shape."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -84,8 +83,8 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
     """Run the model over loaded rows; return a function that waits for the device and returns features by column."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    # The memory of a tensor for each column is used again; one large tensor would return its memory to the system, and
-    # the first use of new memory took as long as all other work on the features.
+    # The memory of a tensor for each column is used again. One large tensor would return its memory to the system, and
+    # the first use of new memory takes long.
     out = {column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns}
 
     def put(x: Tensor) -> Tensor:
@@ -174,7 +173,7 @@ def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> 
         little = (1 - np.cumsum(lengths[mine]) / tokens <= MAX_PADDING) | (tokens <= most_tokens / 64)
         fits = np.flatnonzero((tokens <= most_tokens) & little)
         rows = 1 + int(fits[-1] if len(fits) else 0)
-        if lengths[order[0]] < lengths[order[-1]]:  # 1, 2, 3, 4, 6, 8, 12, 16 ... rows, so that there are few shapes
+        if lengths[order[0]] < lengths[order[-1]]:  # few shapes: 1, 2, 3, 4, 6, 8, 12 ... rows
             power = 1 << (rows.bit_length() - 1)
             rows = power + (power // 2 if 2 * rows >= 3 * power else 0)
         yield order[start : start + rows]

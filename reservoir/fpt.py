@@ -33,7 +33,7 @@ class InputLayer(nn.Module):
         super().__init__()
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
         self.map: nn.Module = nn.Linear(size, width) if isinstance(form, Vectors) else nn.Embedding(size, width)
-        self.dropout: nn.Module = nn.Dropout(0.0)  # as in the authors' code: after vectors, not after symbols
+        self.dropout: nn.Module = nn.Dropout(0.0)  # after vectors, not after symbols, as published
         if weights is not None:
             _set(self.map, gain * weights)
             return
@@ -43,7 +43,7 @@ class InputLayer(nn.Module):
             self.dropout = nn.Identity()
         else:
             q, r = np.linalg.qr(normal)
-            q = q * np.sign(np.diag(r))  # a uniform draw of orthogonal matrices, the same for every LAPACK
+            q = q * np.sign(np.diag(r))  # a uniform draw, the same for every LAPACK
             _set(self.map, gain * (q if size <= width else q.T))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ class InputLayer(nn.Module):
 def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
 
-    As in ROCKET (Dempster et al. 2020), each unit reads one dilation and one of the channels' `row_forms`, with
-    Gaussian weights that sum to zero over its taps. Units cycle through the dilations, then through the forms.
+    As in ROCKET (Dempster et al. 2020), the Gaussian weights of a unit sum to zero over the taps of one dilation and
+    one of the channels' `row_forms`. Units cycle through the dilations, then through the forms.
     """
     dilations, patch, forms, _ = shape
     weights = generator(seed, "input").standard_normal((width, *shape))
@@ -116,7 +116,7 @@ class FPT(nn.Module):
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
-            with torch.autocast(x.device.type, enabled=False):  # autocast would round means, which are products
+            with torch.autocast(x.device.type, enabled=False):  # it would round means
                 of_layer = LayerPooling(hidden, lengths, self.task.readout_tokens, self.task.max_tokens)
                 pooled.update({f"{layer}/{pooling}": of_layer(pooling) for pooling in poolings[layer]})
 

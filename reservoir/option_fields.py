@@ -148,7 +148,7 @@ def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]
     """
     named = sorted(_where & values.keys())
     if named and source:
-        problem = f"{source}: {named[0]!r} says where work runs or where files are, which a file may not decide"
+        problem = f"{source}: {named[0]!r} says where work runs or files are, which a file may not decide"
         raise InputError(f"{problem}; remove it, or pass --{named[0].replace('_', '-')} on the command line")
     return {name: value for name, value in values.items() if name not in _where}
 

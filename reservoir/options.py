@@ -1,7 +1,7 @@
 """Every option, declared once: its name, type, default, check and one line of help.
 
-The fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, the
-parameters of the estimators, and the record of an entry or a run. ``--help`` lists a group under its ``panel``.
+The fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, and
+the record of an entry or a run.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ModelOptions(ShapeOptions, panel="Model"):
         None,
         "Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the pretrained "
         "means and standard deviations), or a folder that pretrain wrote.",
-        shown="pretrained, or random for families without published weights",
+        shown="pretrained if published, else random",
     )
     depth: int | None = option(None, "Blocks to keep, from the first; the final norm is kept too.")
 
@@ -270,7 +270,7 @@ class TuneOptions(Options, panel="Search"):
     """How long tune searches for reservoirs, and how many it may join."""
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
-    trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as many as the budget allows")
+    trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as the budget allows")
     join: int = option(4, "Maximum number of reservoirs to concatenate.", at_least(1))
 
 
@@ -279,10 +279,7 @@ class StepOptions(Options, panel="Training"):
 
     steps: int | None = option(None, "Total optimizer steps.", at_least(1), shown="5000, or 2000 for pretrain")
     learning_rate: float | None = option(
-        None,
-        "Learning rate of Adam.",
-        positive,
-        shown="train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for bit-memory",
+        None, "Learning rate of Adam.", positive, shown="by model and task, about 1e-3; 2e-3 for pretrain"
     )
     eval_every: int = option(500, "Steps between validations; each writes a checkpoint.", at_least(1))
     compiled: bool = option(False, "Compile the model (on a CPU, only for pretrain).", flag="compile")

@@ -69,7 +69,7 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "vectors": ("last,mean", "mean"),
 }
 FEWER = "all columns would take more than 200 MB and four times the input"
-MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of a default extraction: bytes, or times its input, whichever is larger
+MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
 # A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a batch.
@@ -81,10 +81,10 @@ AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
 MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
 
-MAX_JOINED_WIDTH = 2048  # of the concatenated columns of a layer; the time of a sweep grows with its cube
+MAX_JOINED_WIDTH = 2048  # of concatenated columns; the time of a sweep grows with its cube
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
-MAX_KERNEL_ROWS = 3000  # training rows of wide columns; the size of their kernel matrix is rows x rows
+MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is rows x rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ class Plan:
     batch_rows: int  # rows per batch of the longest sequences
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
-    candidates: tuple[str, ...]  # columns among which a readout is chosen; a+b concatenates two
-    more: str  # flags and size of the columns that fewer rows get by default; empty if they are used
+    candidates: tuple[str, ...]  # columns of which one is chosen; a+b concatenates two
+    more: str  # a note if fewer rows would have more columns; else empty
     reasons: Mapping[str, str]
 
     @property
@@ -258,7 +258,7 @@ def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | Non
         return min(folds, units), repeats
     number = select.removeprefix("cv")
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
-        raise InputError(f"--select {select}: choose auto, valid, or cvK with K of at least 2, such as cv5")
+        raise InputError(f"--select {select}: choose auto, valid, or cvK with K from 2, such as cv5")
     return int(number), 1
 
 
@@ -453,7 +453,7 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
         problem = f"--pool {','.join(poolings)}: every token has its own label"
         raise InputError(f"{problem}; pass --pool all, or leave --pool out")
     if "cls" in poolings and not (reader and reader.has_cls):
-        raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
+        raise InputError("--pool cls: the sequences have no class token; take first, last or mean")
     if not layers or not poolings:
         raise InputError("no columns: name at least one layer and one pooling")
 

@@ -23,7 +23,7 @@ POOLINGS = (
 
 MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
 RAW_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time
-RAW_WIDTH = 6144  # wider inputs are pooled; the time of a sweep grows with the cube of the width
+RAW_WIDTH = 6144  # wider inputs are pooled, because a sweep's time grows with the cube
 
 
 def parse_column(column: str) -> tuple[str, str]:
@@ -182,15 +182,8 @@ class LayerPooling:
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)
         cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(number, dim=2)]
-        return torch.stack(
-            [
-                *(cell.mean(dim=1) for cell in cells),
-                *(cell.std(dim=1, correction=0) for cell in cells),
-                *(cell.amax(dim=1) for cell in cells),
-                *(cell.amin(dim=1) for cell in cells),
-            ],
-            dim=1,
-        )
+        found = [(cell.mean(1), cell.std(1, correction=0), cell.amax(1), cell.amin(1)) for cell in cells]
+        return torch.cat([torch.stack(statistic, dim=1) for statistic in zip(*found, strict=True)], dim=1)
 
 
 def share_levels(number: int) -> list[float]:

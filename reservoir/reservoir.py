@@ -23,7 +23,7 @@ from reservoir.options import ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Pad, Windows
 
-MAX_SYMBOLS = 64  # the largest vocabulary for which windows are made, with one channel per symbol
+MAX_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per symbol
 
 
 class Reservoir(ReservoirOptions):

@@ -60,7 +60,7 @@ class SequenceModel(nn.Module):
         self.branches = nn.ModuleList(branches)
         self.reader = branches[0].reader if isinstance(branches[0], Branch) else None
         weight, bias = readout.coef, readout.intercept
-        if readout.targets.classes:  # coding and temperature are linear, so they are part of the weights
+        if readout.targets.classes:  # coding and temperature are linear
             weight, bias = readout.targets.logits(weight), readout.targets.logits(bias[None])
             weight, bias = (part.reshape(len(part), -1) / readout.temperature for part in (weight, bias))
         self.register_buffer("weight", torch.from_numpy(weight))

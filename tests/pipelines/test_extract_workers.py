@@ -142,9 +142,7 @@ def test_a_worker_is_accepted_unless_it_computes_other_features(share, monkeypat
 
 def test_a_worker_with_another_version_of_a_library_is_refused(share):
     other = replace(share, versions={**share.versions, "torch": "1.0"})
-    with pytest.raises(
-        InputError, match=r"^worker \S+, process \d+: torch is \S+ here, but 1\.0 in the process .*; give"
-    ):
+    with pytest.raises(InputError, match=r"^worker \S+, process \d+: torch is \S+ here, but 1\.0 where .*; give"):
         run._open(other)
 
 

@@ -7,14 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import (
-    Entry,
-    FeatureStore,
-    SplitFeatures,
-    folder_bytes,
-    last_entry,
-    list_entries,
-)
+from reservoir_cache import Entry, FeatureStore, SplitFeatures, folder_bytes, last_entry, list_entries
 
 from reservoir.backbone_names import full_name
 from reservoir.errors import InputError
@@ -90,7 +83,7 @@ class Extraction(Record):
 
 def resolved_plan(task: str, options: ExtractOptions) -> "Plan":
     """Return the plan of an extraction without computing it; the data is prepared if necessary."""
-    from reservoir_pipelines.extraction.run import plan_of  # the module imports torch
+    from reservoir_pipelines.extraction.run import plan_of  # imports torch
 
     return plan_of(prepare(task, options, cache=cache_root(options.cache), model=options), options)
 
@@ -103,7 +96,7 @@ def extract(
     splits: Sequence[str] | None = None,
 ) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states; see `api.extract`."""
-    from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # the module imports torch
+    from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # imports torch
 
     started = time.monotonic()
     root = cache_root(options.cache)
@@ -126,8 +119,7 @@ def origin_of(task: str) -> str:
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     """Find an entry by its folder, the folder's name, the first 6 or more digits of its key, or its task.
 
-    The entry of a task is its last extraction with the given flags. Your own data is identified by its content: entries
-    of another file of the same name, or of an earlier version of the file, do not match.
+    The entry of a task is its last extraction with the given flags. Your own data is known by its present content.
     """
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
@@ -139,18 +131,16 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
         return named[0]
     own = name not in TASKS and Path(name).exists()
     task = own_name(name) if own or ":" in name else name
-    wanted = {flag: value for flag, value in flags.items() if value is not None}
+    wanted = {flag: value for flag, value in flags.items() if value not in (None, "auto")}
     labels = wanted.pop("labels", None)  # compared by content, as the data is
     if "init" in wanted and Path(wanted["init"]).is_dir():
-        wanted |= {"backbone": str(Path(wanted["init"]).resolve()), "init": "pretrained"}  # as entries record it
+        wanted |= {"backbone": str(Path(wanted["init"]).resolve()), "init": "pretrained"}
     elif "backbone" in wanted:
         wanted["backbone"] = full_name(wanted["backbone"])
 
     def matches(entry: Entry) -> bool:
-        made = _settings(entry)
-        if wanted.get("dilations") == "auto" and "," in str(made.get("dilations")):
-            made["dilations"] = "auto"  # entries record the resolved dilations
-        return wanted.items() <= made.items() and (not own or _same_data(entry, name, root, labels))
+        fits = wanted.items() <= _settings(entry).items()
+        return fits and (not own or _same_data(entry, name, root, labels))
 
     if found := last_entry(root, task, matches):
         if not own and task not in TASKS and ":" not in name:
@@ -165,7 +155,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 
 def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
     """Return whether an entry was extracted from the present content of a file."""
-    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # the module imports torch
+    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # imports torch
 
     options = as_group(_settings(entry) | ({"labels": labels} if labels else {}), RowOptions)
     try:

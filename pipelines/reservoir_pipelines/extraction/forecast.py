@@ -78,7 +78,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     shares = {split: -(-count * rows // present) for split, count in shares.items()}
     run = start_run(options, prepared, root, planned=shares)
     loading, layout = clock() - started, run.layout
-    notify(f"plan: data and model loaded in {loading:.0f} s; timing the extraction for about {2 * SECONDS:.0f} s")
+    notify(f"plan: model loaded in {loading:.0f} s; timing it for about {2 * SECONDS:.0f} s")
     known = np.random.default_rng(0).permutation(run.rows["train"])
     part = prepared.split("train").take(np.sort(known[: layout.offset_rows]))
     block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)

@@ -41,7 +41,7 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
         with ExitStack() as stack:
             features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
             entry, written = _write(root, name, file, features, prepared, call)
-    except Exception as error:  # the libraries raise nearly any type of error for damaged files
+    except Exception as error:  # libraries raise any type of error for damaged files
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
         raise InputError(f"{file}: features cannot be read ({first_line(error)}); write the file again") from error

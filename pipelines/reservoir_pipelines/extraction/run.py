@@ -52,13 +52,13 @@ Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
 """Function that starts the computation of some columns of a part; calling its result returns their values."""
 
 PADDING = "right, masked"
-MAX_TOKENS = 2**17  # tokens of a block of several parts: at most a minute of GPT-2 on two cores
+MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
 MAX_TASKS = 512  # pieces of work that are sent to workers
-PROBE_ROWS = 2  # rows that each worker of a cluster computes first, to compare with those of the caller
+PROBE_ROWS = 2  # rows that each worker of a cluster computes first, to compare them
 # In standard deviations of a column. bfloat16 on another kind of processor makes a far smaller difference, another
 # pooling a far larger one.
 PROBE_TOLERANCE = 0.02
@@ -373,13 +373,13 @@ def _open(share: Share) -> Run:
     here = program_versions() | {"cache key": run.spec.key}
     for name, wanted in {**share.versions, "cache key": share.key}.items():
         if here[name] != wanted:
-            problem = f"{name} is {here[name]} here, but {wanted} in the process that started the command"
+            problem = f"{name} is {here[name]} here, but {wanted} where the command was started"
             raise InputError(f"{this_worker()}: {problem}; {remedy}")
     found = probe(run) if share.probe else {}
     for column, expected in share.probe.items():
         difference = np.abs(np.subtract(found[column], expected)).max()
         if difference > PROBE_TOLERANCE * max(expected[1], 1e-6):
-            problem = f"its features of {column} differ from those of the process that started the command"
+            problem = f"its features of {column} differ from those where the command was started"
             raise InputError(f"{this_worker()}: {problem}; {remedy}")
     _runs.clear()
     _runs[share.key] = run
