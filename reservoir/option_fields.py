@@ -84,15 +84,10 @@ def seconds_of(text: str) -> float:
     return float(text[:-1]) * SECONDS[text[-1]]
 
 
-def number_lists(*names: str) -> Check:
-    """Return a check that all keys are among ``names``, each with one or several numbers."""
-
-    def fit(value: Mapping[str, Any]) -> bool:
-        lists = [each if isinstance(each, list | tuple) else [each] for each in value.values()]
-        numbers = all(type(number) in (int, float) for each in lists for number in each)
-        return bool(lists) and all(lists) and numbers and value.keys() <= {*names}
-
-    return _must(fit, f"give numbers for some of {', '.join(names)}, such as learning_rate=1e-4,1e-3")
+def only(*names: str) -> Check:
+    """Return a check that a mapping has values for some of ``names``, and for nothing else."""
+    remedy = f"give values of {', '.join(names)}"
+    return _must(lambda value: value and value.keys() <= {*names} and [] not in value.values(), remedy)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -16,8 +16,8 @@ from reservoir.option_fields import (
     Options,
     at_least,
     dilation_list,
-    number_lists,
     one_of,
+    only,
     option,
     positive,
     seed_number,
@@ -342,7 +342,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     sweep: Mapping[str, Any] | None = option(
         None,
         "Values of learning_rate, dropout, clip, batch or accumulate to try, as in dropout=0,0.1; repeat for a grid.",
-        number_lists(*RECIPE),
+        only(*RECIPE),
     )
 
 

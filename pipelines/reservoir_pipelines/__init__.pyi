@@ -127,8 +127,8 @@ def attention(
         Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -364,8 +364,8 @@ def extract(
         Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -706,8 +706,8 @@ def plan(
         Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -991,8 +991,7 @@ def pretrain(
     steps : int, optional
         Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
-        Learning rate of Adam. Default: train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for
-        bit-memory.
+        Learning rate of Adam. Default: by model and task, about 1e-3; 2e-3 for pretrain.
     eval_every : int, default=500
         Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
@@ -1269,8 +1268,8 @@ def train(
         Seed for random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
@@ -1347,8 +1346,7 @@ def train(
     steps : int, optional
         Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
-        Learning rate of Adam. Default: train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for
-        bit-memory.
+        Learning rate of Adam. Default: by model and task, about 1e-3; 2e-3 for pretrain.
     eval_every : int, default=500
         Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
@@ -1446,7 +1444,7 @@ def tune(
     budget : str, default='5m'
         Total time, such as 90s, 10m or 1h.
     trials : int, optional
-        Maximum number of trials. Default: as many as the budget allows.
+        Maximum number of trials. Default: as the budget allows.
     join : int, default=4
         Maximum number of reservoirs to concatenate.
     backbone : str, optional

@@ -59,6 +59,8 @@ def train(
         return _train_once(task, reservoir, source, place, options)
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
     grid = [dict(zip(options.sweep, numbers, strict=True)) for numbers in itertools.product(*lists)]
+    for values in grid:
+        replace(options, **values)  # refuses a wrong value before the first run
     runs = []
     for number, values in enumerate(grid, start=1):
         notify(f"sweep {number} of {len(grid)}: {', '.join(f'{name} {value:g}' for name, value in values.items())}")
