@@ -20,7 +20,7 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
 """Family and settings of each known backbone."""
 
 SHORT: dict[str, str] = {entry["short"]: name for name, entry in _LISTED.items() if "short" in entry}
-"""Full name by short name; a short name stands for the base size of its family."""
+"""Full name by short name, which stands for the base size of a family."""
 
 OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
 """Names on the hub without an owner, which the first models of these families have."""

@@ -16,10 +16,10 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 MAX_PADDING = 0.045
-"""Largest share of padding in a batch of more than a 64th of the full size; smaller batches cost more than padding."""
+"""Largest share of padding in a batch, unless it has less than a 64th of the full size."""
 
 LENGTH_STEPS = 16
-"""Number of padded lengths between two powers of two: few, because oneDNN keeps compiled code for each shape."""
+"""Padded lengths between two powers of two; oneDNN keeps compiled code for each shape."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -98,17 +98,14 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callab
         with exact_products():
             pooled = model.fpt.features(x, lengths, list(columns))
         for column, values in pooled.items():
-            found = values if places is None else _at(values, places)
+            found = values
+            if places is not None:  # zeros for the position -1
+                index = places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2])
+                found = values.gather(1, index).masked_fill((places < 0)[:, :, None], 0.0)
             out[column][rows, : found.shape[1]] = found
             if found.shape[1] < out[column].shape[1]:
                 out[column][rows, found.shape[1] :] = 0
     return partial(_fetch, out, loaded)
-
-
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """Return the values of the tokens at some positions (rows, positions, width); zeros for the position -1."""
-    found = values.gather(1, places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2]))
-    return found.masked_fill((places < 0)[:, :, None], 0.0)
 
 
 def _fetch(columns: Mapping[str, Tensor], loaded: Loaded) -> dict[str, np.ndarray]:

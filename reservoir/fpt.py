@@ -12,7 +12,7 @@ from reservoir.pooling import LayerPooling, parse_column, pool
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
-DEFAULT_GAIN = 1.41
+GAIN = 1.41
 
 
 class InputLayer(nn.Module):
@@ -23,12 +23,7 @@ class InputLayer(nn.Module):
     """
 
     def __init__(
-        self,
-        form: Vectors | Tokens,
-        width: int,
-        seed: int = 0,
-        gain: float = DEFAULT_GAIN,
-        weights: np.ndarray | None = None,
+        self, form: Vectors | Tokens, width: int, seed: int = 0, gain: float = GAIN, weights: np.ndarray | None = None
     ) -> None:
         super().__init__()
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
@@ -39,7 +34,7 @@ class InputLayer(nn.Module):
             return
         normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):
-            _set(self.map, normal.reshape(size, width) * (gain / DEFAULT_GAIN))
+            _set(self.map, normal.reshape(size, width) * (gain / GAIN))
             self.dropout = nn.Identity()
         else:
             q, r = np.linalg.qr(normal)
@@ -94,7 +89,7 @@ class FPT(nn.Module):
             weight = generator(seed, "output.weight").uniform(-bound, bound, (outputs, width))
             _set(self.output, weight, generator(seed, "output.bias").uniform(-bound, bound, outputs))
         else:
-            nn.init.orthogonal_(self.output.weight, DEFAULT_GAIN, generator=torch.Generator().manual_seed(seed))
+            nn.init.orthogonal_(self.output.weight, GAIN, generator=torch.Generator().manual_seed(seed))
             nn.init.zeros_(self.output.bias)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "Sequence[str]": ((list, tuple), "a list of strings"),
     "Mapping[str, Any]": (Mapping, "names with values"),
 }
-"""For each annotation of a field, the types that it accepts, and their name in messages."""
+"""The types that each annotation of a field accepts, and their name in messages."""
 
 Check = Callable[[Any], str | None]  # returns what to do about an invalid value, or None
 

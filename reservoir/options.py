@@ -32,7 +32,7 @@ BY_DATA = "depends on the data; extract --dry-run prints it"
 class LabelsOptions(Options, panel="Data"):
     """Where the labels are, if not in the data."""
 
-    labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records.")
+    labels: str | None = option(None, "Table of the labels of a folder's files or FASTA records.")
 
 
 class OwnDataOptions(LabelsOptions, panel="Data"):
@@ -41,10 +41,10 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     label: str | None = option(None, "Column of labels; for FASTA, a regular expression for the header.")
     id: str | None = option(None, "Column of row names; in long form, of sequence names (or several: a,b).")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
-    group: str | None = option(None, "Column of groups such as patients, each in one split; for FASTA, see --label.")
+    group: str | None = option(None, "Column of groups, each in one split; for FASTA, see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts, or of letter sequences.")
-    decimal: str = option("auto", "Decimal mark: . or , or auto (by the column separator).", one_of("auto", ".", ","))
+    decimal: str = option("auto", "Decimal mark, or auto (by the column separator).", one_of("auto", ".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
     regression: bool = option(False, "Read whole-number labels as regression targets.")
@@ -55,9 +55,9 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
         one_of("refuse", "interpolate", "mask"),
     )
     standardise: bool = option(True, "Scale each channel to mean 0 and deviation 1.")
-    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
+    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and count them.")
     rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
-    waveform: bool = option(False, "Read samples of sounds, not spectra; default for models that do so.")
+    waveform: bool = option(False, "Read samples of sounds, not spectra; default for models of samples.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +114,7 @@ class DownloadOptions(Options, panel="Data"):
 class CorpusOptions(Options, panel="Data"):
     """The corpus of a recipe's language model."""
 
-    corpus: str | None = option(None, "A text file, a folder of text files, nesting, zipf, uniform or bit-memory.")
+    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory.")
 
 
 class ShapeOptions(Options, panel="Model"):
@@ -123,7 +123,7 @@ class ShapeOptions(Options, panel="Model"):
     backbone: str | None = option(
         None, "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.", shown="mini"
     )
-    seed: int = option(0, "Seed for random weights, the input layer and the order of rows.", seed_number)
+    seed: int = option(0, "Seed of random weights, the input layer and the order of rows.", seed_number)
 
 
 class ModelOptions(ShapeOptions, panel="Model"):
@@ -227,7 +227,7 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
         "sharesK, gridK, tokens, all.",
         shown=BY_DATA,
     )
-    batch_rows: int | None = option(None, "Rows of full length per batch, for a new entry.", at_least(1))
+    batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 
 class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
@@ -237,8 +237,8 @@ class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions)
 class ClusterOptions(Options, panel="Run"):
     """Other processes that share the work."""
 
-    workers: int = option(0, "Number of local worker processes; 0 for none.", at_least(0), where=True)
-    scheduler: str | None = option(None, "Address of a dask.distributed scheduler: tcp://host:port.", where=True)
+    workers: int = option(0, "Local worker processes; 0 for none.", at_least(0), where=True)
+    scheduler: str | None = option(None, "Address of a dask scheduler: tcp://host:port.", where=True)
 
 
 class OutOptions(Options, panel="Output"):
@@ -271,7 +271,7 @@ class TuneOptions(Options, panel="Search"):
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
     trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as the budget allows")
-    join: int = option(4, "Maximum number of reservoirs to concatenate.", at_least(1))
+    join: int = option(4, "Most reservoirs to concatenate.", at_least(1))
 
 
 class StepOptions(Options, panel="Training"):
@@ -295,18 +295,18 @@ class RunOptions(Options, panel="Output"):
 class TrustOptions(Options, panel="Run"):
     """Whether files that can run code are loaded."""
 
-    trust: bool = option(False, "Load a readout that can run code, as all that are not linear can.")
+    trust: bool = option(False, "Load a readout that can run code: any that is not linear.")
 
 
 RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
-"""The options of a training run that change its result, besides the trained groups and the rows."""
+"""The options of train that change its result, besides groups and rows."""
 
 
 class CoverageOptions(Options, panel="Output"):
     """Prediction sets and intervals."""
 
     coverage: float | None = option(
-        None, "Probability that the added set or interval contains the true value.", within(0.01, 0.9999)
+        None, "Probability that an added set or interval has the true value.", within(0.01, 0.9999)
     )
     abstain: bool = option(False, "With --coverage: no label unless the set has exactly one class.")
 
@@ -352,7 +352,7 @@ class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     vocabulary: int = option(256, "Vocabulary size of generated corpora; that of texts is 256.")
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
-    short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")
+    short: int | None = option(None, "Context in the first steps.", at_least(1), shown="a quarter of context")
     short_share: float = option(0.6, "Share of the steps with the short context.", within(0, 1))
     warm_up: int = option(200, "Steps of linear warm-up; a cosine schedule follows.", at_least(0))
     weight_decay: float = option(0.1, "Weight decay of AdamW on matrices.", within(0, 1e9))

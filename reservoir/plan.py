@@ -68,7 +68,7 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "tokens": ("last,mean,segments8", "last,mean", "mean"),
     "vectors": ("last,mean", "mean"),
 }
-FEWER = "all columns would take more than 200 MB and four times the input"
+FEWER = "all columns would take more than 200 MB and 4 times the input"
 MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
@@ -195,9 +195,9 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         poolings=poolings,
         shapes=shapes,
         device=decide("device", str(device), "a GPU is used if there is one"),
-        compute=decide("compute", compute, "the faster one on this device; recurrent states need float32"),
+        compute=decide("compute", compute, "the faster one here; recurrent states need float32"),
         store=decide("store", store, "shares near 0 need float32" if precise else "half the size of float32"),
-        block_rows=decide("block_rows", block_rows, "a killed run loses little, with little padding"),
+        block_rows=decide("block_rows", block_rows, "a killed run loses little"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
         folds=decide("select", folds, f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
@@ -248,14 +248,13 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
 
 def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | None = None) -> tuple[int, int]:
     """Return the folds, 0 for the validation split, and the repeats of a fit; ``groups`` is the number of groups."""
-    select, units = options.select, groups or rows["train"] + rows["valid"]
-    if select == "valid":
+    select = options.select
+    costly = options.readout != "ridge" or str(options.columns).startswith("best:")
+    if select == "valid" or (select == "auto" and costly):
         return 0, 1
     if select == "auto":
-        if str(options.columns).startswith("best:") or options.readout != "ridge":
-            return 0, 1
         folds, repeats = default_folds(rows["train"], rows["valid"])
-        return min(folds, units), repeats
+        return min(folds, groups or rows["train"] + rows["valid"]), repeats
     number = select.removeprefix("cv")
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
         raise InputError(f"--select {select}: choose auto, valid, or cvK with K from 2, such as cv5")
@@ -283,10 +282,9 @@ def readout_candidates(
     """
     if not native and rows <= MAX_KERNEL_ROWS and (known := _known_columns(task, available)):
         return known
-    # One readout cannot fit the labels of all tokens, and with many rows it needs moments, whose size limits the width.
-    wide = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
-    if task.readout_tokens * task.outputs > MAX_TARGETS:
-        wide = 0
+    # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels of all tokens.
+    many_targets = task.readout_tokens * task.outputs > MAX_TARGETS
+    wide = 0 if many_targets else MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
     alone = single_columns(available)
     alone = [column for column in alone if widths.get(column, 0) <= wide] or alone
     layers: dict[str, list[str]] = {}
@@ -347,7 +345,7 @@ def _resolve_reservoir(
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
     return reservoir.with_dilations(longest), reasons | {
         "backbone": "comes with this package" if options.init is None else "has the weights of --init",
-        "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
+        "init": "published" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
     }
 
@@ -359,7 +357,7 @@ def resolve_model(
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
         if backbone is not None:
-            raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
+            raise InputError(f"--init {init}: the folder holds a backbone; leave out --backbone")
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
@@ -402,27 +400,24 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     """Return the default poolings at a hidden width, and the reason."""
     if kind == "labels of every token":
         return "all", "every token has a label"
+    if reader and holds_samples(task):
+        return "mean,std", "sounds"
     if reader:
-        if holds_samples(task):
-            return "mean,std", "sounds"
         return ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
     if kind == "series":
-        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values each channel takes, and where"
+        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
-    return poolings, f"these show which {kind} occur, and where" + (", token by token" if aligned else "")
+    return poolings, f"these show which {kind} occur, and where"
 
 
 def _columns_that_fit(
     task: Task, seen: Task, width: int, rows: int, layers: Names, poolings: Names, fewer: Sequence[Names], *, thin: bool
 ) -> tuple[Names, Names, str]:
-    """Return the first layers and poolings within the size limit, else the last, and a note if they are fewer.
-
-    ``fewer`` lists poolings from most to fewest columns, and ``thin`` allows fewer layers.
-    """
+    """Return the layers and poolings that fit, and a note if they are fewer; ``thin`` allows fewer layers."""
 
     def size(layers: Names, poolings: Names) -> int:
         columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
@@ -430,7 +425,7 @@ def _columns_that_fit(
         return rows * values * (4 if "shares" in ",".join(poolings) else 2)
 
     choices = [(layers, poolings)]
-    for names in fewer:
+    for names in fewer:  # from most to fewest columns
         kept = layers
         choices.append((kept, names))
         while thin and len(kept) > 1 and ("tokens" in names or names == fewer[-1]):
@@ -450,8 +445,7 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
     """Raise `InputError` if a pooling is unknown, or if layers or poolings do not fit the task or the model."""
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
-        problem = f"--pool {','.join(poolings)}: every token has its own label"
-        raise InputError(f"{problem}; pass --pool all, or leave --pool out")
+        raise InputError("--pool: every token has its own label; pass --pool all, or leave --pool out")
     if "cls" in poolings and not (reader and reader.has_cls):
         raise InputError("--pool cls: the sequences have no class token; take first, last or mean")
     if not layers or not poolings:

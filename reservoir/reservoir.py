@@ -21,7 +21,7 @@ from reservoir.inputs.edges import edges
 from reservoir.inputs.native import Reader, open_native
 from reservoir.options import ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Pad, Windows
+from reservoir.tasks.windows import Windows
 
 MAX_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per symbol
 
@@ -48,9 +48,8 @@ class Reservoir(ReservoirOptions):
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
         dilations = tuple(map(int, self.with_dilations(task.max_tokens).dilations.split(",")))
-        pad: Pad = "same" if self.pad == "same" else "valid"
         symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
-        cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": pad}
+        cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": self.pad}
         return Windows(**cut, normalise=self.normalise, symbols=symbols)
 
     def with_dilations(self, longest: int) -> Reservoir:

@@ -124,7 +124,7 @@ def attention(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
@@ -152,7 +152,7 @@ def attention(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -160,13 +160,13 @@ def attention(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -180,11 +180,11 @@ def attention(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -361,7 +361,7 @@ def extract(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
@@ -389,7 +389,7 @@ def extract(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -397,13 +397,13 @@ def extract(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -417,11 +417,11 @@ def extract(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -444,15 +444,15 @@ def extract(
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
         sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
     batch_rows : int, optional
-        Rows of full length per batch, for a new entry.
+        Rows of full length per batch of a new entry.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
 
     Returns
     -------
@@ -576,7 +576,7 @@ def import_features(
     name : str
         Name of the entry, such as the model that computed the features.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -584,13 +584,13 @@ def import_features(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -604,11 +604,11 @@ def import_features(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -703,7 +703,7 @@ def plan(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
@@ -731,7 +731,7 @@ def plan(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -739,13 +739,13 @@ def plan(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -759,11 +759,11 @@ def plan(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -786,7 +786,7 @@ def plan(
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
         sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
     batch_rows : int, optional
-        Rows of full length per batch, for a new entry.
+        Rows of full length per batch of a new entry.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -824,13 +824,13 @@ def predict(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     trust : bool, default=False
-        Load a readout that can run code, as all that are not linear can.
+        Load a readout that can run code: any that is not linear.
     coverage : float, optional
-        Probability that the added set or interval contains the true value.
+        Probability that an added set or interval has the true value.
     abstain : bool, default=False
         With --coverage: no label unless the set has exactly one class.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
 
     Returns
     -------
@@ -887,7 +887,7 @@ def prepare(
     task : str or path-like
         Name of a task, or the path of your own data.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -895,13 +895,13 @@ def prepare(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -915,11 +915,11 @@ def prepare(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -929,9 +929,9 @@ def prepare(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
     fetch : bool, default=False
         Download the files that are missing.
     cache : path-like, optional
@@ -985,7 +985,7 @@ def pretrain(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     steps : int, optional
@@ -1005,7 +1005,7 @@ def pretrain(
     context : int, optional
         Context length in tokens. Default: 1024, or the model's maximum.
     short : int, optional
-        Context length in the first steps. Default: a quarter of context.
+        Context in the first steps. Default: a quarter of context.
     short_share : float, default=0.6
         Share of the steps with the short context.
     warm_up : int, default=200
@@ -1125,11 +1125,11 @@ def reproduce(
     override : mapping, optional
         Replace a value of the scale, such as backbone=gpt2.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -1137,13 +1137,13 @@ def reproduce(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1157,11 +1157,11 @@ def reproduce(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1265,7 +1265,7 @@ def train(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
         pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
@@ -1293,7 +1293,7 @@ def train(
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
         Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -1301,13 +1301,13 @@ def train(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1321,11 +1321,11 @@ def train(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1446,13 +1446,13 @@ def tune(
     trials : int, optional
         Maximum number of trials. Default: as the budget allows.
     join : int, default=4
-        Maximum number of reservoirs to concatenate.
+        Most reservoirs to concatenate.
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     labels : str, optional
-        Table with the labels of a folder's files or of FASTA records.
+        Table of the labels of a folder's files or FASTA records.
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
@@ -1460,13 +1460,13 @@ def tune(
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups such as patients, each in one split; for FASTA, see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
         Column of texts, or of letter sequences.
     decimal : str, default='auto'
-        Decimal mark: . or , or auto (by the column separator).
+        Decimal mark, or auto (by the column separator).
     values : bool, default=False
         Read whole numbers as values.
     symbols : bool, default=False
@@ -1480,11 +1480,11 @@ def tune(
     standardise : bool, default=True
         Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
         Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models that do so.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1500,9 +1500,9 @@ def tune(
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
 

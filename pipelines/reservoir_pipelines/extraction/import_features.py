@@ -163,4 +163,4 @@ READERS: dict[str, Callable[[Path, ExitStack], dict[str, Any]]] = {
     ".parquet": _read_parquet,
     ".safetensors": _read_safetensors,
 }
-"""Functions that return the arrays of a file by name, or datasets that are read in ranges of rows."""
+"""Functions that return the arrays or datasets of a file by name."""

@@ -46,10 +46,10 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workers import map_pieces, process_number, program_versions, this_worker
 
 Load = Callable[[str, int, int], Iterable[Any]]
-"""Function of a split and a range of rows that yields the rows in parts; it is called in a separate thread."""
+"""Function of a split and a range of rows that yields them in parts, in a separate thread."""
 
 Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
-"""Function that starts the computation of some columns of a part; calling its result returns their values."""
+"""Function that starts to compute columns of a part; calling its result returns their values."""
 
 PADDING = "right, masked"
 MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
