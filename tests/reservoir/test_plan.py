@@ -63,24 +63,9 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     assert set(VALUE_POOLINGS) < set(series.poolings)
 
 
-def test_default_columns_are_sized_to_the_rows():
-    def size(plan, rows):
-        return rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
-
-    few = plan_of(SERIES, 1000)
-    assert not few.more and "shares13" in few.poolings
-    for task in (replace(SERIES, max_tokens=20), SYMBOLS):
-        sizes = []
-        for rows in (4000, 10_000, 50_000, 100_000):
-            plan = plan_of(task, rows)
-            sizes.append(size(plan, rows) / rows)
-            assert size(plan, rows) <= 2e8 or plan.poolings == ("mean",)
-            assert rows == 4000 or ("--pool" in plan.note and "GB" in plan.note)
-        assert sizes == sorted(sizes, reverse=True)
-    assert plan_of(SERIES, 100_000, pool="max").poolings == ("max",) and not plan_of(SERIES, 100_000, pool="max").more
-    assert plan_of(SERIES, 100_000, limit=500).poolings == few.poolings
-    assert size(plan_of(SERIES, 100_000), 100_000) <= 4 * 4 * 100_000 * 500 * 2
-    assert len(plan_of(SERIES, 2900).candidates) == 4
+def test_a_limit_counts_for_the_size_of_default_columns():
+    assert plan_of(SERIES, 100_000, limit=500).poolings == plan_of(SERIES, 1000).poolings
+    assert plan_of(SERIES, 100_000).poolings != plan_of(SERIES, 1000).poolings
 
 
 @pytest.mark.parametrize(
