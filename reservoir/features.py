@@ -83,8 +83,7 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
     """Run the model over loaded rows; return a function that waits for the device and returns features by column."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    # The memory of a tensor for each column is used again. One large tensor would return its memory to the system, and
-    # the first use of new memory takes long.
+    # A tensor for each column, because one large tensor returns its memory to the system, and new memory is slow.
     out = {column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns}
 
     def put(x: Tensor) -> Tensor:

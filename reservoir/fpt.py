@@ -67,7 +67,7 @@ class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
     With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases; with ``"linear"``, as
-    torch's `Linear` does, and the authors' code with it (rows of norm 0.58). Extraction does not use the output.
+    in torch's `Linear` and the authors' code (rows of norm 0.58).
     """
 
     def __init__(

@@ -137,14 +137,13 @@ def _plain(value: Any) -> Any:
 def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     """Return the options that a file, such as an entry, a recipe or a run, may set.
 
-    Only the command line, the Python call and the user's own ``--config`` may set where work runs and where results are
-    written: a file could otherwise name a scheduler that sends harmful code. With ``source``, the file's name, such
-    options raise `InputError`; without it, they are dropped.
+    Only a person may set where work runs and where results are written: a file could name a scheduler that sends
+    harmful code. With ``source``, the file's name, such options raise `InputError`; without it, they are dropped.
     """
     named = sorted(_where & values.keys())
     if named and source:
         problem = f"{source}: {named[0]!r} says where work runs or files are, which a file may not decide"
-        raise InputError(f"{problem}; remove it, or pass --{named[0].replace('_', '-')} on the command line")
+        raise InputError(f"{problem}; remove it, or pass --{named[0].replace('_', '-')} yourself")
     return {name: value for name, value in values.items() if name not in _where}
 
 

@@ -39,7 +39,7 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     """How your own files are read."""
 
     label: str | None = option(None, "Column of labels; for FASTA, a regular expression for the header.")
-    id: str | None = option(None, "Column of row names; in long form, of sequence names (or several: a,b).")
+    id: str | None = option(None, "Column of row names; in long form, of sequence names (a or a,b).")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(None, "Column of groups, each in one split; for FASTA, see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
@@ -260,7 +260,7 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
-        "auto", "Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by rows)."
+        "auto", "Choose readouts by valid (the split), cvK (K folds of train and valid), or auto (by rows)."
     )
     class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
     curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
@@ -354,7 +354,7 @@ class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
     short: int | None = option(None, "Context in the first steps.", at_least(1), shown="a quarter of context")
     short_share: float = option(0.6, "Share of the steps with the short context.", within(0, 1))
-    warm_up: int = option(200, "Steps of linear warm-up; a cosine schedule follows.", at_least(0))
+    warm_up: int = option(200, "Steps of linear warm-up before a cosine schedule.", at_least(0))
     weight_decay: float = option(0.1, "Weight decay of AdamW on matrices.", within(0, 1e9))
 
 

@@ -1,7 +1,7 @@
 """Decide every default once: turn a task and the given options into a frozen plan, each value with its reason.
 
-The defaults were tuned on six public sets of series (``benchmarks/series.py``) and on generated symbols
-(``benchmarks/symbols.py``). Named tasks follow the paper: each value, vector or symbol is one token.
+The defaults were tuned on six sets of series (``benchmarks/series.py``) and on generated symbols
+(``benchmarks/symbols.py``). Named tasks follow the paper.
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ def readout_candidates(
 ) -> tuple[str, ...]:
     """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
 
-    ``available`` may include ``raw``, the raw input; ``widths`` holds the number of features of each column with one
-    sample per row; ``rows`` counts training rows. ``native`` is True for native input and for several entries.
+    ``available`` may include ``raw``; ``widths`` holds the widths of columns with one sample per row; ``rows`` counts
+    training rows. ``native`` is True for native input and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS and (known := _known_columns(task, available)):
         return known
@@ -449,7 +449,7 @@ def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poo
     if "cls" in poolings and not (reader and reader.has_cls):
         raise InputError("--pool cls: the sequences have no class token; take first, last or mean")
     if not layers or not poolings:
-        raise InputError("no columns: name at least one layer and one pooling")
+        raise InputError("no columns: name a layer and a pooling")
 
 
 def _rows_at_a_time(

@@ -83,10 +83,7 @@ class Reservoir(ReservoirOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, frozen or trained; ``digest`` is the SHA-256 of its float32 weights.
-
-    With native input, ``reader`` makes the tokens, and ``input_digests`` holds the SHA-256 of reader and embeddings.
-    """
+    """A model on its device, with the SHA-256 of its float32 weights, and of reader and embeddings of native input."""
 
     fpt: FPT
     settings: Reservoir

@@ -156,7 +156,7 @@ def attention(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -393,7 +393,7 @@ def extract(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -502,7 +502,7 @@ def fit(
     alphas : str, optional
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'
-        Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by rows).
+        Choose readouts by valid (the split), cvK (K folds of train and valid), or auto (by rows).
     class_weight : str, optional
         balanced: every class has the same weight.
     curve : str, optional
@@ -580,7 +580,7 @@ def import_features(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -735,7 +735,7 @@ def plan(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -891,7 +891,7 @@ def prepare(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1009,7 +1009,7 @@ def pretrain(
     short_share : float, default=0.6
         Share of the steps with the short context.
     warm_up : int, default=200
-        Steps of linear warm-up; a cosine schedule follows.
+        Steps of linear warm-up before a cosine schedule.
     weight_decay : float, default=0.1
         Weight decay of AdamW on matrices.
     device : str, default='auto'
@@ -1133,7 +1133,7 @@ def reproduce(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1297,7 +1297,7 @@ def train(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
@@ -1456,7 +1456,7 @@ def tune(
     label : str, optional
         Column of labels; for FASTA, a regular expression for the header.
     id : str, optional
-        Column of row names; in long form, of sequence names (or several: a,b).
+        Column of row names; in long form, of sequence names (a or a,b).
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional

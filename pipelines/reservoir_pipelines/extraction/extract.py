@@ -35,10 +35,8 @@ class Extraction(Record):
         Rows of each split.
     columns : tuple of str
         The columns, such as ``block06/mean``.
-    bytes : int
-        Size of the entry on disk.
-    seconds : float
-        Wall time of the call.
+    bytes, seconds : int, float
+        Size of the entry on disk, and wall time of the call.
     reused, computed_rows : bool, int
         Whether everything was cached already, and the rows that went through the model in this call.
     """

@@ -87,7 +87,7 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     rows = ", ".join(f"{split} ({count:,} rows)" for split, count in prepared.rows.items())
     form = f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
     if prepared.task.each:
-        raise InputError(f"{file}: the task has a label for every token; give a task with one label per row")
+        raise InputError(f"{file}: the task labels every token; give a task with one label per row")
     for key, array in arrays.items():
         split, _, column = key.partition("/")
         column = column if "/" in column else f"{column or IMPORTED}/mean"

@@ -58,9 +58,8 @@ LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
 MAX_TASKS = 512  # pieces of work that are sent to workers
-PROBE_ROWS = 2  # rows that each worker of a cluster computes first, to compare them
-# In standard deviations of a column. bfloat16 on another kind of processor makes a far smaller difference, another
-# pooling a far larger one.
+PROBE_ROWS = 2  # rows that each worker of a cluster computes first
+# In standard deviations of a column: another processor differs far less, another pooling far more.
 PROBE_TOLERANCE = 0.02
 
 _runs: dict[str, "Run"] = {}
