@@ -16,6 +16,7 @@ from reservoir.option_fields import (
     Options,
     at_least,
     dilation_list,
+    flag_of,
     one_of,
     only,
     option,
@@ -27,6 +28,12 @@ from reservoir.option_fields import (
 )
 
 BY_DATA = "depends on the data; extract --dry-run prints it"
+
+
+def own_parameters(given: Mapping[str, Any]) -> str | None:
+    """Check that no task parameter is one of the options, which have flags."""
+    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")}
+    return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
 
 
 class LabelsOptions(Options, panel="Data"):
@@ -79,7 +86,7 @@ class TaskOptions(OwnDataOptions, panel="Data"):
 
     data: Path | None = option(None, "Folder of the data set's files.", shown="RESERVOIR_DATA", where=True)
     parameters: Mapping[str, Any] | None = option(
-        None, "Parameter of the task, NAME=VALUE; repeat for more.", flag="param"
+        None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
     protocol: str | None = option(
