@@ -1,7 +1,6 @@
 """Every option, declared once: its name, type, default, check and one line of help.
 
-The fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, and
-the record of an entry or a run.
+They become keywords of Python, flags, keys of a configuration file, and the record of an entry or a run.
 """
 
 from __future__ import annotations

@@ -138,10 +138,7 @@ class Plan:
 
 
 def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
-    """Return the plan of a task; raise `InputError` if options do not fit each other, the task or the backbone.
-
-    ``rows`` holds the number of rows of each split, and ``longest`` the length of the longest training row.
-    """
+    """Return the plan of a task, with ``rows`` in each split and a ``longest`` training row; refuse what does not fit."""
     reasons: dict[str, str] = {}
     defaults = {item.name: item.default for item in fields(options)}
 

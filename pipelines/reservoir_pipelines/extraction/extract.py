@@ -115,10 +115,7 @@ def origin_of(task: str) -> str:
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
-    """Find an entry by its folder, the folder's name, the first 6 or more digits of its key, or its task.
-
-    The entry of a task is its last extraction with the given flags. Your own data is known by its present content.
-    """
+    """Find an entry by folder, folder's name, 6 or more digits of its key, or task: its last extraction with the flags."""
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
     entries = list_entries(root)

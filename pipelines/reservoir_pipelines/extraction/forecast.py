@@ -37,12 +37,10 @@ class Forecast(Record):
         Rows of all splits together, and columns of each row.
     tokens, padding : float
         Mean tokens of a row, and the share of padding in the tokens of a batch.
-    rows_per_second : float
-        Speed of one worker, including reading and writing.
+    rows_per_second, seconds : float
+        Speed of one worker, including reading and writing, and wall time with all workers.
     workers : int
         Number of workers like this process; the time is assumed to be inversely proportional to it.
-    seconds : float
-        Wall time with all workers.
     bytes, files : int
         Size and number of shards on disk.
     memory, starter_memory : int
