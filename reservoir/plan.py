@@ -138,7 +138,7 @@ class Plan:
 
 
 def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
-    """Return the plan of a task, with ``rows`` in each split and a ``longest`` training row; refuse what does not fit."""
+    """Return the plan of a task with ``rows`` in each split and a ``longest`` training row; refuse misfits."""
     reasons: dict[str, str] = {}
     defaults = {item.name: item.default for item in fields(options)}
 

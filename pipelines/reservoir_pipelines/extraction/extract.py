@@ -115,7 +115,7 @@ def origin_of(task: str) -> str:
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
-    """Find an entry by folder, folder's name, 6 or more digits of its key, or task: its last extraction with the flags."""
+    """Find an entry by its folder, that folder's name, 6 digits of its key, or its task: the last with these flags."""
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
     entries = list_entries(root)
