@@ -1,14 +1,18 @@
 """The known backbones, available without importing torch."""
 
-import difflib
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
+from reservoir.options import ReservoirOptions
+from reservoir.tasks.own.columns import FILES
 
 _LISTED = tomllib.loads((Path(__file__).parent / "backbones.toml").read_text())
+
+DEFAULT_BACKBONE = "mini"  # its weights come with this package
 
 KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     name: (entry["family"], entry.get("settings", {})) for name, entry in _LISTED.items()
@@ -16,7 +20,7 @@ KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
 """Family and settings of each known backbone."""
 
 SHORT: dict[str, str] = {entry["short"]: name for name, entry in _LISTED.items() if "short" in entry}
-"""Full name by short name; a short name stands for the base size of its family."""
+"""Full name by short name, which stands for the base size of a family."""
 
 OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
 """Names on the hub without an owner, which the first models of these families have."""
@@ -26,11 +30,25 @@ def check_backbone_name(name: str) -> None:
     """Raise `InputError` unless a name is known, is a folder or a file, or may be a name on the hub."""
     known = name.partition(":")[0] in KNOWN or name in SHORT
     if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
-        suggestion = did_you_mean(name)
-        raise InputError(f"backbone {name!r}: neither a known name nor a folder; {suggestion}Known: {', '.join(KNOWN)}")
+        near = nearest(name, [*KNOWN, *SHORT])
+        raise InputError(f"backbone {name!r}: neither a known name nor a folder; known: {', '.join(KNOWN)}{near}")
 
 
-def did_you_mean(name: str) -> str:
-    """Return a suggestion of similar known names, or an empty string."""
-    near = difflib.get_close_matches(name, [*KNOWN, *SHORT], n=2)
-    return f"did you mean {' or '.join(near)}? " if near else ""
+def full_name(backbone: str) -> str:
+    """Return the absolute path of a folder or GGUF file, the full name for a short name, or else the name itself."""
+    path = Path(backbone)
+    if backbone in SHORT and not path.is_dir():
+        return SHORT[backbone]
+    if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
+        return str(path.resolve())
+    return backbone
+
+
+def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
+    """Return whether a file is a sound and the named backbone was pretrained on samples of sounds."""
+    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
+    if not (model.backbone and native and any(file.suffix.lower() in FILES["sounds"] for file in files)):
+        return False
+    from reservoir.backbones import find  # the package imports torch
+
+    return find(full_name(model.backbone))[0].reads == "sounds"

@@ -24,8 +24,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def first_line(error: Exception, where: str = "") -> str:
     """Return the beginning of an error's message, for use inside another message about the file ``where``."""
     text = str(error).removeprefix(f"{where}: ")
-    text = re.sub(r" ?<[^<>]* at 0x\w+>", "", text).strip()  # addresses of objects differ from run to run
-    text = re.sub(r":\s*\n\s*", ": ", text)  # transformers writes what is wrong below a line such as "Field x:"
+    text = re.sub(r":\s*\n\s*", ": ", text).strip()  # transformers breaks the line after "Field x:"
     return text.splitlines()[0][:160] if text else type(error).__name__
 
 
@@ -44,6 +43,5 @@ def require_path(value: object, what: str) -> str:
     """Return a name or a path as text; raise `InputError` for anything else, such as an array."""
     if isinstance(value, str | PathLike):
         return str(fspath(value))
-    found = f"{what} is of type {type(value).__name__}, not a name or a path"
-    arrays = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier().fit(x, y)"
-    raise InputError(f"{found}; {arrays}" if isinstance(value, Iterable) else found)
+    remedy = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier"
+    raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path; {remedy}")

@@ -11,18 +11,15 @@ from torch import Tensor
 from reservoir.devices import exact_products, fetch, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
-from reservoir.pooling import parse_column, pooled_shape
+from reservoir.pooling import parse_column, pooled_shape, read_values
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.own.images import as_patches
-from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 MAX_PADDING = 0.045
-"""Largest share of padding in a batch of more than a 64th of the full size; smaller batches cost more than padding."""
+"""Largest share of padding in a batch, unless it has less than a 64th of the full size."""
 
 LENGTH_STEPS = 16
-"""Number of padded lengths between two powers of two. The CPU's library keeps compiled code for each shape of bfloat16
-products, three megabytes for mini (none in float32), so there must be few lengths."""
+"""Padded lengths between two powers of two; oneDNN keeps compiled code for each shape."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -51,11 +48,6 @@ class Loaded:
     batches: Sequence[Batch]
     lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
-
-    @property
-    def padded(self) -> int:
-        """Number of tokens that the model processes, with padding."""
-        return sum(len(batch.rows) * batch.tokens for batch in self.batches)
 
 
 def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int) -> Loaded:
@@ -91,8 +83,7 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
     """Run the model over loaded rows; return a function that waits for the device and returns features by column."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    # The memory of a tensor for each column is used again; one large tensor would return its memory to the system, and
-    # the first use of new memory took as long as all other work on the features.
+    # A tensor for each column, because one large tensor returns its memory to the system, and new memory is slow.
     out = {column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns}
 
     def put(x: Tensor) -> Tensor:
@@ -106,17 +97,14 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callab
         with exact_products():
             pooled = model.fpt.features(x, lengths, list(columns))
         for column, values in pooled.items():
-            found = values if places is None else _at(values, places)
+            found = values
+            if places is not None:  # zeros for the position -1
+                index = places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2])
+                found = values.gather(1, index).masked_fill((places < 0)[:, :, None], 0.0)
             out[column][rows, : found.shape[1]] = found
             if found.shape[1] < out[column].shape[1]:
                 out[column][rows, found.shape[1] :] = 0
     return partial(_fetch, out, loaded)
-
-
-def _at(values: Tensor, places: Tensor) -> Tensor:
-    """Return the values of the tokens at some positions (rows, positions, width); zeros for the position -1."""
-    found = values.gather(1, places.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2]))
-    return found.masked_fill((places < 0)[:, :, None], 0.0)
 
 
 def _fetch(columns: Mapping[str, Tensor], loaded: Loaded) -> dict[str, np.ndarray]:
@@ -181,7 +169,7 @@ def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> 
         little = (1 - np.cumsum(lengths[mine]) / tokens <= MAX_PADDING) | (tokens <= most_tokens / 64)
         fits = np.flatnonzero((tokens <= most_tokens) & little)
         rows = 1 + int(fits[-1] if len(fits) else 0)
-        if lengths[order[0]] < lengths[order[-1]]:  # 1, 2, 3, 4, 6, 8, 12, 16 ... rows, so that there are few shapes
+        if lengths[order[0]] < lengths[order[-1]]:  # few shapes: 1, 2, 3, 4, 6, 8, 12 ... rows
             power = 1 << (rows.bit_length() - 1)
             rows = power + (power // 2 if 2 * rows >= 3 * power else 0)
         yield order[start : start + rows]
@@ -210,16 +198,11 @@ def _to_input(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stored sequences and their lengths, before windows are cut: tokenized, in patches, or scaled."""
-    task = model.fpt.task
     if model.reader:
         return model.reader(x, lengths)
-    if task.pictures:
-        x = as_patches(x)
-    if task.alphabet:
-        x = to_symbols(x, lengths, task.alphabet)
-    if scaling and not isinstance(task.form, Tokens):
-        return scaling(x), lengths
-    return x.astype(np.int64 if isinstance(task.form, Tokens) or model.windows.symbols else np.float32), lengths
+    x = read_values(model.fpt.task, scaling, x, lengths)
+    symbols = isinstance(model.fpt.task.form, Tokens) or model.windows.symbols
+    return x if scaling else x.astype(np.int64 if symbols else np.float32), lengths
 
 
 def _cuts_windows(model: LoadedModel) -> bool:

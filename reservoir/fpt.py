@@ -7,47 +7,38 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
-from reservoir.errors import InputError
 from reservoir.inputs.native import NativeInput
 from reservoir.pooling import LayerPooling, parse_column, pool
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
-DEFAULT_GAIN = 1.41
-
-KernelShape = tuple[int, int, int, int]  # dilations, values per window, forms of a channel, channels
+GAIN = 1.41
 
 
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain`` (the ``input_scaling`` of an echo state
-    network), or by ``gain`` times ``weights`` (width, dim). Symbols get Gaussian embeddings of standard deviation
-    ``gain / 1.41``.
+    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain``, or by ``gain`` times ``weights``
+    (width, dim). Symbols get Gaussian embeddings of standard deviation ``gain / 1.41``.
     """
 
     def __init__(
-        self,
-        form: Vectors | Tokens,
-        width: int,
-        seed: int = 0,
-        gain: float = DEFAULT_GAIN,
-        weights: np.ndarray | None = None,
+        self, form: Vectors | Tokens, width: int, seed: int = 0, gain: float = GAIN, weights: np.ndarray | None = None
     ) -> None:
         super().__init__()
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
         self.map: nn.Module = nn.Linear(size, width) if isinstance(form, Vectors) else nn.Embedding(size, width)
-        self.dropout: nn.Module = nn.Dropout(0.0)  # as in the authors' code: after vectors, not after symbols
+        self.dropout: nn.Module = nn.Dropout(0.0)  # after vectors, not after symbols, as published
         if weights is not None:
             _set(self.map, gain * weights)
             return
         normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):
-            _set(self.map, normal.reshape(size, width) * (gain / DEFAULT_GAIN))
+            _set(self.map, normal.reshape(size, width) * (gain / GAIN))
             self.dropout = nn.Identity()
         else:
             q, r = np.linalg.qr(normal)
-            q = q * np.sign(np.diag(r))  # a uniform draw of orthogonal matrices, the same for every LAPACK
+            q = q * np.sign(np.diag(r))  # a uniform draw, the same for every LAPACK
             _set(self.map, gain * (q if size <= width else q.T))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,11 +46,11 @@ class InputLayer(nn.Module):
         return self.dropout(self.map(x))
 
 
-def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
+def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
 
-    As in ROCKET (Dempster et al. 2020), each unit reads one dilation and one of the channels' `row_forms`, with
-    Gaussian weights that sum to zero over its taps. Units cycle through the dilations, then through the forms.
+    As in ROCKET (Dempster et al. 2020), the Gaussian weights of a unit sum to zero over the taps of one dilation and
+    one of the channels' `row_forms`. Units cycle through the dilations, then through the forms.
     """
     dilations, patch, forms, _ = shape
     weights = generator(seed, "input").standard_normal((width, *shape))
@@ -75,9 +66,8 @@ def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases. With ``"linear"``,
-    weights and biases are uniform within ±``width ** -0.5`` as in torch's `Linear` and the authors' code (rows of norm
-    0.58). Extraction does not use the output.
+    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases; with ``"linear"``, as
+    in torch's `Linear` and the authors' code (rows of norm 0.58).
     """
 
     def __init__(
@@ -90,8 +80,6 @@ class FPT(nn.Module):
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
-        if output_init not in ("orthogonal", "linear"):
-            raise InputError(f"output init {output_init!r}: choose among orthogonal, linear")
         self.task = task
         self.inputs = inputs or InputLayer(task.form, backbone.width, seed)
         self.backbone = backbone
@@ -101,7 +89,7 @@ class FPT(nn.Module):
             weight = generator(seed, "output.weight").uniform(-bound, bound, (outputs, width))
             _set(self.output, weight, generator(seed, "output.bias").uniform(-bound, bound, outputs))
         else:
-            nn.init.orthogonal_(self.output.weight, DEFAULT_GAIN, generator=torch.Generator().manual_seed(seed))
+            nn.init.orthogonal_(self.output.weight, GAIN, generator=torch.Generator().manual_seed(seed))
             nn.init.zeros_(self.output.bias)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
@@ -117,19 +105,17 @@ class FPT(nn.Module):
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column, from the needed layers alone."""
         pooled: dict[str, Tensor] = {}
-        by_layer: dict[str, dict[str, str]] = {}
-        for column in columns:
-            layer, pooling = parse_column(column)
-            by_layer.setdefault(layer, {})[column] = pooling
+        poolings: dict[str, list[str]] = {}
+        for layer, pooling in map(parse_column, columns):
+            poolings.setdefault(layer, []).append(pooling)
 
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
-            wanted, task = by_layer[layer], self.task
-            with torch.autocast(x.device.type, enabled=False):  # autocast would round means, which are products
-                of_layer = LayerPooling(hidden, lengths, wanted.values(), task.readout_tokens, task.max_tokens)
-                pooled.update({column: of_layer(pooling) for column, pooling in wanted.items()})
+            with torch.autocast(x.device.type, enabled=False):  # it would round means
+                of_layer = LayerPooling(hidden, lengths, self.task.readout_tokens, self.task.max_tokens)
+                pooled.update({f"{layer}/{pooling}": of_layer(pooling) for pooling in poolings[layer]})
 
-        with self.backbone.recording({layer: partial(record, layer) for layer in by_layer}):
+        with self.backbone.recording({layer: partial(record, layer) for layer in poolings}):
             self.backbone(self.inputs(x), lengths)
         return pooled
 

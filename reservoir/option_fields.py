@@ -17,7 +17,6 @@ from typing import Any, TypeVar, dataclass_transform
 from reservoir.errors import InputError
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smhd])")
 SEEDS = 2**63  # seeds of torch's generators have 63 bits
 
 G = TypeVar("G", bound="Options")
@@ -35,7 +34,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "Sequence[str]": ((list, tuple), "a list of strings"),
     "Mapping[str, Any]": (Mapping, "names with values"),
 }
-"""For each annotation of a field, the types that it accepts, and their name in messages."""
+"""The types that each annotation of a field accepts, and their name in messages."""
 
 Check = Callable[[Any], str | None]  # returns what to do about an invalid value, or None
 
@@ -45,9 +44,9 @@ def option(
 ) -> Any:
     """Return a field of a group of options; its default is None if it depends on the data.
 
-    ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. ``flag`` is the flag
-    without dashes, and ``shown`` the default in the help, if they differ from the field's name and value. ``where``
-    marks a folder, a device, a process or a network address, which no file may set (see `without_where`).
+    ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. In the help, ``flag``
+    and ``shown`` replace the name and the default. ``where`` marks a folder, a device, a process or a network address,
+    which no file may set (see `without_where`).
     """
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
 
@@ -77,7 +76,7 @@ seed_number = _must(lambda value: 0 <= value < SEEDS, f"give a whole number from
 dilation_list = _must(
     re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch, "give auto, or positive whole numbers such as 1,2,4"
 )
-span = _must(DURATION.fullmatch, "give a time such as 90s, 10m, 1h or 30d")
+span = _must(re.compile(r"(?=.*[1-9])\d+(\.\d+)?[smhd]").fullmatch, "give a time such as 90s, 10m, 1h or 30d")
 
 
 def seconds_of(text: str) -> float:
@@ -85,17 +84,10 @@ def seconds_of(text: str) -> float:
     return float(text[:-1]) * SECONDS[text[-1]]
 
 
-def number_lists(*names: str) -> Check:
-    """Return a check that all keys are among ``names``, each with one or several numbers."""
-
-    def check(value: Mapping[str, Any]) -> str | None:
-        if unknown := value.keys() - set(names):
-            return f"{min(unknown)} is not one of {', '.join(names)}"
-        lists = (each if isinstance(each, list | tuple) else [each] for each in value.values())
-        fits = value and all(each and all(type(number) in (int, float) for number in each) for each in lists)
-        return None if fits else "give numbers, such as learning_rate=1e-4,1e-3"
-
-    return check
+def only(*names: str) -> Check:
+    """Return a check that a mapping has values for some of ``names``, and for nothing else."""
+    remedy = f"give values of {', '.join(names)}"
+    return _must(lambda value: value and value.keys() <= {*names} and [] not in value.values(), remedy)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -111,15 +103,16 @@ class Options:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            check, kinds = item.metadata.get("check"), str(item.type).split(" | ")
-            value = _plain(getattr(self, item.name))
-            value = Path(value) if "Path" in kinds and isinstance(value, str) else value
+            kinds, value = str(item.type).split(" | "), _plain(getattr(self, item.name))
+            if "Path" in kinds and isinstance(value, str):
+                value = Path(value)
             object.__setattr__(self, item.name, value)
             texts = not isinstance(value, list | tuple) or all(isinstance(each, str) for each in value)
             if not texts or not any(isinstance(value, KINDS[kind][0]) for kind in kinds):
                 words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
                 shown = " ".join(reprlib.repr(value).split())
                 raise InputError(f"{flag_of(item)} {shown}: give {words}. {item.metadata.get('help', '')}".strip())
+            check = item.metadata.get("check")
             if check and value is not None and (fault := check(value)):
                 raise InputError(f"{flag_of(item)} {value}: {fault}")
 
@@ -144,15 +137,13 @@ def _plain(value: Any) -> Any:
 def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     """Return the options that a file, such as an entry, a recipe or a run, may set.
 
-    Only the command line, the Python call and the user's own ``--config`` may set where work runs and where results are
-    written: a file could otherwise name a scheduler that sends harmful code. With ``source``, the file's name, such
-    options raise `InputError`; without it, they are dropped.
+    Only a person may set where work runs and where results are written: a file could name a scheduler that sends
+    harmful code. With ``source``, the file's name, such options raise `InputError`; without it, they are dropped.
     """
     named = sorted(_where & values.keys())
     if named and source:
-        flag = named[0].replace("_", "-")
-        problem = f"{source}: {named[0]!r} says where work runs or where files are, which a file may not decide"
-        raise InputError(f"{problem}; remove it, or pass --{flag} on the command line")
+        problem = f"{source}: {named[0]!r} says where work runs or files are, which a file may not decide"
+        raise InputError(f"{problem}; remove it, or pass --{named[0].replace('_', '-')} yourself")
     return {name: value for name, value in values.items() if name not in _where}
 
 
@@ -188,10 +179,10 @@ def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
         flag = flag_of(item)
         if value == item.default or value is None:
             continue
-        if isinstance(value, Mapping):
-            parts += [part for name, each in value.items() for part in (flag, f"{name}={_listed(each)}")]
-        elif isinstance(value, bool):
+        if isinstance(value, bool):
             parts.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, Mapping):
+            parts += [part for name, each in value.items() for part in (flag, f"{name}={_listed(each)}")]
         else:
             parts += [flag, _listed(value)]
     return shlex.join(parts)

@@ -1,7 +1,6 @@
 """Every option, declared once: its name, type, default, check and one line of help.
 
-The fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, the
-parameters of the estimators, and the record of an entry or a run. ``--help`` lists a group under its ``panel``.
+They become keywords of Python, flags, keys of a configuration file, and the record of an entry or a run.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from reservoir.option_fields import (
     at_least,
     dilation_list,
     flag_of,
-    number_lists,
     one_of,
+    only,
     option,
     positive,
     seed_number,
@@ -27,8 +26,7 @@ from reservoir.option_fields import (
     within,
 )
 
-SERIES = "{} for your own series, else {}"
-OWN = "{} for your own series and symbols, else {}"  # data-dependent defaults, as the help shows them
+BY_DATA = "depends on the data; extract --dry-run prints it"
 
 
 def own_parameters(given: Mapping[str, Any]) -> str | None:
@@ -46,26 +44,26 @@ class LabelsOptions(Options, panel="Data"):
 class OwnDataOptions(LabelsOptions, panel="Data"):
     """How your own files are read."""
 
-    label: str | None = option(None, "Column of the labels. For FASTA: regular expression for the label in the header.")
+    label: str | None = option(None, "Column of the labels; for FASTA, a regular expression for the header.")
     id: str | None = option(None, "Column of row names; in long form, of sequence names.")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
-    group: str | None = option(None, "Column of groups, such as patients, each in one split. For FASTA: see --label.")
+    group: str | None = option(None, "Column of groups, each in one split; for FASTA, see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts, or of letter sequences.")
     decimal: str = option("auto", "Decimal mark: . or , or auto (that of most numbers).", one_of("auto", ".", ","))
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
-    regression: bool = option(False, "Read whole-number labels as targets of a regression.")
+    regression: bool = option(False, "Read whole-number labels as regression targets.")
     classes: bool = option(False, "Read whole-number labels as classes.")
     missing: str = option(
         "refuse",
-        "NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the gaps).",
+        "NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).",
         one_of("refuse", "interpolate", "mask"),
     )
-    standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
-    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
-    rate: int | None = option(None, "Sampling rate in Hz to which sounds are resampled.", at_least(1000), shown="16000")
-    waveform: bool = option(False, "Read samples of sounds, not spectrum frames; default for models that read samples.")
+    standardise: bool = option(True, "Scale each channel to mean 0 and deviation 1.")
+    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and count them.")
+    rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
+    waveform: bool = option(False, "Read samples of sounds, not spectra; default for models of samples.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,8 +76,8 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
     @property
     def explicit(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
-        own = ((item, getattr(self, item.name)) for item in fields(OwnDataOptions))
-        return {item.name: value for item, value in own if value != item.default}
+        given = ((item, getattr(self, item.name)) for item in fields(OwnDataOptions))
+        return {item.name: value for item, value in given if value != item.default}
 
 
 class TaskOptions(OwnDataOptions, panel="Data"):
@@ -89,7 +87,7 @@ class TaskOptions(OwnDataOptions, panel="Data"):
     parameters: Mapping[str, Any] | None = option(
         None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
-    views: int | None = option(None, "Number of augmented copies of each training row (cifar10).")
+    views: int | None = option(None, "Augmented copies of each training row (cifar10).")
     protocol: str | None = option(
         None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
     )
@@ -97,8 +95,8 @@ class TaskOptions(OwnDataOptions, panel="Data"):
     @property
     def given(self) -> dict[str, Any]:
         """The parameters of the task, including those that are options."""
-        flags = {"views": self.views, "protocol": self.protocol}
-        named = {name: value for name, value in flags.items() if value is not None}
+        named = {"views": self.views, "protocol": self.protocol}
+        named = {name: value for name, value in named.items() if value is not None}
         return dict(self.parameters or {}) | named | self.explicit
 
     @property
@@ -110,7 +108,7 @@ class TaskOptions(OwnDataOptions, panel="Data"):
 class RowOptions(TaskOptions, panel="Data"):
     """Which data are read, and how many rows."""
 
-    limit: int | None = option(None, "Maximum number of rows per split, a fixed random sample.", at_least(1))
+    limit: int | None = option(None, "Maximum rows per split, a fixed random sample.", at_least(1))
 
 
 class DownloadOptions(Options, panel="Data"):
@@ -122,7 +120,7 @@ class DownloadOptions(Options, panel="Data"):
 class CorpusOptions(Options, panel="Data"):
     """The corpus of a recipe's language model."""
 
-    corpus: str | None = option(None, "A text file, a folder of text files, nesting, zipf, uniform or bit-memory.")
+    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory.")
 
 
 class ShapeOptions(Options, panel="Model"):
@@ -131,7 +129,7 @@ class ShapeOptions(Options, panel="Model"):
     backbone: str | None = option(
         None, "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.", shown="mini"
     )
-    seed: int = option(0, "Seed for random weights, the input layer and the order of rows.", seed_number)
+    seed: int = option(0, "Seed of random weights, the input layer and the order of rows.", seed_number)
 
 
 class ModelOptions(ShapeOptions, panel="Model"):
@@ -141,9 +139,9 @@ class ModelOptions(ShapeOptions, panel="Model"):
         None,
         "Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the pretrained "
         "means and standard deviations), or a folder that pretrain wrote.",
-        shown="pretrained, or random for families without published weights",
+        shown="pretrained if published, else random",
     )
-    depth: int | None = option(None, "Number of blocks to keep, from the first; the final norm is kept too.")
+    depth: int | None = option(None, "Blocks to keep, from the first; the final norm is kept too.")
 
     @property
     def title(self) -> str:
@@ -158,38 +156,33 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 
     input: str | None = option(
         None,
-        "Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for symbols, "
-        "orthogonal or kernels for vectors, edges for windows of images.",
+        "Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges (images).",
         one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
-        shown="native if the model reads this kind of data, else " + OWN.format("kernels", "gaussian or orthogonal"),
+        shown=BY_DATA,
     )
     long: str = option(
         "cut", "Texts longer than the model's context: cut, or windows (mean over windows).", one_of("cut", "windows")
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41")
-    patch: int | None = option(
-        None, "Values per token (window length).", at_least(1), shown="9 for your own series, 5 for symbols, else 1"
-    )
-    stride: int | None = option(
-        None, "Values from one window to the next.", at_least(1), shown=OWN.format("at most 1024 windows", "the patch")
-    )
+    patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
+    stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)
     dilations: str | None = option(
         None,
-        "Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the length.",
+        "Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit.",
         dilation_list,
-        shown=SERIES.format("auto", 1),
+        shown=BY_DATA,
     )
     pad: str | None = option(
         None,
-        "valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.",
+        "valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends.",
         one_of("valid", "same"),
-        shown=OWN.format("same", "valid"),
+        shown=BY_DATA,
     )
     normalise: str | None = option(
         None,
         "Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).",
         one_of("channel", "series", "both", "differences"),
-        shown=SERIES.format("differences", "channel"),
+        shown=BY_DATA,
     )
 
 
@@ -224,7 +217,7 @@ class PrecisionOptions(ComputeOptions, panel="Features"):
         None,
         "Precision on disk: float16, bfloat16 or float32.",
         one_of("float16", "bfloat16", "float32"),
-        shown=OWN.format("float32", "float16"),
+        shown=BY_DATA,
     )
 
 
@@ -232,16 +225,15 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
     """Which hidden states are stored, and how they are pooled."""
 
     layers: str | Sequence[str] | None = option(
-        None, "Layers, comma-separated: embed, block01 ..., final, or all.", shown=OWN.format("embed,block01", "all")
+        None, "Layers, comma-separated: embed, block01 ..., final, or all.", shown=BY_DATA
     )
     pool: str | Sequence[str] | None = option(
         None,
         "Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK, "
         "sharesK, gridK, tokens, all.",
-        shown="last,mean for named tasks; quantiles9,shares13,max,min,segments8 for your own series; "
-        "shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with native input",
+        shown=BY_DATA,
     )
-    batch_rows: int | None = option(None, "Rows of full length per batch, for a new entry.", at_least(1))
+    batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))
 
 
 class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
@@ -251,8 +243,8 @@ class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions)
 class ClusterOptions(Options, panel="Run"):
     """Other processes that share the work."""
 
-    workers: int = option(0, "Number of local worker processes; 0 for none.", at_least(0), where=True)
-    scheduler: str | None = option(None, "Address of a dask.distributed scheduler: tcp://host:port.", where=True)
+    workers: int = option(0, "Local worker processes; 0 for none.", at_least(0), where=True)
+    scheduler: str | None = option(None, "Address of a dask scheduler: tcp://host:port.", where=True)
 
 
 class OutOptions(Options, panel="Output"):
@@ -274,18 +266,18 @@ class FitOptions(OutOptions, panel="Readout"):
     )
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
-        "auto", "Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows)."
+        "auto", "Choose readouts by valid (the split), cvK (K folds of train and valid), or auto (by rows)."
     )
     class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
-    curve: str | None = option(None, "Plot a learning curve at these numbers of training rows, such as 100,1000.")
+    curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
 
 
 class TuneOptions(Options, panel="Search"):
     """How long tune searches for reservoirs, and how many it may join."""
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
-    trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as many as the budget allows")
-    join: int = option(4, "Maximum number of reservoirs whose columns are concatenated.", at_least(1))
+    trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as the budget allows")
+    join: int = option(4, "Most reservoirs to concatenate.", at_least(1))
 
 
 class StepOptions(Options, panel="Training"):
@@ -293,13 +285,10 @@ class StepOptions(Options, panel="Training"):
 
     steps: int | None = option(None, "Total optimizer steps.", at_least(1), shown="5000, or 2000 for pretrain")
     learning_rate: float | None = option(
-        None,
-        "Learning rate of Adam.",
-        positive,
-        shown="train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for bit-memory",
+        None, "Learning rate of Adam.", positive, shown="by model and task, about 1e-3; 2e-3 for pretrain"
     )
     eval_every: int = option(500, "Steps between validations; each writes a checkpoint.", at_least(1))
-    compiled: bool = option(False, "Compile the model: on a GPU, and for pretrain also on a CPU.", flag="compile")
+    compiled: bool = option(False, "Compile the model (on a CPU, only for pretrain).", flag="compile")
     resume: bool = option(False, "Resume from the last checkpoint.")
 
 
@@ -312,20 +301,20 @@ class RunOptions(Options, panel="Output"):
 class TrustOptions(Options, panel="Run"):
     """Whether files that can run code are loaded."""
 
-    trust: bool = option(False, "Load a readout that can run code: any estimator that is not linear.")
+    trust: bool = option(False, "Load a readout that can run code: any that is not linear.")
 
 
 RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
-"""The options of a training run that change its result, besides the trained groups and the rows."""
+"""The options of train that change its result, besides groups and rows."""
 
 
 class CoverageOptions(Options, panel="Output"):
     """Prediction sets and intervals."""
 
     coverage: float | None = option(
-        None, "Probability that the added set of classes or interval contains the true value.", within(0.01, 0.9999)
+        None, "Probability that an added set or interval has the true value.", within(0.01, 0.9999)
     )
-    abstain: bool = option(False, "With --coverage: leave the label empty unless the set has exactly one class.")
+    abstain: bool = option(False, "With --coverage: no label unless the set has exactly one class.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -345,33 +334,32 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     batch: int = option(8, "Rows per forward pass and process.", at_least(1))
     accumulate: int = option(1, "Forward passes per optimizer step.", at_least(1))
     dropout: float = option(0.1, "Dropout above the lowest trained layer; 0 for none.", share)
-    clip: float = option(1.0, "Largest norm of the gradients; larger ones are scaled down.", positive)
+    clip: float = option(1.0, "Largest norm of the gradients.", positive)
     rows: str = option(
         "auto",
-        "Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.",
+        "Training rows: fresh (generated), augmented, stored, or auto (the first that the task has).",
         one_of("auto", "fresh", "augmented", "stored"),
     )
     from_cache: bool = option(False, "With --train output: read the hidden states from the cache.")
     on_divergence: str = option(
-        "stop", "If the loss diverges: stop with an error, or report the best checkpoint.", one_of("stop", "report")
+        "stop", "If the loss diverges: stop, or report the best checkpoint.", one_of("stop", "report")
     )
     sweep: Mapping[str, Any] | None = option(
         None,
-        "Train with several values of learning_rate, dropout, clip, batch or accumulate, such as "
-        "learning_rate=1e-4,1e-3; repeat for a grid. Only the run with the best validation score is scored on test.",
-        number_lists(*RECIPE),
+        "Values of learning_rate, dropout, clip, batch or accumulate to try, as in dropout=0,0.1; repeat for a grid.",
+        only(*RECIPE),
     )
 
 
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
-    vocabulary: int = option(256, "Vocabulary size of streams and bit-memory; that of texts is 256.", within(2, 10**6))
+    vocabulary: int = option(256, "Vocabulary size of generated corpora; that of texts is 256.", within(2, 10**6))
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
-    short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")
+    short: int | None = option(None, "Context in the first steps.", at_least(1), shown="a quarter of context")
     short_share: float = option(0.6, "Share of the steps with the short context.", within(0, 1))
-    warm_up: int = option(200, "Steps of linear warm-up; a cosine schedule follows.", at_least(0))
+    warm_up: int = option(200, "Steps of linear warm-up before a cosine schedule.", at_least(0))
     weight_decay: float = option(0.1, "Weight decay of AdamW on matrices.", within(0, 1e9))
 
 
@@ -379,9 +367,9 @@ class AttentionOptions(RunOptions, OutOptions, panel="Attention"):
     """Which attention maps are plotted."""
 
     layer: int = option(1, "Number of the block, from 1.")
-    average: int = option(64, "Rows to average over; the first is also plotted alone.", at_least(1))
+    average: int = option(64, "Rows to average; the first is also plotted alone.", at_least(1))
     split: str = option("test", "Split from which the rows are taken.")
-    top: float | None = option(None, "Largest attention weight on the colour scale; set it to compare plots.", positive)
+    top: float | None = option(None, "Upper end of the colour scale; set it to compare plots.", positive)
 
 
 class ReproduceOptions(OutOptions, panel="Tables"):
@@ -400,4 +388,4 @@ class ReproduceOptions(OutOptions, panel="Tables"):
 class ExplainOptions(OutOptions, panel="Output"):
     """Which sequences are explained."""
 
-    first: int = option(4, "Number of sequences to explain, from the first of the file.", at_least(1))
+    first: int = option(4, "Number of sequences to explain, from the first.", at_least(1))

@@ -1,57 +1,48 @@
 """Decide every default once: turn a task and the given options into a frozen plan, each value with its reason.
 
-The defaults were tuned on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets
-(``benchmarks/series.py``), and for symbols on generated sets (``benchmarks/symbols.py``). Named tasks follow the
-paper: each value, vector or symbol is one token, and the poolings are ``last`` and ``mean``.
+The defaults were tuned on six sets of series (``benchmarks/series.py``) and on generated symbols
+(``benchmarks/symbols.py``). Named tasks follow the paper.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from reservoir import devices
+from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbones import check_layers, choose_init, find, find_shape, layer_names
 from reservoir.errors import InputError
+from reservoir.features import column_shapes
+from reservoir.inputs.native import Reader, has_tokenizer, open_reader
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
-from reservoir.reservoir import (
-    DEFAULT_BACKBONE,
-    MAX_SYMBOLS,
-    Reservoir,
-    choose_compute,
-    choose_device,
-    every_dilation,
-    full_name,
-)
+from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings
+from reservoir.reservoir import MAX_SYMBOLS, Reservoir, choose_compute, choose_device
 from reservoir.tasks import TASKS
-from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.own.texts import are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Windows
 
-if TYPE_CHECKING:
-    from reservoir.inputs.native import Reader
-
+Names = tuple[str, ...]
 Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
 
-SHOWN_CANDIDATES = 6
 GIVEN, PLAIN = "given", "default"
 WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 
 RAW = "raw"  # name of the raw input among the columns that a readout is chosen from
-SERIES_KERNEL = 9  # values of each window of a series, as in MiniRocket
+SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
 KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
-MAX_WINDOWS = 1024  # windows of a row: the number of positions of GPT-2 and mini
-MAX_TOKENS = 2**21  # windows of all rows together: about a minute per block of mini on two cores
+MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
+MAX_TOKENS = 2**21  # windows of all rows: about a minute per block of mini on two cores
 
-VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values of a channel, not where they are
+VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for the values of a channel
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
-SEGMENTS = "segments8"  # describes where in the sequence values are
+SEGMENTS = "segments8"  # shows where values are
 
 # Poolings for more rows, from most to fewest columns: the first that fits is the default. With ``tokens``, and with the
 # last poolings, every second layer is left out until the columns fit. Columns without shares are stored as float16.
@@ -77,26 +68,23 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "tokens": ("last,mean,segments8", "last,mean", "mean"),
     "vectors": ("last,mean", "mean"),
 }
-FEWER = "all columns would take more than 200 MB and four times the input"
-MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of a default extraction: bytes, or times its input, whichever is larger
+FEWER = "all columns would take more than 200 MB and 4 times the input"
+MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
 
-# One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
-BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-# A block is one file and the most work that a killed process loses. Rows of similar length in a block share a batch;
-# with this many rows padding is under 5% of the tokens, see `reservoir.features.token_batches`.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
+# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a batch.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
-MANY_ROWS, FEWER_FOLDS = 2000, 3  # with this many rows of train and valid, 3 folds are enough to tell readouts apart
-MIN_VALID_ROWS = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
-REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
+MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
+MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
 
-MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
+MAX_JOINED_WIDTH = 2048  # of concatenated columns; the time of a sweep grows with its cube
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
-MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has the size rows x rows
+MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is rows x rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +93,6 @@ class Plan:
 
     task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
-    windows: Windows
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     shapes: Mapping[str, tuple[int, int]]  # tokens and width of a row of each column
@@ -116,8 +103,8 @@ class Plan:
     batch_rows: int  # rows per batch of the longest sequences
     folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
-    candidates: tuple[str, ...]  # columns among which a readout is chosen; a+b concatenates two
-    more: str  # flags and size of the columns that fewer rows get by default; empty if they are used
+    candidates: tuple[str, ...]  # columns of which one is chosen; a+b concatenates two
+    more: str  # a note if fewer rows would have more columns; else empty
     reasons: Mapping[str, str]
 
     @property
@@ -128,51 +115,30 @@ class Plan:
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the value of each option and the reason for it, as JSON values."""
         select = f"cv{self.folds}" if self.folds else "valid"
-        values = self.reservoir.to_dict() | {
-            "layers": ",".join(self.layers),
-            "pool": ",".join(self.poolings),
-            "device": self.device,
-            "compute": self.compute,
-            "store": self.store,
-            "block_rows": self.block_rows,
-            "batch_rows": self.batch_rows,
-            "select": f"{select}, repeated {self.repeats} times" if self.repeats > 1 else select,
-            "columns": list(self.candidates),
-        }
+        select += f", repeated {self.repeats} times" if self.repeats > 1 else ""
+        values = self.reservoir.to_dict() | {"layers": ",".join(self.layers), "pool": ",".join(self.poolings)}
+        values |= {name: getattr(self, name) for name in ("device", "compute", "store", "block_rows", "batch_rows")}
+        values |= {"select": select, "columns": list(self.candidates)}
         return {option: {"value": value, "why": self.reasons[option]} for option, value in values.items()}
 
     def table(self) -> list[tuple[str, str, str]]:
         """Return a line for each option: its name, its value, and the reason for it."""
-        lines = [(name, entry["value"], entry["why"]) for name, entry in self.to_dict().items()]
-        joined = [f"{n} concatenated" if (n := name.count("+") + 1) > 2 else name for name in self.candidates]
-        shown = joined if len(joined) <= SHOWN_CANDIDATES else [*joined[:2], "...", joined[-1]]
-        short = {"columns": f"{len(joined)}: {', '.join(shown)}"}
-        return [(name, "-" if value is None else str(short.get(name, value)), why) for name, value, why in lines]
+        shown = {name: entry["value"] for name, entry in self.to_dict().items()}
+        shown["columns"] = f"{len(self.candidates)}, which --json lists"
+        return [(name, "-" if value is None else str(value), self.reasons[name]) for name, value in shown.items()]
 
     @property
     def note(self) -> str:
-        """A message if default windows skip part of each row or default poolings are few, with the option for more."""
-        if self.more:
-            return f"{self.task.name}: {self.more}"
-        windows = self.windows
-        if self.reservoir.input == "native" or self.reasons["stride"] == GIVEN or windows.read_share == 1:
-            return ""
-        nearer = max(windows.patch, -(-self.task.max_tokens // MAX_WINDOWS))
-        more = f"--stride {nearer}" if nearer < windows.stride else f"--patch {windows.stride}"
-        covered = f"windows of {windows.patch} with stride {windows.stride} cover {windows.read_share:.0%} of each row"
-        return f"{self.task.name}: {covered}; {more} covers more"
+        """A message if default poolings are few, or if default windows skip a part of each row."""
+        windows, note = self.reservoir.windows(self.task), self.more
+        if not note and self.reasons["stride"] != GIVEN and windows.read_share < 1:
+            cut = f"windows of {windows.patch} with stride {windows.stride}"
+            note = f"{cut} cover {windows.read_share:.0%} of each row; reduce --stride or raise --patch to cover more"
+        return f"{self.task.name}: {note}" if note else ""
 
 
 def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
-    """Return the plan of a task; raise `InputError` if options do not fit each other, the task or the backbone.
-
-    ``rows`` holds the number of rows of each split, and ``longest`` the length of the longest training row.
-    """
-    from reservoir import devices
-    from reservoir.backbones import check_layers, find_shape, layer_names
-    from reservoir.features import column_shapes
-    from reservoir.inputs.native import open_reader
-
+    """Return the plan of a task with ``rows`` in each split and a ``longest`` training row; refuse misfits."""
     reasons: dict[str, str] = {}
     defaults = {item.name: item.default for item in fields(options)}
 
@@ -182,10 +148,10 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         reasons[option] = GIVEN if given != defaults.get(option) else why
         return value if given is None or defaults[option] is not None else given
 
-    kind, train = kind_of(task), rows.get("train", 0)
+    kind, train, valid = kind_of(task), rows.get("train", 0), rows.get("valid", 0)
     reservoir, why = _resolve_reservoir(task, options, sum(rows.values()), longest or task.max_tokens)
-    for option in ReservoirOptions.__dataclass_fields__:
-        decide(option, None, why[option])
+    for option, reason in why.items():
+        decide(option, None, reason)
     family, shape = find_shape(reservoir.backbone, reservoir.depth)
     seen, reader = reservoir.windowed(task), None
     if reservoir.input == "native":
@@ -200,57 +166,42 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     layers, more = tuple(layer for layer in layer_names(shape.depth) if layer in layers), ""
     if reasons["pool"] != GIVEN and kind != "named task":
         used = sum(min(number, options.limit or number) for number in rows.values())
-        thin, tokens = reasons["layers"] != GIVEN, train <= MAX_KERNEL_ROWS
-        fewer = _fewer_columns("" if native else kind, layers, poolings, thin=thin, tokens=tokens)
-        layers, poolings, more = _first_that_fits(task, seen, shape.width, used, fewer)
+        thin, tokens = reasons["layers"] != GIVEN, "tokens" in poolings and train <= MAX_KERNEL_ROWS
+        fewer = [poolings, *map(split_names, () if native else FEWER_POOLINGS.get(kind, ()))]
+        fewer = [names for names in fewer if tokens or "tokens" not in names]
+        layers, poolings, more = _columns_that_fit(task, seen, shape.width, used, layers, poolings, fewer, thin=thin)
         reasons |= dict.fromkeys(["pool"] + ["layers"] * thin, FEWER) if more else {}
     device = choose_device(options.device)
-    compute, computed = choose_compute(options.compute, device), "bfloat16 is no faster here"
-    if not family.allows_bfloat16:
-        compute, computed = "float32", "rounding errors of a recurrent state accumulate"
-    elif compute == "bfloat16":
-        computed = "this device multiplies bfloat16 faster"
+    compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     # Many shares are 0 in all but a few rows. In float16 the offset of a block adds rounding errors to the zeros, and
     # if all training rows are zeros, standardisation scales these errors up to variance 1.
-    precise = not native and kind in ("series", "symbols") and any(name.startswith("shares") for name in poolings)
-    store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
+    precise = not native and kind in ("series", "symbols") and "shares" in ",".join(poolings)
+    store = "float32" if precise else "float16"
     shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
     block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place, pieces)
-    folds, repeats = default_folds(train, rows.get("valid", 0))
+    folds, repeats = default_folds(train, valid)
     widths = {c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1}
     candidates = readout_candidates(task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native)
-    known = not native and kind in ("series", "symbols", "labels of every token")
-    suited = f"known to suit {kind}, up to {MAX_KERNEL_ROWS:,} training rows"
+    tried = f"known to suit {kind}" if candidates[0] == RAW else "each alone, and all of a layer concatenated"
     return Plan(
         task=task,
         reservoir=reservoir,
-        windows=reservoir.windows(task),
         layers=layers,
         poolings=poolings,
         shapes=shapes,
         device=decide("device", str(device), "a GPU is used if there is one"),
-        compute=decide("compute", compute, computed),
-        store=decide("store", *store),
-        block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
+        compute=decide("compute", compute, "the faster one here; recurrent states need float32"),
+        store=decide("store", store, "shares near 0 need float32" if precise else "half the size of float32"),
+        block_rows=decide("block_rows", block_rows, "a killed run loses little"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
-        folds=decide("select", folds, f"{rows.get('valid', 0):,} validation rows; {MIN_VALID_ROWS:,} are enough"),
+        folds=decide("select", folds, f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
-        candidates=decide("columns", candidates, suited if known else "each alone, and all of a layer concatenated"),
+        candidates=decide("columns", candidates, tried),
         more=more,
         reasons=reasons,
     )
-
-
-def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
-    """Return whether a file is a sound and the named backbone was pretrained on samples of sounds."""
-    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
-    if not (model.backbone and native and any(file.suffix.lower() in FILES["sounds"] for file in files)):
-        return False
-    from reservoir.backbones import find
-
-    return find(full_name(model.backbone))[0].reads == "sounds"
 
 
 def kind_of(task: Task) -> Kind:
@@ -271,9 +222,6 @@ def is_native(task: Task, reservoir: Reservoir) -> bool:
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
     if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
         return False
-    from reservoir.backbones import find
-    from reservoir.inputs.native import has_tokenizer
-
     family, _ = find(reservoir.backbone)
     if media:
         return family.reads == media
@@ -297,23 +245,21 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
 
 def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | None = None) -> tuple[int, int]:
     """Return the folds, 0 for the validation split, and the repeats of a fit; ``groups`` is the number of groups."""
-    select, units = options.select, groups or rows["train"] + rows["valid"]
-    if select == "valid":
+    select = options.select
+    if select == "valid" or (select == "auto" and options.readout != "ridge"):
         return 0, 1
     if select == "auto":
-        if options.readout != "ridge":
-            return 0, 1
         folds, repeats = default_folds(rows["train"], rows["valid"])
-        return min(folds, units), repeats
+        return min(folds, groups or rows["train"] + rows["valid"]), repeats
     number = select.removeprefix("cv")
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
-        raise InputError(f"--select {select}: choose auto, valid, or cvK with K of at least 2, such as cv5")
+        raise InputError(f"--select {select}: choose auto, valid, or cvK with K from 2, such as cv5")
     return int(number), 1
 
 
 def repeats_of(rows: int) -> int:
     """Return how often cross-validation is repeated with this number of training rows."""
-    return next(number for most, number in REPEATS if rows < most)
+    return 5 if rows < 200 else 3 if rows < 600 else 1
 
 
 def readout_candidates(
@@ -327,31 +273,26 @@ def readout_candidates(
 ) -> tuple[str, ...]:
     """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
 
-    ``available`` names all columns, with ``raw`` for the raw input; ``widths`` holds the number of features of each
-    column with one sample per row; ``rows`` is the number of training rows. ``native`` is True for a model with its own
-    input layer, and for several entries.
+    ``available`` may include ``raw``; ``widths`` holds the widths of columns with one sample per row; ``rows`` counts
+    training rows. ``native`` is True for native input and for several entries.
     """
-    if not native and rows <= MAX_KERNEL_ROWS:
-        # These columns are known to suit the kind of data.
-        found = _known_columns(task, available)
-        if found and found != (RAW,):
-            return found
+    if not native and rows <= MAX_KERNEL_ROWS and (known := _known_columns(task, available)):
+        return known
+    # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels of all tokens.
+    many_targets = task.readout_tokens * task.outputs > MAX_TARGETS
+    wide = 0 if many_targets else MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
     alone = single_columns(available)
-    # One readout cannot fit the labels of all tokens, and with many rows it needs moments, whose size limits the width.
-    wide = MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
-    if task.readout_tokens * task.outputs > MAX_TARGETS:
-        wide = 0
     alone = [column for column in alone if widths.get(column, 0) <= wide] or alone
-    widths = {column: width for column, width in widths.items() if column in alone}
     layers: dict[str, list[str]] = {}
     for column in widths:
-        layers.setdefault(column.partition("/")[0], []).append(column)
+        if column in alone:
+            layers.setdefault(column.partition("/")[0], []).append(column)
     joined = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH]
+    whole = [column for of in layers.values() for column in of]
     few = cross_validated and rows <= MAX_KERNEL_ROWS
-    if few and len(layers) > 1 and sum(widths.values()) <= MAX_ALL_WIDTH:
+    if few and len(layers) > 1 and sum(widths[column] for column in whole) <= MAX_ALL_WIDTH:
         # All columns together do best on most small data sets, and need no choice of a layer.
-        whole = "+".join(widths)
-        joined += [whole, f"{whole}+{RAW}"] if RAW in available else [whole]
+        joined += ["+".join(whole), *(["+".join([*whole, RAW])] if RAW in available else [])]
     return tuple(dict.fromkeys([*alone, *joined]))
 
 
@@ -363,74 +304,65 @@ def single_columns(available: Sequence[str]) -> list[str]:
 
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none if the kind is unknown."""
-    kind = kind_of(task)
-    names, given = split_names(default_layers(kind)[0]), {c.partition("/")[0] for c in available if c != RAW}
-    if kind != "series" and given < {*names}:  # with many rows, only one layer may have columns
-        names = tuple(name for name in names if name in given)
-    if kind == "labels of every token":
-        whole = "+".join(f"{layer}/all" for layer in names)
-        return tuple(c for c in (RAW, whole, f"{whole}+{RAW}") if {*c.split("+")} <= {*available})
-    if kind not in ("series", "symbols") or not {*names} <= given:
+    kind, given = kind_of(task), {column.partition("/")[0] for column in available if column != RAW}
+    default = split_names(default_layers(kind)[0])
+    layers = tuple(layer for layer in default if layer in given)
+    # With many rows, only one layer of symbols may have columns.
+    if layers != default and (kind == "series" or not given < {*default}):
         return ()
-    most = ",".join([*(VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS), SEGMENTS])
-    known: tuple[str, ...] = (RAW,)
-    for poolings in map(split_names, [most, *(each for each in FEWER_POOLINGS[kind] if "segments" in each)]):
-        kept = [name for name in poolings if name != "tokens"]
-        values = [f"{layer}/{name}" for layer in names for name in kept if not name.startswith("segments")]
-        whole = [*values, *(f"{layer}/{name}" for layer in names for name in kept if name.startswith("segments"))]
-        tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
-        # Segments show where in the sequence a value is.
-        tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
-        known = max(known, tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available}), key=len)
-    return known if known != (RAW,) else ()
+    most = {
+        "series": (*VALUE_POOLINGS, SEGMENTS),
+        "symbols": (*SYMBOL_POOLINGS, SEGMENTS),
+        "labels of every token": ("all",),
+    }
+    fewer = [split_names(each) for each in FEWER_POOLINGS.get(kind, ()) if "segments" in each]
+    for poolings in (most[kind], *fewer) if kind in most else ():
+        columns = [f"{layer}/{name}" for layer in layers for name in poolings if name != "tokens"]
+        values = [column for column in columns if "segments" not in column]
+        whole = [*values, *(column for column in columns if "segments" in column)]
+        if {*whole} <= {*available}:
+            tokens = [f"{layer}/tokens" for layer in layers] if kind == "symbols" else []
+            tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
+            return tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available})
+    return ()
 
 
 def _resolve_reservoir(
     task: Task, options: ExtractOptions, rows: int, longest: int
 ) -> tuple[Reservoir, dict[str, str]]:
     """Return the model for a task and the reason for each option; the default is native input if the data suit it."""
-    published, why = options.published, PLAIN
-    reservoir = resolve_model(options, published=published)
-    if options.input is None and is_native(task, reservoir):
-        reservoir, why = replace(reservoir, input="native"), "the model reads this kind of data"
-    else:
-        windows = default_windows(task, rows, longest)
-        reservoir = resolve_model(options, windows, published=published)
-        if windows and options.input in (None, windows["input"]):
-            why = f"found best for {kind_of(task)}"
-    if reservoir.dilations == "auto":
-        dilations = every_dilation(longest, reservoir.patch)
-        reservoir = replace(reservoir, dilations=",".join(map(str, dilations)))
-    reasons = {item.name: why if item.name in WINDOW_OPTIONS else PLAIN for item in fields(Reservoir)}
-    return reservoir, reasons | {
-        "backbone": "comes with this package" if options.init is None else f"has the weights of --init {options.init}",
-        "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
+    reservoir, why = resolve_model(options, published=options.published), PLAIN
+    native = options.input is None and is_native(task, reservoir)
+    windows = {"input": "native"} if native else default_windows(task, rows, longest)
+    # Windows that suit one input layer may not suit another, which gets plain windows.
+    if windows and options.input in (None, windows["input"]):
+        reservoir = resolve_model(options, windows, published=options.published)
+        why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
+    reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
+    return reservoir.with_dilations(longest), reasons | {
+        "backbone": "comes with this package" if options.init is None else "has the weights of --init",
+        "init": "published" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
     }
 
 
 def resolve_model(
-    options: ModelOptions, defaults: Mapping[str, Any] = MappingProxyType({}), *, published: bool = False
+    options: ModelOptions, windows: Mapping[str, Any] | None = None, *, published: bool = False
 ) -> Reservoir:
-    """Return the options of a model, all resolved; ``defaults`` are the default windows for the data."""
+    """Return the options of a model, all resolved; ``windows`` are the default windows for the data."""
     backbone, init = options.backbone, options.init
     if init is not None and Path(init).is_dir():
         if backbone is not None:
-            raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
+            raise InputError(f"--init {init}: the folder holds a backbone; leave out --backbone")
         backbone, init = str(Path(init).resolve()), "pretrained"
     name = full_name(backbone or DEFAULT_BACKBONE)
     if init is None or init.startswith("random"):
-        from reservoir.backbones import choose_init
-
         init = choose_init(name, init, published=published)
-    options = as_group(options, ReservoirOptions)
-    values: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
-    # Windows that suit one input layer may not suit another, which gets plain windows.
-    if options.input in (None, defaults.get("input")):
-        values = dict(defaults) | values
+    given = vars(as_group(options, ReservoirOptions))
+    values = {**(windows or {}), **{key: value for key, value in given.items() if value is not None}}
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
     if values.get("input") == "kernels":
-        values = {"gain": KERNEL_GAIN} | values
+        values.setdefault("gain", KERNEL_GAIN)
     return Reservoir(**values)
 
 
@@ -440,7 +372,7 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS):
         # Each token with a label is in the middle of its window.
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
-        if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
+        if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
             return around | {"input": "orthogonal"}
         return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
     most = max(1, min(MAX_WINDOWS, MAX_TOKENS // max(rows, 1)))
@@ -464,70 +396,56 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     """Return the default poolings at a hidden width, and the reason."""
     if kind == "labels of every token":
         return "all", "every token has a label"
+    if reader and holds_samples(task):
+        return "mean,std", "sounds"
     if reader:
-        if holds_samples(task):
-            return "mean,std", "sounds"
         return ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
     if kind == "series":
-        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values each channel takes, and where"
+        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
     if kind == "named task" or task.readout_tokens > 1:
         return "last,mean", "the last token, as in the paper, and the mean of all"
-    from reservoir.pooling import MAX_TOKEN_FEATURES
-
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= MAX_TOKEN_FEATURES
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
-    return poolings, f"these show which {kind} occur, and where" + (", token by token" if aligned else "")
+    return poolings, f"these show which {kind} occur, and where"
 
 
-def _fewer_columns(
-    kind: str, layers: tuple[str, ...], poolings: tuple[str, ...], *, thin: bool, tokens: bool
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yield fewer and fewer layers and poolings; ``thin`` allows fewer layers, ``tokens`` the pooling of that name."""
-    yield layers, poolings
-    tokens = tokens and "tokens" in poolings
-    ladder = [poolings, *map(split_names, FEWER_POOLINGS.get(kind, ()))]
-    for names in ladder:
-        if tokens or "tokens" not in names:
-            yield layers, names
-            fewer = layers
-            while len(fewer) > 1 and thin and ("tokens" in names or names == ladder[-1]):
-                # Labels of every token depend on the neighbouring tokens, which the first layers show best.
-                fewer = fewer[::2] if poolings == ("all",) else fewer[::-2][::-1]
-                yield fewer, names
+def _columns_that_fit(
+    task: Task, seen: Task, width: int, rows: int, layers: Names, poolings: Names, fewer: Sequence[Names], *, thin: bool
+) -> tuple[Names, Names, str]:
+    """Return the layers and poolings that fit, and a note if they are fewer; ``thin`` allows fewer layers."""
 
-
-def _first_that_fits(
-    task: Task, seen: Task, width: int, rows: int, choices: Iterable[tuple[tuple[str, ...], tuple[str, ...]]]
-) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the first choice within the size limit, else the last, and a note if the first exceeds the limit."""
-    from reservoir.features import column_shapes
-
-    values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
-    largest, more = max(MAX_BYTES, MAX_RATIO * 4 * values), ""
-    for layers, poolings in choices:
+    def size(layers: Names, poolings: Names) -> int:
         columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
-        size = rows * sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())
-        size *= 4 if "shares" in ",".join(poolings) else 2
-        if size <= largest:
-            break
-        given = f"--layers {','.join(layers)} --pool {','.join(poolings)}"
-        more = more or f"{rows:,} rows have fewer columns by default; {given} takes {size / 1e9:.1f} GB"
-    return layers, poolings, more
+        values = sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())
+        return rows * values * (4 if "shares" in ",".join(poolings) else 2)
+
+    choices = [(layers, poolings)]
+    for names in fewer:  # from most to fewest columns
+        kept = layers
+        choices.append((kept, names))
+        while thin and len(kept) > 1 and ("tokens" in names or names == fewer[-1]):
+            # Labels of every token depend on the neighbouring tokens, which the first layers show best.
+            kept = kept[::2] if poolings == ("all",) else kept[::-2][::-1]
+            choices.append((kept, names))
+    values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
+    largest = max(MAX_BYTES, MAX_RATIO * 4 * values)
+    found = next((choice for choice in choices if size(*choice) <= largest), choices[-1])
+    if found == choices[0]:
+        return *found, ""
+    given = f"--layers {','.join(layers)} --pool {','.join(poolings)} takes {size(layers, poolings) / 1e9:.1f} GB"
+    return *found, f"{rows:,} rows have fewer columns by default; {given}"
 
 
 def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
     """Raise `InputError` if a pooling is unknown, or if layers or poolings do not fit the task or the model."""
-    from reservoir.pooling import check_poolings
-
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
-        problem = f"--pool {','.join(poolings)}: every token has its own label"
-        raise InputError(f"{problem}; pass --pool all, or leave --pool out")
+        raise InputError("--pool: every token has its own label; pass --pool all, or leave --pool out")
     if "cls" in poolings and not (reader and reader.has_cls):
-        raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
+        raise InputError("--pool cls: the sequences have no class token; take first, last or mean")
     if not layers or not poolings:
-        raise InputError("no columns: name at least one layer and one pooling")
+        raise InputError("no columns: name a layer and a pooling")
 
 
 def _rows_at_a_time(
@@ -536,7 +454,7 @@ def _rows_at_a_time(
     """Return the number of rows per block and per batch; a row has up to ``pieces`` pieces."""
     tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * pieces * sum(kept * width for kept, width in sizes.values())
-    if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch
+    if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory
         row_bytes = max(row_bytes, 4 * tokens * seen.form.dim)
     most = IMAGE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]
     return max(1, min(most, BLOCK_BYTES // row_bytes)), max(1, BATCH_TOKENS[place] // tokens)

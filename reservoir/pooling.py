@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
@@ -22,9 +21,9 @@ POOLINGS = (
 )
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
-MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
-RAW_VALUES = 2**22  # values, such as one-hot letters, of the rows whose raw input is computed at a time
-RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because the time of a sweep grows with the cube of the width
+MAX_TOKEN_FEATURES = 16_384  # moments of this many channels take 2 GB
+RAW_VALUES = 2**22  # values, such as one-hot letters, that are computed at a time
+RAW_WIDTH = 6144  # wider inputs are pooled, because a sweep's time grows with the cube
 
 
 def parse_column(column: str) -> tuple[str, str]:
@@ -41,7 +40,7 @@ def check_poolings(poolings: list[str]) -> None:
     for pooling in poolings:
         kind, number = _parse(pooling)
         if kind not in POOLINGS or kind.endswith("K") != (number > 0):
-            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)}, where K is at least 1")
+            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)}, with K from 1")
 
 
 def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
@@ -54,15 +53,14 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     if kind == "gridK":
         side = math.isqrt(max_tokens)
         if side * side != max_tokens or side < number:
-            start = f"pooling {pooling}: {max_tokens:,} tokens are not a square image of at least {number} x {number}"
-            raise InputError(f"{start} pixels; use another pooling")
+            problem = f"{max_tokens:,} tokens are not a square image of at least {number} x {number} pixels"
+            raise InputError(f"pooling {pooling}: {problem}; use another pooling")
         return 1, width * 4 * number**2
     if pooling != "tokens":
         return 1, width * max(1, number)
     if max_tokens * width > MAX_TOKEN_FEATURES:
         have = f"{max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features"
-        problem = f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}"
-        raise InputError(f"{problem}; use segmentsK or quantilesK, or a larger patch and stride")
+        raise InputError(f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK")
     return 1, max_tokens * width
 
 
@@ -70,7 +68,7 @@ def pool(
     hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1, max_tokens: int | None = None
 ) -> Tensor:
     """Return one pooling of hidden states; see `LayerPooling`."""
-    return LayerPooling(hidden, lengths, [pooling], readout_tokens, max_tokens)(pooling)
+    return LayerPooling(hidden, lengths, readout_tokens, max_tokens)(pooling)
 
 
 class LayerPooling:
@@ -89,48 +87,41 @@ class LayerPooling:
     | ``all`` | each token, zero at padding |
 
     Hidden states (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the padding may hold any
-    values. ``poolings`` names all poolings that will be computed, so that those of sorted values share one sorted copy.
+    values. Poolings of sorted values share one sorted copy.
     """
 
-    def __init__(
-        self,
-        hidden: Tensor,
-        lengths: Tensor,
-        poolings: Iterable[str],
-        readout_tokens: int = 1,
-        max_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, hidden: Tensor, lengths: Tensor, readout_tokens: int = 1, max_tokens: int | None = None) -> None:
         self._hidden, self._lengths = hidden.float(), lengths
         self._readout_tokens, self._max_tokens = readout_tokens, max_tokens
         tokens = torch.arange(hidden.shape[1], device=hidden.device)
         self._padding: Tensor | None = (tokens >= lengths[:, None])[:, :, None]
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait for a GPU.
-        eager = not (torch.compiler.is_compiling() or hidden.requires_grad)
-        self._on_host = eager and not devices.on_gpu(hidden.device)
+        exported = torch.compiler.is_compiling() or hidden.requires_grad
+        self._on_host = not (exported or devices.on_gpu(hidden.device))
         if self._on_host and int(lengths.min()) == hidden.shape[1]:
             self._padding = None
-        kinds = {_parse(pooling)[0] for pooling in poolings}
-        self._has_order = eager and not kinds.isdisjoint(("quantilesK", "sharesK"))
 
     def __call__(self, pooling: str) -> Tensor:
         """Return a pooling as float32 (batch, kept tokens, kept width) in new memory."""
         hidden, lengths = self._hidden, self._lengths
-        if pooling == "last":
-            count = self._readout_tokens
-            positions = lengths[:, None] - count + torch.arange(count, device=hidden.device)
-            return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
-        if pooling in ("first", "cls"):
-            return hidden[:, :1].clone()
         kind, number = _parse(pooling)
         match kind:
+            case "last":
+                count = self._readout_tokens
+                positions = lengths[:, None] - count + torch.arange(count, device=hidden.device)
+                return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
+            case "first" | "cls":
+                return hidden[:, :1].clone()
             case "all":
                 return self._filled(0.0).clone() if self._padding is None else self._filled(0.0)
-            case "max" | "min" if self._has_order:
-                kept = self._at((lengths[:, None] - 1) * (kind == "max"))
             case "max":
-                kept = self._filled(float("-inf")).amax(dim=1, keepdim=True)
+                kept = self._filled(float("-inf")).amax(dim=1)
             case "min":
-                kept = self._filled(float("inf")).amin(dim=1, keepdim=True)
+                kept = self._filled(float("inf")).amin(dim=1)
+            case "std":
+                apart = hidden - self("mean")
+                squares = (apart if self._padding is None else apart.masked_fill(self._padding, 0.0)).square()
+                kept = (squares.sum(dim=1) / lengths[:, None]).sqrt()
             case "tokens":
                 missing = 0 if self._max_tokens is None else self._max_tokens - hidden.shape[1]
                 kept = pad(self._filled(0.0), (0, 0, 0, missing))
@@ -142,10 +133,6 @@ class LayerPooling:
                 kept = self._grid(number)
             case _:
                 kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), self._filled(0.0))
-        if kind == "std":
-            apart = hidden - kept
-            squares = (apart if self._padding is None else apart.masked_fill(self._padding, 0.0)).square()
-            kept = (squares.sum(dim=1, keepdim=True) / lengths[:, None, None]).sqrt()
         return kept.flatten(1)[:, None]
 
     def _filled(self, value: float) -> Tensor:
@@ -164,47 +151,39 @@ class LayerPooling:
         values.numpy().sort(axis=-1)  # numpy sorts ten times as fast as torch
         return values
 
-    def _at(self, rank: Tensor) -> Tensor:
-        """Return the values at some ranks (batch, K) of each channel, (batch, K, width)."""
-        ordered = self._ordered
-        return ordered.gather(2, rank[:, None].expand(-1, ordered.shape[1], -1)).transpose(1, 2)
-
     def _quantiles(self, number: int) -> Tensor:
         """Return K quantiles (batch, K, width) of each channel."""
-        lengths = self._lengths[:, None]
+        ordered, lengths = self._ordered, self._lengths[:, None]
+
+        def at(rank: Tensor) -> Tensor:
+            return ordered.gather(2, rank[:, None].expand(-1, ordered.shape[1], -1)).transpose(1, 2)
+
         # The rank of level (i + 1) / (K + 1) is (i + 1) (n - 1) / (K + 1); integers have no rounding errors.
         place = (lengths - 1) * torch.arange(1, number + 1, device=lengths.device)
         low = place // (number + 1)
         share = ((place % (number + 1)).float() / (number + 1))[:, :, None]
-        return torch.lerp(self._at(low), self._at(torch.minimum(low + 1, lengths - 1)), share)
+        return torch.lerp(at(low), at(torch.minimum(low + 1, lengths - 1)), share)
 
     def _shares(self, number: int) -> Tensor:
         """Return the share of tokens above each of K levels, (batch, K, width), for each channel."""
-        if self._has_order:
-            levels = torch.tensor(share_levels(number), device=self._hidden.device)
-            levels = levels.expand(*self._ordered.shape[:2], number).contiguous()
+        if self._on_host:
+            levels = torch.tensor(share_levels(number)).expand(*self._ordered.shape[:2], number).contiguous()
             below = torch.searchsorted(self._ordered, levels, right=True).transpose(1, 2)
             above = (self._lengths[:, None, None] - below).float()
         else:
             hidden = self._filled(float("-inf"))
-            ones = torch.ones(1, hidden.shape[1], device=hidden.device)  # a product is faster than a sum, and as exact
-            above = torch.cat([ones @ (hidden > level).float() for level in share_levels(number)], dim=1)
+            above = torch.stack([(hidden > level).float().sum(dim=1) for level in share_levels(number)], dim=1)
         return above / self._lengths[:, None, None]
 
     def _grid(self, number: int) -> Tensor:
         """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
         if self._on_host and self._padding is not None:
-            raise InputError(f"pooling grid{number}: the rows differ in length; use it for images of one size only")
+            raise InputError(f"pooling grid{number}: the rows differ in length; use another pooling")
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)
         cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(number, dim=2)]
-        statistics = (
-            lambda cell: cell.mean(dim=1),
-            lambda cell: cell.std(dim=1, correction=0),
-            lambda cell: cell.amax(dim=1),
-            lambda cell: cell.amin(dim=1),
-        )
-        return torch.stack([statistic(cell) for statistic in statistics for cell in cells], dim=1)
+        found = [(cell.mean(1), cell.std(1, correction=0), cell.amax(1), cell.amin(1)) for cell in cells]
+        return torch.cat([torch.stack(statistic, dim=1) for statistic in zip(*found, strict=True)], dim=1)
 
 
 def share_levels(number: int) -> list[float]:
@@ -252,16 +231,21 @@ class RawInput(nn.Module):
         return values.float().masked_fill(padding[:, :, None], 0.0)
 
 
+def read_values(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return stored sequences as patches of pictures, as symbols, or as scaled values."""
+    x = as_patches(x) if task.pictures else x
+    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
+    return scaling(x) if scaling else x
+
+
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the `RawInput` of stored sequences, (rows, width), or the values of every token if each has a label."""
     raw = RawInput(task)
     if len(x) > (most := max(1, RAW_VALUES // raw.size)):
         parts = (slice(start, start + most) for start in range(0, len(x), most))
         return np.concatenate([raw_features(task, scaling, x[part], lengths[part]) for part in parts])
-    x = as_patches(x) if task.pictures else x[:, : lengths.max()]
-    x = to_symbols(x, lengths, task.alphabet) if task.alphabet else x
-    scaled = scaling(x) if scaling else x
-    inputs = (torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))
+    x = read_values(task, scaling, x, lengths)[:, : lengths.max()]
+    inputs = torch.from_numpy(np.asarray(x)), torch.from_numpy(lengths.astype(np.int64))
     if task.each:
         return pad(raw.values(*inputs), (0, 0, 0, task.readout_tokens - x.shape[1])).numpy()
     return raw(*inputs)[0].numpy()

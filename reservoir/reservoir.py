@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import cache, partial
 
 import numpy as np
+import torch
 
-from reservoir.backbone_names import SHORT
+from reservoir.backbone_names import DEFAULT_BACKBONE
+from reservoir.backbones import load_backbone, weights_digest
+from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
+from reservoir.fpt import FPT, InputLayer, kernels
+from reservoir.inputs.edges import edges
+from reservoir.inputs.native import Reader, open_native
 from reservoir.options import ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Pad, Windows
+from reservoir.tasks.windows import Windows
 
-if TYPE_CHECKING:
-    import torch
-
-    from reservoir.fpt import FPT
-    from reservoir.inputs.native import Reader
-
-DEFAULT_BACKBONE = "mini"  # the default backbone; its weights come with this package
-MAX_SYMBOLS = 64  # the largest vocabulary for which windows are made, with one channel per symbol
+MAX_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per symbol
 
 
 class Reservoir(ReservoirOptions):
@@ -49,14 +47,19 @@ class Reservoir(ReservoirOptions):
 
     def windows(self, task: Task) -> Windows:
         """Return the windows that become the tokens of a task."""
-        if self.dilations == "auto":
-            dilations = every_dilation(task.max_tokens, self.patch)
-        else:
-            dilations = tuple(int(part) for part in self.dilations.split(","))
-        pad: Pad = "same" if self.pad == "same" else "valid"
+        dilations = tuple(map(int, self.with_dilations(task.max_tokens).dilations.split(",")))
         symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
-        cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": pad}
+        cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": self.pad}
         return Windows(**cut, normalise=self.normalise, symbols=symbols)
+
+    def with_dilations(self, longest: int) -> Reservoir:
+        """Replace the dilations ``auto`` by 1, 2, 4 ... up to windows that span a row of the ``longest`` length."""
+        if self.dilations != "auto":
+            return self
+        dilations = [1]
+        while (self.patch - 1) * 2 * dilations[-1] < longest and self.patch > 1:
+            dilations.append(2 * dilations[-1])
+        return replace(self, dilations=",".join(map(str, dilations)))
 
     def windowed(self, task: Task) -> Task:
         """Return the task as the model sees it, with windows as tokens; raise `InputError` if no window fits."""
@@ -66,47 +69,25 @@ class Reservoir(ReservoirOptions):
         what = f"--patch {self.patch}: "
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MAX_SYMBOLS:
-            problem = f"{what}windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
-            raise InputError(f"{problem}; leave out the window options")
+            problem = f"windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
+            raise InputError(f"{what}{problem}; leave out the window options")
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
             raise InputError(f"{what}task {task.name!r} labels tokens, not windows; leave out the window options")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
-            problem = f"{what}no window fits the sequences of task {task.name!r}, of up to {task.max_tokens} values"
-            raise InputError(f"{problem}; give a smaller patch or smaller dilations")
+            problem = f"no window fits the sequences of up to {task.max_tokens} values"
+            raise InputError(f"{what}{problem}; give a smaller patch or smaller dilations")
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
-def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
-    """Return the dilations 1, 2, 4 ... at which a window of ``patch`` values spans at most ``tokens`` values."""
-    dilations = [1]
-    while (patch - 1) * 2 * dilations[-1] < tokens and patch > 1:
-        dilations.append(2 * dilations[-1])
-    return tuple(dilations)
-
-
-def full_name(backbone: str) -> str:
-    """Return the absolute path of a folder or GGUF file, the full name for a short name, or else the name itself."""
-    path = Path(backbone)
-    if backbone in SHORT and not path.is_dir():
-        return SHORT[backbone]
-    if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
-        return str(path.resolve())
-    return backbone
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, frozen or trained; ``digest`` is the SHA-256 of its float32 weights.
-
-    With native input, ``reader`` makes the tokens, and ``input_digests`` holds the SHA-256 of reader and embeddings.
-    """
+    """A model on its device, with the SHA-256 of its float32 weights, and of reader and embeddings of native input."""
 
     fpt: FPT
     settings: Reservoir
     windows: Windows
-    family: str
     digest: str
     device: torch.device
     compute: str
@@ -118,15 +99,10 @@ def load_model(
     task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto", output_init: str = "orthogonal"
 ) -> LoadedModel:
     """Load or draw the model for a task, in evaluation mode on its device."""
-    from reservoir.backbones import load_backbone, weights_digest
-    from reservoir.fpt import FPT, InputLayer, kernels
-    from reservoir.inputs.edges import edges
-    from reservoir.inputs.native import open_native
-
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
-        raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; use orthogonal or kernels")
+        raise InputError(f"--input gaussian: task {task.name!r} holds values; use orthogonal or kernels")
     windows, seen = settings.windows(task), settings.windowed(task)
     reader, input_digests = None, {}
     if settings.input == "native":
@@ -145,15 +121,12 @@ def load_model(
             weights *= math.sqrt(weights.shape[1] / weights.shape[0])
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
-        raise InputError("--long windows: it is only for texts that the model's own tokenizer reads; leave it out")
+        raise InputError("--long windows: only for texts that the model's tokenizer reads; leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
-    import torch
-
     backbone.set_compute(getattr(torch, dtype_name))
     return LoadedModel(
         fpt=fpt.to(place),
-        family=backbone.family.name,
         settings=settings,
         windows=windows,
         digest=digest,
@@ -167,8 +140,6 @@ def load_model(
 
 def choose_device(name: str) -> torch.device:
     """Return the device called ``name``; ``auto`` is a GPU if there is one, else the CPU."""
-    import torch
-
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     with as_input_error(f"device {name!r}: not available here", "use --device cpu, cuda or auto"):
@@ -179,10 +150,6 @@ def choose_device(name: str) -> torch.device:
 
 def choose_compute(name: str, device: torch.device) -> str:
     """Return the precision of the products; ``auto`` is bfloat16 if the hardware multiplies it natively and faster."""
-    import torch
-
-    from reservoir.devices import on_gpu
-
     if name != "auto":
         return name
     if on_gpu(device):
@@ -199,17 +166,12 @@ def choose_compute(name: str, device: torch.device) -> str:
 @cache
 def bfloat16_is_faster() -> bool:
     """Return whether a short trial takes less processor time in bfloat16 than in float32."""
+
     # Some processors with bfloat16 instructions but no tiles (AMX) are slower in bfloat16: a Xeon whose tiles are
     # disabled takes 1.6 times as long. The ratio is so far from 1 that all trials agree, as the cache key must.
-    import torch
-
     def seconds(dtype: torch.dtype) -> float:
         x, weight = torch.ones(512, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)
-        times = []
-        for _ in range(5):
-            started = time.process_time()
-            torch.nn.functional.linear(x, weight)
-            times.append(time.process_time() - started)
-        return min(times)
+        multiply = partial(torch.nn.functional.linear, x, weight)
+        return min(timeit.repeat(multiply, timer=time.process_time, number=1))
 
     return seconds(torch.bfloat16) < seconds(torch.float32)

@@ -25,7 +25,6 @@ class Branch(nn.Module):
         super().__init__()
         self.fpt = model.fpt
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-        self.columns = list(columns)
         self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
         self.windows = model.windows
         self.reader = model.reader
@@ -33,9 +32,9 @@ class Branch(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
         x, lengths = self.windows.torch(x, lengths)
-        pooled, found = self.fpt.features(x, lengths, self.columns), []
-        for column in self.columns:
-            values, (tokens, _) = pooled[column], self.shapes[column]
+        pooled, found = self.fpt.features(x, lengths, list(self.shapes)), []
+        for column, (tokens, _) in self.shapes.items():
+            values = pooled[column]
             if column.endswith("/all"):  # padded to the longest sequence of the task
                 values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
             per_token = 1 < tokens == self.fpt.task.readout_tokens
@@ -56,13 +55,12 @@ class SequenceModel(nn.Module):
     ) -> None:
         super().__init__()
         self.scaled = scaling is not None
-        if scaling is not None:
-            self.register_buffer("offset", torch.from_numpy(np.array(scaling.offset, np.float32)))
-            self.register_buffer("scale", torch.from_numpy(np.array(scaling.scale, np.float32)))
+        for name in ("offset", "scale") if scaling else ():
+            self.register_buffer(name, torch.from_numpy(np.array(getattr(scaling, name), np.float32)))
         self.branches = nn.ModuleList(branches)
         self.reader = branches[0].reader if isinstance(branches[0], Branch) else None
         weight, bias = readout.coef, readout.intercept
-        if readout.targets.classes:  # coding and temperature are linear, so they are part of the weights
+        if readout.targets.classes:  # coding and temperature are linear
             weight, bias = readout.targets.logits(weight), readout.targets.logits(bias[None])
             weight, bias = (part.reshape(len(part), -1) / readout.temperature for part in (weight, bias))
         self.register_buffer("weight", torch.from_numpy(weight))
@@ -115,27 +113,26 @@ class PixelsModel(nn.Module):
 def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
     """Return the contribution of each position to the logits relative to a mean token, (rows, positions, k), float64.
 
-    If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, the logits of a linear readout are a sum over tokens
-    too: W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the explained rows. Means,
-    segments, single tokens, all tokens and the raw input are such sums; other poolings contribute nothing here.
+    If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, so are the logits of a linear readout:
+    W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the explained rows. Poolings that
+    are no such sums, as quantiles and extremes, contribute nothing here.
     """
     scaled = (x - model.offset) * model.scale if model.scaled else x
     found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)
-    start = 0
+    weights = model.weight
     for branch in model.branches:
         if isinstance(branch, RawInput):
             values = branch.values(scaled, lengths)
             _, width = pooled_shape(branch.pooling, values.shape[2], branch.longest, 1)
-            found += _of_tokens(values, lengths, branch.pooling, model.weight[start : start + width])
-            start += width
+            weight, weights = weights.tensor_split([width])
+            found += _of_tokens(values, lengths, branch.pooling, weight)
             continue
         assert isinstance(branch, Branch)
-        for column in branch.columns:
-            tokens, width = branch.shapes[column]
-            weight = model.weight[start : start + tokens * width]
-            start += tokens * width
-            (layer, pooling), windows = parse_column(column), branch.windows
-            read, counts = windows.torch(scaled, lengths)
+        windows = branch.windows
+        read, counts = windows.torch(scaled, lengths)
+        for column, (tokens, width) in branch.shapes.items():
+            weight, weights = weights.tensor_split([tokens * width])
+            layer, pooling = parse_column(column)
             hidden = branch.fpt.features(read, counts, [f"{layer}/all"])[f"{layer}/all"]
             added = _of_tokens(hidden, counts, pooling, weight)
             if isinstance(branch.fpt.task.form, Tokens) or windows.plain:
@@ -151,12 +148,11 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
 
 def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0) -> Tensor:
     """Return the decrease of the logits when a stretch of the input is hidden, per position (rows, positions, k)."""
-    draw = torch.Generator().manual_seed(0)
-    fall = []
+    draw, falls = torch.Generator().manual_seed(0), []
     for row, length in zip(x, lengths.tolist(), strict=True):
-        bounds = torch.linspace(0, length, min(length, PIECES) + 1).long().tolist()
+        bounds = torch.linspace(0, length, min(length, PIECES) + 1).long()
         hidden = [row]
-        for begin, end in pairwise(bounds):
+        for begin, end in pairwise(bounds.tolist()):
             for _ in range(DRAWS if symbols else 1):
                 # Random symbols, or the mean of each channel in the row, replace what is hidden.
                 other = row.clone()
@@ -165,10 +161,10 @@ def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Ten
                 hidden.append(other)
         logits = model(torch.stack(hidden), lengths.new_full((len(hidden),), length)).flatten(1).double()
         drops = (logits[0] - logits[1:]).reshape(len(bounds) - 1, -1, logits.shape[1]).mean(1)
-        sizes = torch.tensor([end - begin for begin, end in pairwise(bounds)])
+        sizes = bounds.diff()
         spread = torch.repeat_interleave(drops / sizes[:, None], sizes, dim=0)
-        fall.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
-    return torch.stack(fall)
+        falls.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
+    return torch.stack(falls)
 
 
 def _of_tokens(hidden: Tensor, lengths: Tensor, pooling: str, weight: Tensor) -> Tensor:

@@ -124,45 +124,43 @@ def attention(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -174,26 +172,25 @@ def attention(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     out : path-like, optional
@@ -203,11 +200,11 @@ def attention(
     layer : int, default=1
         Number of the block, from 1.
     average : int, default=64
-        Rows to average over; the first is also plotted alone.
+        Rows to average; the first is also plotted alone.
     split : str, default='test'
         Split from which the rows are taken.
     top : float, optional
-        Largest attention weight on the colour scale; set it to compare plots.
+        Upper end of the colour scale; set it to compare plots.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -245,7 +242,7 @@ def explain(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     first : int, default=4
-        Number of sequences to explain, from the first of the file.
+        Number of sequences to explain, from the first.
 
     Returns
     -------
@@ -364,45 +361,43 @@ def extract(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -414,53 +409,50 @@ def extract(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
-        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
-        float16.
+        Precision on disk: float16, bfloat16 or float32. Default: depends on the data; extract --dry-run prints
+        it.
     layers : str or sequence of str, optional
-        Layers, comma-separated: embed, block01 ..., final, or all. Default: embed,block01 for your own series
-        and symbols, else all.
+        Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
+        run prints it.
     pool : str or sequence of str, optional
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8
-        for your own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with
-        native input.
+        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
     batch_rows : int, optional
-        Rows of full length per batch, for a new entry.
+        Rows of full length per batch of a new entry.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
 
     Returns
     -------
@@ -510,11 +502,11 @@ def fit(
     alphas : str, optional
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'
-        Choose readouts by valid (that split), cvK (K folds of train and valid), or auto (by number of rows).
+        Choose readouts by valid (the split), cvK (K folds of train and valid), or auto (by rows).
     class_weight : str, optional
         balanced: every class has the same weight.
     curve : str, optional
-        Plot a learning curve at these numbers of training rows, such as 100,1000.
+        Numbers of training rows of a learning curve, such as 100,1000.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
 
@@ -586,13 +578,13 @@ def import_features(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -604,26 +596,25 @@ def import_features(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     cache : path-like, optional
@@ -712,45 +703,43 @@ def plan(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -762,45 +751,42 @@ def plan(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
-        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
-        float16.
+        Precision on disk: float16, bfloat16 or float32. Default: depends on the data; extract --dry-run prints
+        it.
     layers : str or sequence of str, optional
-        Layers, comma-separated: embed, block01 ..., final, or all. Default: embed,block01 for your own series
-        and symbols, else all.
+        Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
+        run prints it.
     pool : str or sequence of str, optional
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8
-        for your own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with
-        native input.
+        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
     batch_rows : int, optional
-        Rows of full length per batch, for a new entry.
+        Rows of full length per batch of a new entry.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -838,11 +824,11 @@ def predict(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     trust : bool, default=False
-        Load a readout that can run code: any estimator that is not linear.
+        Load a readout that can run code: any that is not linear.
     coverage : float, optional
-        Probability that the added set of classes or interval contains the true value.
+        Probability that an added set or interval has the true value.
     abstain : bool, default=False
-        With --coverage: leave the label empty unless the set has exactly one class.
+        With --coverage: no label unless the set has exactly one class.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
 
@@ -903,13 +889,13 @@ def prepare(
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -921,32 +907,31 @@ def prepare(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
     fetch : bool, default=False
         Download the files that are missing.
     cache : path-like, optional
@@ -1000,32 +985,31 @@ def pretrain(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     steps : int, optional
         Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
-        Learning rate of Adam. Default: train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for
-        bit-memory.
+        Learning rate of Adam. Default: by model and task, about 1e-3; 2e-3 for pretrain.
     eval_every : int, default=500
         Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
-        Compile the model: on a GPU, and for pretrain also on a CPU.
+        Compile the model (on a CPU, only for pretrain).
     resume : bool, default=False
         Resume from the last checkpoint.
     vocabulary : int, default=256
-        Vocabulary size of streams and bit-memory; that of texts is 256.
+        Vocabulary size of generated corpora; that of texts is 256.
     batch_tokens : int, default=4096
         Tokens per optimizer step.
     context : int, optional
         Context length in tokens. Default: 1024, or the model's maximum.
     short : int, optional
-        Context length in the first steps. Default: a quarter of context.
+        Context in the first steps. Default: a quarter of context.
     short_share : float, default=0.6
         Share of the steps with the short context.
     warm_up : int, default=200
-        Steps of linear warm-up; a cosine schedule follows.
+        Steps of linear warm-up before a cosine schedule.
     weight_decay : float, default=0.1
         Weight decay of AdamW on matrices.
     device : str, default='auto'
@@ -1141,19 +1125,19 @@ def reproduce(
     override : mapping, optional
         Replace a value of the scale, such as backbone=gpt2.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1165,26 +1149,25 @@ def reproduce(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     device : str, default='auto'
@@ -1281,45 +1264,43 @@ def train(
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     init : str, optional
         Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
-        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained, or
-        random for families without published weights.
+        pretrained means and standard deviations), or a folder that pretrain wrote. Default: pretrained if
+        published, else random.
     depth : int, optional
-        Number of blocks to keep, from the first; the final norm is kept too.
+        Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
-        symbols, orthogonal or kernels for vectors, edges for windows of images. Default: native if the model
-        reads this kind of data, else kernels for your own series and symbols, else gaussian or orthogonal.
+        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
+        (images). Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
+        Values per token (window length). Default: depends on the data; extract --dry-run prints it.
     stride : int, optional
-        Values from one window to the next. Default: at most 1024 windows for your own series and symbols, else
-        the patch.
+        Values from one window to the next. Default: depends on the data; extract --dry-run prints it.
     dilations : str, optional
-        Steps between the values of a window; 1,2,4 concatenates three windows; auto: 1, 2, 4 ... up to the
-        length. Default: auto for your own series, else 1.
+        Steps between the values of a window; 1,2,4 concatenates three windows, auto as many as fit. Default:
+        depends on the data; extract --dry-run prints it.
     pad : str, optional
-        valid: windows inside the sequence; same: a window centred at each step, with zeros beyond the ends.
-        Default: same for your own series and symbols, else valid.
+        valid: windows inside the sequence; same: centred at each step, with zeros beyond the ends. Default:
+        depends on the data; extract --dry-run prints it.
     normalise : str, optional
         Scaling of floats: channel (over all rows), series (each alone), both, or differences (added to both).
-        Default: differences for your own series, else channel.
+        Default: depends on the data; extract --dry-run prints it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1331,46 +1312,44 @@ def train(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     run : path-like, optional
         Folder of a run of train. Default: in the cache.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
-        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
-        float16.
+        Precision on disk: float16, bfloat16 or float32. Default: depends on the data; extract --dry-run prints
+        it.
     steps : int, optional
         Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
-        Learning rate of Adam. Default: train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for
-        bit-memory.
+        Learning rate of Adam. Default: by model and task, about 1e-3; 2e-3 for pretrain.
     eval_every : int, default=500
         Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
-        Compile the model: on a GPU, and for pretrain also on a CPU.
+        Compile the model (on a CPU, only for pretrain).
     resume : bool, default=False
         Resume from the last checkpoint.
     train : str or sequence of str, optional
@@ -1383,17 +1362,16 @@ def train(
     dropout : float, default=0.1
         Dropout above the lowest trained layer; 0 for none.
     clip : float, default=1.0
-        Largest norm of the gradients; larger ones are scaled down.
+        Largest norm of the gradients.
     rows : str, default='auto'
-        Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.
+        Training rows: fresh (generated), augmented, stored, or auto (the first that the task has).
     from_cache : bool, default=False
         With --train output: read the hidden states from the cache.
     on_divergence : str, default='stop'
-        If the loss diverges: stop with an error, or report the best checkpoint.
+        If the loss diverges: stop, or report the best checkpoint.
     sweep : mapping, optional
-        Train with several values of learning_rate, dropout, clip, batch or accumulate, such as
-        learning_rate=1e-4,1e-3; repeat for a grid. Only the run with the best validation score is scored on
-        test.
+        Values of learning_rate, dropout, clip, batch or accumulate to try, as in dropout=0,0.1; repeat for a
+        grid.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
@@ -1463,23 +1441,23 @@ def tune(
     budget : str, default='5m'
         Total time, such as 90s, 10m or 1h.
     trials : int, optional
-        Maximum number of trials. Default: as many as the budget allows.
+        Maximum number of trials. Default: as the budget allows.
     join : int, default=4
-        Maximum number of reservoirs whose columns are concatenated.
+        Most reservoirs to concatenate.
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed for random weights, the input layer and the order of rows.
+        Seed of random weights, the input layer and the order of rows.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional
-        Column of the labels. For FASTA: regular expression for the label in the header.
+        Column of the labels; for FASTA, a regular expression for the header.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients, each in one split. For FASTA: see --label.
+        Column of groups, each in one split; for FASTA, see --label.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1491,38 +1469,37 @@ def tune(
     symbols : bool, default=False
         Read whole numbers as symbols.
     regression : bool, default=False
-        Read whole-number labels as targets of a regression.
+        Read whole-number labels as regression targets.
     classes : bool, default=False
         Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate along the series, or mask (0, with a further channel for the
-        gaps).
+        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale floats to mean 0 and standard deviation 1 per channel.
+        Scale each channel to mean 0 and deviation 1.
     skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and print how many.
+        Leave out rows that cannot be read, and count them.
     rate : int, optional
-        Sampling rate in Hz to which sounds are resampled. Default: 16000.
+        Sampling rate of sounds, in Hz. Default: 16000.
     waveform : bool, default=False
-        Read samples of sounds, not spectrum frames; default for models that read samples.
+        Read samples of sounds, not spectra; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
         Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Number of augmented copies of each training row (cifar10).
+        Augmented copies of each training row (cifar10).
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Maximum number of rows per split, a fixed random sample.
+        Maximum rows per split, a fixed random sample.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
     workers : int, default=0
-        Number of local worker processes; 0 for none.
+        Local worker processes; 0 for none.
     scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
+        Address of a dask scheduler: tcp://host:port.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
 

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -118,15 +118,6 @@ def end_with_parent() -> None:
 def program_versions() -> dict[str, str]:
     """Return the versions of this program and of the libraries that affect its results."""
     return {name: version(name) for name in ("reservoir-features", "torch", "transformers")}
-
-
-def check_versions(expected: Mapping[str, str]) -> None:
-    """Raise `InputError` if this process has other versions than the process that sent the work."""
-    found = program_versions()
-    for name, wanted in expected.items():
-        if found[name] != wanted:
-            problem = f"{name} is {found[name]} here, but {wanted} in the process that started the command"
-            raise InputError(f"{this_worker()}: {problem}; install the same version on all machines")
 
 
 def process_number() -> int:

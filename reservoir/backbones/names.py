@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from reservoir.backbone_names import KNOWN, check_backbone_name, did_you_mean
+from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name
 from reservoir.backbones import gpt2, published, recurrent
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
-from reservoir.errors import InputError, as_input_error, first_line
+from reservoir.errors import InputError, as_input_error, first_line, nearest
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (gpt2.GPT2, *published.FAMILIES, recurrent.LSTM, recurrent.ESN)
@@ -102,7 +102,7 @@ def folder_of(name: str, *files: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises many types of errors
         problem = f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})"
-        raise InputError(f"{problem}; {did_you_mean(name)}Known: {', '.join(KNOWN)}") from error
+        raise InputError(f"{problem}; known: {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}") from error
 
 
 def _make(model_type: str, settings: dict[str, Any]) -> Any:

@@ -109,14 +109,17 @@ def test_imported_features_are_fitted_joined_shown_and_reported(own, tmp_path, n
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"valid": np.zeros((19, 6))}, r"array 'valid' has 19 rows, but valid of task '.*' has 20; give one row"),
+        ({"valid": np.zeros((19, 6))}, r"array 'valid' has the shape \(19, 6\); give .* valid \(20 rows\)"),
         ({"valid": None}, r"column imported/mean has train \(40, 6\), test \(20, 6\); give train, valid, test of one"),
         ({"test": np.zeros((20, 5))}, r"column imported/mean has .*test \(20, 5\); give train, valid, test of one"),
         ({"train": np.zeros((40, 2, 3))}, r"array 'train' has the shape \(40, 2, 3\); give arrays \(rows, width\)"),
-        ({"extra": np.zeros((40, 6))}, r"array 'extra' has the shape .* named train, valid, test, or SPLIT/COLUMN"),
-        ({"test": np.where(np.arange(120).reshape(20, 6) == 50, np.nan, 0)}, "mean, row 8, column 2: nan is not a fin"),
-        ({"test": np.full((20, 6), 1e39)}, "row 0, column 0: 1e[+]39 is not a finite float32 number"),
-        ({"test": np.full((20, 6), "x")}, "test of imported/mean has values of type <U1; give numbers"),
+        ({"extra": np.zeros((40, 6))}, r"array 'extra' has the shape .* test \(20 rows\), or SPLIT/COLUMN"),
+        (
+            {"test": np.where(np.arange(120).reshape(20, 6) == 50, np.nan, 0)},
+            "mean, row 8, column 2: the value is not a fin",
+        ),
+        ({"test": np.full((20, 6), 1e39)}, "row 0, column 0: the value is not a finite float32 number"),
+        ({"test": np.full((20, 6), "x")}, "features cannot be read .Cannot cast array data from dtype.'<U1'"),
         ({"test": np.full((20, 6), None)}, "array 'test' holds Python objects"),
     ],
 )

@@ -212,7 +212,7 @@ def write_random(path, seed):
 def test_files_of_one_name_are_told_apart(cache, tmp_path):
     first, second = write_random(tmp_path / "a" / "data.npz", 1), write_random(tmp_path / "b" / "data.npz", 2)
     of_first = extract(str(first), **SMALL).entry
-    with pytest.raises(InputError, match=r"the cached features of this name are those of .*a.data\.npz"):
+    with pytest.raises(InputError, match=r"nothing extracted for the present content of .*b.data\.npz; run"):
         find_entry(cache, str(second))
     of_second = extract(str(second), **SMALL).entry
     assert find_entry(cache, str(first)).path == of_first
@@ -223,7 +223,7 @@ def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
     path = write_random(tmp_path / "a" / "data.npz", 1)
     before = extract(str(path), **SMALL).entry
     write_random(path, 2)
-    with pytest.raises(InputError, match="has changed since it was extracted; run reservoir extract"):
+    with pytest.raises(InputError, match=r"nothing extracted for the present content of .* run reservoir extract"):
         find_entry(cache, str(path))
     after = extract(str(path), **SMALL).entry
     assert find_entry(cache, str(path)).path == after != before
@@ -282,4 +282,7 @@ def test_a_note_says_which_share_of_letters_windows_cover(cache, call, tmp_path,
         monkeypatch.setattr("reservoir.plan.MAX_TOKENS", most)
         messages.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
     assert ["windows of" in text for text in messages] == [False, True, False]
-    assert "windows of 5 with stride 10 cover 50% of each row; --stride 5 covers more" in messages[1]
+    assert (
+        "windows of 5 with stride 10 cover 50% of each row; reduce --stride or raise --patch to cover more"
+        in messages[1]
+    )

@@ -430,8 +430,8 @@ def test_sweep_prints_every_run_and_refuses_values_that_are_no_numbers(cache, ca
     line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
     assert len(answer(*line)["swept"]) == 2 and "learning_rate" in call(*line)[1]
     for wrong, says in (
-        ("steps=1,2", "steps is not one of batch, accumulate, learning_rate"),
-        ("batch=a,b", "give numbers"),
+        ("steps=1,2", "give values of batch, accumulate, learning_rate"),
+        ("batch=a,b", "--batch 'a,b': give a whole number"),
         ("batch=0,8", "--batch 0: give a whole number"),
     ):
         assert says in refusal(*line[:-4], "--sweep", wrong)

@@ -13,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reservoir.backbone_names import SHORT
+from reservoir.backbone_names import SHORT, full_name
 from reservoir.backbones import Backbone, attention_maps, load_backbone, names, weights_digest
 from reservoir.backbones.backbone import paper_counts, trained_counts
 from reservoir.backbones.names import find
 from reservoir.errors import InputError
-from reservoir.reservoir import full_name
 from reservoir.tasks.task import Task, Tokens, Vectors
 from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, save
 
@@ -175,7 +174,11 @@ def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "neither a known name nor a")],
+    [
+        ("gtp2", "did you mean 'gpt2'"),
+        ("berd", "did you mean 'bert'"),
+        ("nothing-like-it", "neither a known name nor a"),
+    ],
 )
 def test_unknown_names_are_refused_without_a_network(name, message, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the network was asked"))

@@ -183,7 +183,7 @@ def test_pieces_of_long_texts_are_averaged_by_tokens(tmp_path: Path, batch_rows:
 
 def test_long_windows_need_native_input(tmp_path: Path):
     settings = resolve_model(ReservoirOptions(backbone=str(save("bert", tmp_path / "bert")), long="windows"))
-    with pytest.raises(InputError, match="--long windows: it is only for texts"):
+    with pytest.raises(InputError, match="--long windows: only for texts"):
         load_model(TEXT_TASK, settings, "cpu", "float32")
 
 

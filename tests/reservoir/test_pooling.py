@@ -63,13 +63,6 @@ def test_poolings_of_real_tokens_equal_numpy(pooling, offset):
             np.testing.assert_allclose(found[row, 0], expected, rtol=1e-6, atol=1e-6 + 1e-7 * offset)
 
 
-def test_quantiles_of_equal_values():
-    hidden = torch.tensor([1.0, 1.0, 2.0, 2.0, 2.0])[None, :, None]
-    assert pool(hidden, torch.tensor([5]), "quantiles3").flatten().tolist() == [1.0, 2.0, 2.0]
-    assert pool(hidden, torch.tensor([2]), "quantiles3").flatten().tolist() == [1.0, 1.0, 1.0]
-    assert pool(hidden, torch.tensor([2]), "std").item() == 0
-
-
 def test_too_many_tokens_side_by_side_are_refused():
     assert pooled_shape("tokens", 64, 256, 1) == (1, 16_384)
     with pytest.raises(InputError, match="pooling tokens: 257 tokens of 64 channels have 16,448 features,"):
@@ -89,7 +82,7 @@ def test_unknown_poolings_are_refused(name):
 @pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 12, 12]])
 def test_poolings_that_share_a_sorted_copy_equal_each_one_by_torch_alone(lengths):
     hidden, counts = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)
-    shared = LayerPooling(hidden, counts, [*PLAIN, "all"], 1, LONGEST)
+    shared = LayerPooling(hidden, counts, 1, LONGEST)
     for pooling in (*PLAIN, "all"):
         # Hidden states with gradients are pooled with only torch, without NumPy and without a shared copy.
         by_torch = pool(hidden.clone().requires_grad_(), counts, pooling, max_tokens=LONGEST).detach()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import CacheError, Entry, Layout, Spec, check_column_name, folder_bytes, rows_per_block
+from reservoir_cache import CacheError, Entry, Layout, Spec, check_column_name, rows_per_block
 
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
@@ -21,7 +21,7 @@ from reservoir.tasks.own.tables import read_arrow
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.run import compute_missing, data_digest, draw_rows, open_entry, row_count
 from reservoir_pipelines.files import IMPORTED, cache_root, versions
-from reservoir_pipelines.output import meter, notify
+from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 
@@ -31,36 +31,27 @@ Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 def import_features(file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions) -> Extraction:
     """Write the arrays of a file as an entry of a task; see `api.import_features`."""
     started = time.monotonic()
-    prepared = prepare(task, options, cache=cache_root(place.cache))
+    root = cache_root(place.cache)
+    prepared = prepare(task, options, cache=root)
     if file.suffix.lower() not in READERS or not file.is_file():
-        raise InputError(f"{file}: features cannot be read: not a file of type {', '.join(READERS)}; name such a file")
+        raise InputError(f"{file}: features cannot be read: give a file of type {', '.join(READERS)}")
     command = typed("import-features", [str(file), "--task", task, "--name", name], options)
     call = {"task": origin_of(task), "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
     try:
         with ExitStack() as stack:
             features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
-            entry, columns, written = _write(cache_root(place.cache), name, file, features, prepared, call)
-    except Exception as error:  # the libraries raise nearly any type of error for damaged files
+            entry, written = _write(root, name, file, features, prepared, call)
+    except Exception as error:  # libraries raise any type of error for damaged files
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
         raise InputError(f"{file}: features cannot be read ({first_line(error)}); write the file again") from error
-    if not written:
-        notify(f"{file}: its features are cached already in {entry.path}")
-    return Extraction(
-        entry=entry.path,
-        rows=prepared.rows,
-        columns=columns,
-        bytes=folder_bytes(entry.path),
-        seconds=round(time.monotonic() - started, 3),
-        reused=not written,
-        computed_rows=written,
-    )
+    return Extraction.of(entry, prepared, sorted(features), written, started)
 
 
 def _write(
     root: Path, name: str, file: Path, features: Columns, prepared: Prepared, call: dict[str, Any]
-) -> tuple[Entry, tuple[str, ...], int]:
-    """Write features as an entry, whose key is their digest; return it, its columns and the number of rows written."""
+) -> tuple[Entry, int]:
+    """Write features as an entry, whose key is their digest; return it and the number of rows written."""
     shapes = {column: (1, splits["train"].shape[1]) for column, splits in sorted(features.items())}
     block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
     layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
@@ -87,24 +78,22 @@ def _write(
     entry, todo = open_entry(root, name, prepared, index, spec, layout, shapes, [*index], made_with)
     with meter("import", row_count(entry, todo)) as bar:
         steps = lambda *place: [place], lambda place, columns: partial(read, place, columns)
-        return entry, tuple(shapes), compute_missing(entry, [*index], [*shapes], *steps, bar.advance)
+        return entry, compute_missing(entry, [*index], [*shapes], *steps, bar.advance)
 
 
 def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
     """Return the array of each split of each column; raise `InputError` if the task has other rows."""
-    name, found = prepared.task.name, Columns()
-    form = f"give arrays (rows, width) named {', '.join(prepared.rows)}, or SPLIT/COLUMN"
+    found = Columns()
+    rows = ", ".join(f"{split} ({count:,} rows)" for split, count in prepared.rows.items())
+    form = f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
     if prepared.task.each:
-        raise InputError(f"{file}: task {name!r} has a label for every token; give a task with one label per row")
+        raise InputError(f"{file}: the task labels every token; give a task with one label per row")
     for key, array in arrays.items():
-        (split, _, column), shape = key.partition("/"), array.shape
+        split, _, column = key.partition("/")
         column = column if "/" in column else f"{column or IMPORTED}/mean"
         check_column_name(column)
-        if split not in prepared.rows or len(shape) != 2 or not shape[1]:
-            raise InputError(f"{file}: array {key!r} has the shape {shape}; {form}")
-        if shape[0] != (rows := prepared.rows[split]):
-            problem = f"{file}: array {key!r} has {shape[0]:,} rows, but {split} of task {name!r} has {rows:,}"
-            raise InputError(f"{problem}; give one row for each row of the task, in the same order")
+        if len(array.shape) != 2 or array.shape[0] != prepared.rows.get(split) or not array.shape[1]:
+            raise InputError(f"{file}: array {key!r} has the shape {array.shape}; {form}")
         found.setdefault(column, {})[split] = array
     for column, splits in found.items():
         if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:
@@ -117,16 +106,13 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
 
 def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int) -> np.ndarray:
     """Return some rows of an array as (rows, 1, width) of float32; raise `InputError` if a value is not finite."""
-    values = np.asarray(array[low:high])
-    if values.dtype.kind not in "biuf":
-        raise InputError(f"{file}: {split} of {column} has values of type {values.dtype}; give numbers")
     with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(values, dtype=np.float32)
-    if not np.isfinite(found).all():
-        row, place = np.argwhere(~np.isfinite(found))[0]
-        start = f"{file}: {split} of {column}, row {low + row}, column {place}: {values[row, place]}"
-        raise InputError(f"{start} is not a finite float32 number; repair it and import again")
-    return found[:, None]
+        values = np.asarray(array[low:high]).astype(np.float32, order="C", casting="same_kind")
+    faults = np.argwhere(~np.isfinite(values))
+    if len(faults):
+        where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][1]}"
+        raise InputError(f"{file}: {where}: the value is not a finite float32 number; repair it")
+    return values[:, None]
 
 
 def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
@@ -164,7 +150,7 @@ def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
     lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
     floats = table.select_dtypes("floating")
     if "split" not in table or not lists + list(floats):
-        raise InputError(f"{path}: no column 'split' (train, valid or test), or no column of lists or floats; add them")
+        raise InputError(f"{path}: add a column 'split' (train, valid or test), and columns of lists or floats")
     if not lists:
         return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
     splits = table.groupby("split")
@@ -177,4 +163,4 @@ READERS: dict[str, Callable[[Path, ExitStack], dict[str, Any]]] = {
     ".parquet": _read_parquet,
     ".safetensors": _read_safetensors,
 }
-"""Functions that return the arrays of a file by name, or datasets that are read in ranges of rows."""
+"""Functions that return the arrays or datasets of a file by name."""

@@ -38,36 +38,32 @@ from reservoir.features import Loaded, forward, launch, load
 from reservoir.option_fields import as_group
 from reservoir.options import ClusterOptions, ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
-from reservoir.reservoir import LoadedModel, full_name, load_model
+from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.task import Tokens
-from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import count_text, notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
-from reservoir_pipelines.workers import check_versions, map_pieces, process_number, program_versions, this_worker
+from reservoir_pipelines.workers import map_pieces, process_number, program_versions, this_worker
 
 Load = Callable[[str, int, int], Iterable[Any]]
-"""Function of a split and a range of rows that yields the rows in parts; it is called in a separate thread."""
+"""Function of a split and a range of rows that yields them in parts, in a separate thread."""
 
 Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
-"""Function that starts the computation of some columns of a part; calling its result returns their values."""
+"""Function that starts to compute columns of a part; calling its result returns their values."""
 
 PADDING = "right, masked"
-LIMIT_SEED = 0
-MAX_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
+MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
-TASK_BLOCKS, MAX_TASKS = 8, 512  # blocks per task; fewer if there would be fewer than `MAX_TASKS` tasks
-PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
-"""Rows that each worker of a cluster computes first, and the tolerance for them, in standard deviations of a column.
-
-bfloat16 on another kind of processor makes a far smaller difference, another pooling a far larger one.
-"""
+MAX_TASKS = 512  # pieces of work that are sent to workers
+PROBE_ROWS = 2  # rows that each worker of a cluster computes first
+# In standard deviations of a column: another processor differs far less, another pooling far more.
+PROBE_TOLERANCE = 0.02
 
 _runs: dict[str, "Run"] = {}
-_one_pass = threading.Lock()  # a forward pass changes the list of blocks of the backbone, so only one runs at a time
+_one_pass = threading.Lock()  # a forward pass changes the blocks of the backbone
 
 
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
@@ -86,21 +82,24 @@ def start_run(
     """Resolve the plan and load the model; ``planned`` is the third argument of `plan_of`."""
     plan = plan_of(prepared, options, planned)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
-    reading = f"{prepared.task.name}: read by {model.reader.description}" if model.reader else ""
-    notify(*filter(None, (reading, plan.note)))
+    if model.reader:
+        notify(f"{prepared.task.name}: read by {model.reader.description}")
+    if plan.note:
+        notify(plan.note)
     rows = draw_rows(prepared, options.limit)
-    check_windows(prepared, rows, model.windows)
+    for split, index in rows.items():
+        model.windows.checked_counts(prepared.split(split).lengths[index])
     spec = make_spec(prepared, rows, model, plan.store)
     # A file holds several blocks of the plan if they are small and quick to compute.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
     most = min(MAX_TOKENS // prepared.task.max_tokens, sum((planned or spec.rows).values()) // MIN_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, most)
     layout = Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
-    data = as_group(options, RowOptions).to_dict() | {"waveform": bool(prepared.task.parameters.get("waveform"))}
-    kept = as_group(options, FeatureOptions).to_dict()
-    kept |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
-    kept |= plan.reservoir.to_dict() | data
-    return Run(root, prepared, plan.shapes, layout, model, rows, spec, kept, splits or list(rows))
+    settings = plan.reservoir.to_dict()
+    settings |= as_group(options, FeatureOptions).to_dict() | as_group(options, RowOptions).to_dict()
+    settings |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
+    settings["waveform"] = bool(prepared.task.parameters.get("waveform"))
+    return Run(root, prepared, plan.shapes, layout, model, rows, spec, settings, splits or list(rows))
 
 
 @dataclass
@@ -119,15 +118,24 @@ class Run:
 
     def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
         """Create or open the entry, which records the call; return it and the blocks that it lacks."""
-        title, cut = self.model.settings.title, (self.layout, self.shapes, self.splits)
-        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, self._made_with(call))
+        model = self.model
+        made_with = {
+            "call": {**call, "settings": self.settings},
+            "reservoir": model.settings.to_dict(),
+            "weights": describe_weights(model.fpt.backbone, model.settings.init),
+            "device": str(model.device),
+            "instructions": devices.describe(model.device),
+            "versions": versions("torch", "transformers", "h5py", "numpy"),
+        }
+        title, cut = model.settings.title, (self.layout, self.shapes, self.splits)
+        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, made_with)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns, layer by layer."""
         return tuple(self.shapes)
 
-    def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
+    def compute(self, entry: Entry, advance: Callable[[int, int], None] = lambda rows, written: None) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
@@ -146,16 +154,6 @@ class Run:
 
         return read, partial(launch, self.model)
 
-    def _made_with(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "call": {**call, "settings": self.settings},
-            "reservoir": self.model.settings.to_dict(),
-            "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
-            "device": str(self.model.device),
-            "instructions": devices.describe(self.model.device),
-            "versions": versions("torch", "transformers", "h5py", "numpy"),
-        }
-
 
 def open_entry(
     root: Path,
@@ -169,14 +167,13 @@ def open_entry(
     made_with: Mapping[str, Any],
 ) -> tuple[Entry, list[tuple[str, int]]]:
     """Create or open an entry, write its labels and drop damaged blocks; return it and the blocks that it lacks."""
-    task, columns, count = spec.task["name"], tuple(shapes), sum(spec.rows.values())
-    space = required_bytes(spec, layout, spec.rows, shapes)
-    exists = (root / "features" / task / f"{title}-{spec.key[:16]}").is_dir()
-    if not exists:
-        notify(f"{task} x {title}: {count:,} rows, {count_text(len(columns), 'column')}, {size_text(space)} on disk")
-        check_space(root, space)
-    kept = {split: prepared.kept(split) for split in rows}
-    data = {"prepared": str(prepared.path), "kept": kept, "scaling": scaling_to_json(prepared.scaling)}
+    data = {
+        "prepared": str(prepared.path),
+        "kept": {split: prepared.kept(split) for split in rows},
+        "scaling": scaling_to_json(prepared.scaling),
+    }
+    if not (root / "features" / spec.task["name"] / f"{title}-{spec.key[:16]}").is_dir():
+        check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
     for split, index in rows.items():
@@ -186,13 +183,14 @@ def open_entry(
         if len(index) < len(whole):
             targets = {name: array[index] for name, array in targets.items()}
         write_targets(entry, split, targets | {"index": index})
-    todo = missing_blocks(entry, splits, columns)
-    if exists and todo:
-        left = row_count(entry, todo)
-        lacking = max(len(entry.lacking(split, block, columns)) for split, block in todo)
-        part = space * left * lacking // (count * len(columns))
-        notify(f"{task} x {title}: {left:,} rows still to compute, at most {size_text(part)} more on disk")
-        check_space(root, part)
+    todo = missing_blocks(entry, splits, tuple(shapes))
+    if todo:
+        left, whole = row_count(entry, todo), sum(spec.rows.values())
+        lacking = {column for split, block in todo for column in entry.lacking(split, block, shapes)}
+        space = required_bytes(spec, layout, spec.rows, {column: shapes[column] for column in lacking}) * left // whole
+        count = f"{left:,} rows, {count_text(len(lacking), 'column')}"
+        notify(f"{spec.task['name']} x {title}: {count}, {size_text(space)} on disk")
+        check_space(root, space)
     return entry, todo
 
 
@@ -200,21 +198,10 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
     """Return the numbers of the rows to use in each split, ascending: all, or ``limit`` drawn with a fixed seed."""
     drawn = {}
     for split, count in prepared.rows.items():
-        if limit is None or limit >= count:
-            drawn[split] = np.arange(count)
-        else:
-            drawn[split] = np.sort(np.random.default_rng(LIMIT_SEED).permutation(count)[:limit])
+        drawn[split] = np.arange(count)
+        if limit is not None and limit < count:
+            drawn[split] = np.sort(np.random.default_rng(0).permutation(count)[:limit])
     return drawn
-
-
-def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: Windows) -> None:
-    """Raise `InputError` for a row that is shorter than a window, before anything is computed."""
-    for split, index in rows.items():
-        lengths = prepared.split(split).lengths[index]
-        if not windows.plain and not windows.counts(lengths.min()):
-            row, shortest, patch = int(index[lengths.argmin()]), lengths.min(), windows.patch
-            remedy = "use a smaller patch" if shortest < patch else "use smaller dilations, or --pad same"
-            raise InputError(f"--patch {patch}: row {row} of {split} has only {shortest} values; {remedy}")
 
 
 def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
@@ -234,10 +221,11 @@ def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedM
 
 def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that describe a frozen model, for any data."""
-    settings, windows = model.settings, model.windows
+    settings, windows, backbone = model.settings, model.windows, model.fpt.backbone
     # Keys of features from CPUs have no device, as in old versions. GELU with tanh changes the last bits of features.
-    device = {"device": devices.kind(model.device)} if devices.on_gpu(model.device) else {}
-    tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in model.fpt.backbone.modules())
+    device = {"device": "cuda"} if devices.on_gpu(model.device) else {}
+    tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in backbone.modules())
+    gelu = {"gelu": "one step"} if tanh else {}
     if model.reader:
         long = {} if settings.long == "cut" else {"long": settings.long}
         inputs = {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
@@ -249,7 +237,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
         inputs["kind"] = "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input
         inputs |= {name: value for name, value in further.items() if value != plain[name]}
     return {
-        "backbone": {"family": model.family, "digest": model.digest} | ({"gelu": "one step"} if tanh else {}) | device,
+        "backbone": {"family": backbone.family.name, "digest": model.digest, **gelu, **device},
         "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
         "input": inputs,
         "padding": PADDING,
@@ -343,15 +331,9 @@ def share_blocks(
     advance: Callable[[int], None],
 ) -> int:
     """Let other processes compute the blocks ``todo`` of an entry; return the number of rows that they computed."""
-    size = min(TASK_BLOCKS, -(-len(todo) // MAX_TASKS) or 1)
-    init = Path(options.init or "")
-    full = replace(  # full paths, for processes that were started in another folder
-        options,
-        data=options.data and options.data.resolve(),
-        backbone=options.backbone and full_name(options.backbone),
-        init=str(init.resolve()) if options.init and init.is_dir() else options.init,
-        cache=run.root.absolute(),
-    )
+    # Full paths, for processes that were started in another folder.
+    settings, root = run.model.settings, run.root.absolute()
+    full = replace(options, backbone=settings.backbone, init=settings.init, cache=root)
     share = Share(
         options=full,
         prepared=run.prepared.path.absolute(),
@@ -361,11 +343,11 @@ def share_blocks(
         probe=probe(run) if cluster.scheduler else {},
     )
     _runs[entry.key] = run  # so that this process does not load the model twice
-    starts = range(0, len(todo), size)
-    tasks = [(share, entry.path.resolve(), run.columns, todo[start : start + size]) for start in starts]
+    size = -(-len(todo) // MAX_TASKS)
+    parts = [todo[start : start + size] for start in range(0, len(todo), size)]
+    tasks = [(share, entry.path.resolve(), run.columns, part) for part in parts]
     try:
-        places = {"workers": cluster.workers, "scheduler": cluster.scheduler}
-        return sum(map_pieces(work, tasks, **places, done=advance))
+        return sum(map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance))
     finally:
         del _runs[entry.key]
 
@@ -379,7 +361,6 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
 
 def _open(share: Share) -> Run:
     """Load the model in this process, once; raise `InputError` if it differs from the caller's."""
-    check_versions(share.versions)
     options = share.options
     if share.threads:  # this is one of several processes on a machine
         torch.set_num_threads(share.threads)
@@ -387,16 +368,18 @@ def _open(share: Share) -> Run:
     prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
     assert share.options.cache
     run = start_run(options, prepared, share.options.cache)
-    if run.spec.key != share.key:
-        problem = f"{this_worker()}: its cache key {run.spec.key[:16]} differs from {share.key[:16]}"
-        why = "because the model, data, precision or program differs"
-        raise InputError(f"{problem}, {why}; give all workers the same files and versions, and pass --compute")
+    remedy = "give all machines the same files and versions, and pass --compute"
+    here = program_versions() | {"cache key": run.spec.key}
+    for name, wanted in {**share.versions, "cache key": share.key}.items():
+        if here[name] != wanted:
+            problem = f"{name} is {here[name]} here, but {wanted} where the command was started"
+            raise InputError(f"{this_worker()}: {problem}; {remedy}")
     found = probe(run) if share.probe else {}
-    for column, (mean, deviation) in share.probe.items():
-        difference = max(abs(found[column][0] - mean), abs(found[column][1] - deviation))
-        if difference > PROBE_TOLERANCE * max(deviation, 1e-6):
-            problem = f"its features of {column} differ from those of the process that started the command"
-            raise InputError(f"{this_worker()}: {problem}; install the same version of reservoir everywhere")
+    for column, expected in share.probe.items():
+        difference = np.abs(np.subtract(found[column], expected)).max()
+        if difference > PROBE_TOLERANCE * max(expected[1], 1e-6):
+            problem = f"its features of {column} differ from those where the command was started"
+            raise InputError(f"{this_worker()}: {problem}; {remedy}")
     _runs.clear()
     _runs[share.key] = run
     return run

@@ -133,7 +133,7 @@ def trace(module: SequenceModel, task: Task) -> Traced:
     with ExitStack() as cut, as_input_error("torch.export cannot trace the backbone", "use another"):
         cut.enter_context(warnings.catch_warnings(action="ignore"))
         for branch in branches:  # later blocks than the columns need are left out
-            wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
+            wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.shapes}
             cut.enter_context(branch.fpt.backbone.recording(wanted))
         try:
             program = torch.export.export(whole, inputs, dynamic_shapes=shape, strict=False)

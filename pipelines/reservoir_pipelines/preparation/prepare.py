@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from reservoir_cache import file_crc32, make_folder, new_file, path_below, publish_json, sync
 
+from reservoir.backbone_names import reads_samples
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
-from reservoir.plan import reads_samples
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, source_contents, temporary_path

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from reservoir_cache import refuse_links
 
+from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
-from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
+from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.files import remove_parts, replace_file, system_errors, temporary_path, write_checked
 from reservoir_pipelines.output import Record, notify

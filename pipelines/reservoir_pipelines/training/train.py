@@ -31,7 +31,7 @@ from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_r
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract, origin_of
-from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
+from reservoir_pipelines.extraction.run import draw_rows, make_spec
 from reservoir_pipelines.files import cache_root, write_checked
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
@@ -59,6 +59,8 @@ def train(
         return _train_once(task, reservoir, source, place, options)
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
     grid = [dict(zip(options.sweep, numbers, strict=True)) for numbers in itertools.product(*lists)]
+    for values in grid:
+        replace(options, **values)  # refuses a wrong value before the first run
     runs = []
     for number, values in enumerate(grid, start=1):
         notify(f"sweep {number} of {len(grid)}: {', '.join(f'{name} {value:g}' for name, value in values.items())}")
@@ -122,10 +124,9 @@ def _train_once(
         model, groups = load_trainable(prepared.task, settings, options.train, device, options.compute, output_init)
         if source.published:
             redraw_first_states(model.fpt)
-        rate = options.learning_rate or default_rate(model.family, prepared.task.name)
+        rate = options.learning_rate or default_rate(model.fpt.backbone.family.name, prepared.task.name)
         options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
-        check_windows(prepared, numbers, model.windows)
         train_y = prepared.split("train").y[numbers["train"]]
         targets = None if prepared.task.classes else TargetScale.of(train_y)
         job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers, generator, kind, test)

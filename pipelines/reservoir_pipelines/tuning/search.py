@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from reservoir_cache import FeatureStore, path_below, untracked
 
+from reservoir.backbone_names import full_name
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, ExtractOptions, ReservoirOptions
 from reservoir.plan import (
@@ -26,7 +27,7 @@ from reservoir.plan import (
 from reservoir.pooling import MAX_TOKEN_FEATURES
 from reservoir.random import generator
 from reservoir.readouts.linear import metric_name
-from reservoir.reservoir import full_name, load_model
+from reservoir.reservoir import load_model
 from reservoir.tasks.task import Vectors
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
