@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     StrPath = str | PathLike[str]
     Features = results.Extraction | FeatureStore | Path | str
 
-TASK = """\
-Parameters
-----------
-task : str or path-like
-    Name of a task, or the path of your own data.
-**options"""
+SECTION = "Parameters\n----------\n"
+COMMON = {
+    "task": "Name of a task, or the path of your own data.",
+    "readout": "Folder or JSON file that `fit` wrote, or the folder of a run of `train`.",
+    "file": "New sequences: any file that a task can be made from, with or without labels, or an idx file of images.",
+}
+"""The parameters of several functions, described here unless a docstring does it."""
+
 FIRST_SECTION = re.compile(r"(^\w+\n---)", re.MULTILINE)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,13 +53,15 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
         vars(function).update(
             groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
         )
-        text, described = inspect.getdoc(function) or "", "\n".join(map(_described, items.values()))
-        if "**options" not in text:  # a docstring without a section of parameters
-            text = FIRST_SECTION.sub(rf"{TASK}\n\n\1", text, count=1)
+        text = inspect.getdoc(function) or ""
+        if SECTION not in text:
+            text = FIRST_SECTION.sub(rf"{SECTION}**options\n\n\1", text, count=1)
         if "\nReturns\n" not in text:
-            head, mark, rest = text.partition("**options\n\n")
-            text = f"{head}{mark}Returns\n-------\n{returned}\n\n{rest}"
-        function.__doc__ = text.replace("**options", described)
+            text = text.replace("**options\n", f"**options\n\nReturns\n-------\n{returned}\n", 1)
+        common = [name for name in (p.name for p in own) if name in COMMON and f"\n{name} : " not in text]
+        described = "".join(f"{name} : str or path-like\n    {COMMON[name]}\n" for name in common)
+        text = text.replace(SECTION, SECTION + described)
+        function.__doc__ = text.replace("**options", "\n".join(map(_described, items.values())))
         return function
 
     return document
@@ -111,8 +115,6 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
 
     Parameters
     ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
     splits : sequence of str, optional
         Compute only these splits; a later call adds the others. All by default.
     **options
@@ -151,8 +153,6 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     ----------
     file : str or path-like
         An ``.npz``, ``.h5``, ``.parquet`` or ``.safetensors`` file.
-    task : str or path-like
-        Name of a task, or the path of your own data.
     name : str
         Name of the entry, such as the model that computed the features.
     **options
@@ -161,11 +161,6 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     -------
     Extraction
         An array whose name has no ``COLUMN`` is the column ``imported/mean``.
-
-    Raises
-    ------
-    InputError
-        If the rows differ from those of the task, or a value is not finite.
 
     Examples
     --------
@@ -187,12 +182,10 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
 
-    Only the prepared data is kept.
+    Only the prepared data is kept. A sample of the future data is enough.
 
     Parameters
     ----------
-    task : str or path-like
-        Name of a task, or the path of your own data; a sample of the future data is enough.
     rows : int, optional
         Total number of rows. By default all rows of the task, or ``limit`` per split.
     workers : int, default=1
@@ -220,11 +213,6 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
         What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
         columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
     **options
-
-    Raises
-    ------
-    InputError, CacheError
-        If a column is not cached, an entry is incomplete, or settings contradict each other.
 
     Notes
     -----
@@ -276,14 +264,6 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
 def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
     """Apply a saved readout to the sequences of a file.
 
-    Parameters
-    ----------
-    readout : str or path-like
-        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
-    file : str or path-like
-        Any file that a task can be made from, with or without labels, or an idx file of images.
-    **options
-
     Returns
     -------
     Predictions
@@ -293,11 +273,10 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import extract, fit, predict
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> len([each.label for each in predict("waves-readout", "waves.npz")])
-    30
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> len([each.label for each in predict("digits", "new.npz")])
+    3
     """
     from reservoir_pipelines.prediction.predict import predict as run
 
@@ -309,30 +288,16 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
     """Plot what each position of some sequences adds to the score of the predicted class.
 
-    ``out`` is ``explained.png`` in the readout's folder by default.
-
-    Parameters
-    ----------
-    readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote.
-    file : str or path-like
-        New sequences, in any form that `predict` reads.
-    **options
-
-    Raises
-    ------
-    InputError
-        If the readout is not linear or has several labels per sequence, or the file is not readable.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its folder by default.
 
     Examples
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import explain, extract, fit
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
-    [40, 40]
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> [len(row.occluded) for row in explain("digits", "new.npz", first=2).rows]
+    [16, 16]
     """
     from reservoir_pipelines.prediction.explain import explain as run
 
@@ -352,8 +317,6 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 
     Parameters
     ----------
-    readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote, or the folder of a run of `train`.
     to : {"torch", "onnx"}, default="torch"
         Form of the file.
     **options
@@ -461,11 +424,6 @@ def reproduce(
         runs if it returns False.
     **options
 
-    Raises
-    ------
-    InputError
-        If a recipe, or a cell, task or setting that it names, does not exist. A failed cell does not end the run.
-
     Examples
     --------
     >>> from reservoir_pipelines import reproduce
@@ -488,11 +446,6 @@ def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **op
     markdown : bool, default=False
         Write only the tables, as Markdown.
     **options
-
-    Raises
-    ------
-    InputError
-        If a folder has no such results, or nothing is cached yet.
 
     Examples
     --------

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import flag_of, keyword, panels, refuse_modules
-from reservoir_pipelines.output import print_json, print_table
+from reservoir_pipelines.output import Table, fact_table, print_json, print_table
 
 HELP = {"help_option_names": ["-h", "--help"]}  # the flags that print the help
 
@@ -26,8 +26,6 @@ SECTIONS = (
     *("Training", "Attention", "Tables", "Output", "Run", "Options"),
 )
 """The sections of a command's help, in their order."""
-
-Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` takes them
 
 
 class SectionedCommand(TyperCommand):
@@ -53,7 +51,7 @@ class Answer:
     """Result of a command: a value for programs, tables for people, and whether the exit code is 1."""
 
     value: Any
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table] | None = None  # by default a table of the fields of the value
     wrong: bool = False
 
 
@@ -75,11 +73,14 @@ def command(app: typer.Typer, function: Callable[..., Answer | None], *groups: A
                 given[name] = parse_parameters(value, flag_of(items[name]))
         check_names({**values, **given})
         answer = function(**values, given=given, **({"json": json} if "json" in parameters else {}))
-        if answer and json:
+        if answer is None:
+            return
+        if json:
             print_json(answer.value)
-        for table in answer.tables if answer and not json else ():
-            print_table(*table)
-        if answer and answer.wrong:
+        else:
+            for table in [fact_table(answer.value)] if answer.tables is None else answer.tables:
+                print_table(*table)
+        if answer.wrong:
             raise typer.Exit(1)
 
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]

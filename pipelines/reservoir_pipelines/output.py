@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 clock = time.monotonic
 
+Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` takes them
 SECONDS = 30.0  # longest silence on stderr, in seconds, if it is not a terminal
 
 
@@ -79,6 +80,35 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: s
         shown = (c.rjust(width) if name.startswith("#") else c.ljust(width) for c, width, name in aligned)
         lines.append("  ".join(shown).rstrip())
     sys.stdout.write("\n".join(lines) + "\n\n")
+
+
+def fact_table(record: Any, *names: str) -> Table:
+    """Return a table of the fields of a record, or of some of them; fields without a text are left out."""
+    values = record if isinstance(record, Mapping) else vars(record)
+    texts = {name: value_text(values[name], name) for name in names or values}
+    return ("", ""), [(name.replace("_", " "), text) for name, text in texts.items() if text]
+
+
+def records_table(records: Sequence[Any], *names: str) -> Table:
+    """Return a table with one record per row, and some of the fields as columns."""
+    found = [record if isinstance(record, Mapping) else vars(record) for record in records]
+    numbers = {name for name in names if all(isinstance(each[name], int | float) for each in found)}
+    headings = [f"{'#' if name in numbers else ''}{name.replace('_', ' ')}" for name in names]
+    return headings, [[value_text(each[name], name) for name in names] for each in found]
+
+
+def value_text(value: Any, name: str = "") -> str:
+    """Return the value of a field as text; "" for objects of any other type."""
+    if isinstance(value, bool | str | Path):
+        return str(value)
+    if isinstance(value, int):
+        return size_text(value) if name.endswith(("bytes", "memory")) else f"{value:,}"
+    if isinstance(value, float):
+        return time_text(value) if name == "seconds" else f"{value:,.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {value_text(each)}" for key, each in value.items())
+    texts = [value_text(each) for each in value] if isinstance(value, list | tuple) else []
+    return ", ".join(texts) if len(texts) < 4 else f"{len(texts)}: {texts[0]} ... {texts[-1]}"
 
 
 def percent(accuracy: float | None) -> str:

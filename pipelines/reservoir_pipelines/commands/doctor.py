@@ -15,11 +15,10 @@ import reservoir_cache as store
 from reservoir.errors import InputError
 from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import cache_root, data_folder
-from reservoir_pipelines.output import size_text
+from reservoir_pipelines.output import records_table, size_text
 
 MIN_FREE_BYTES = 10**9
 EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}
-
 
 Finding = tuple[str, str, str]
 """What was checked, the result, and the command that fixes a problem, empty if there is none."""
@@ -30,6 +29,12 @@ def doctor(given: dict[str, Any]) -> Answer:
 
     The exit code is 1 if there is a problem.
     """
+    names = ("what", "found", "remedy")
+    found = [dict(zip(names, finding, strict=True)) for finding in _findings(**given)]
+    return Answer(found, [records_table(found, *names)], wrong=any(finding["remedy"] for finding in found))
+
+
+def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[Finding]:
     import torch
 
     from reservoir import devices
@@ -37,22 +42,15 @@ def doctor(given: dict[str, Any]) -> Answer:
 
     device = choose_device("auto")
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
-    compute = choose_compute("auto", device)
-    note = "" if compute == "bfloat16" else "; machines with native bfloat16 have other cache keys"
+    yield "python", platform.python_version(), ""
+    yield "device", f"{device.type}, {name}, torch {torch.__version__}", ""
+    yield "precision", choose_compute("auto", device), ""
+    yield from _cache(cache)
+    yield from _entries(cache_root(cache))
+    yield from _data(data, cache)
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
     lacking = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
-    cache = given.get("cache")
-    findings: list[Finding] = [
-        ("python", platform.python_version(), ""),
-        ("device", f"{device.type}, {name}, torch {torch.__version__}", ""),
-        ("precision", f"{compute}{note}", ""),
-        *_cache(cache),
-        *_entries(cache_root(cache)),
-        *_data(given.get("data"), cache),
-        ("extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{lacking}", ""),
-    ]
-    found = [{"what": what, "found": text, "remedy": remedy} for what, text, remedy in findings]
-    return Answer(found, [(("", "found", "what to do"), findings)], wrong=any(remedy for *_, remedy in findings))
+    yield "extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{lacking}", ""
 
 
 def _cache(cache: Path | None) -> Iterator[Finding]:
@@ -97,5 +95,3 @@ def _data(data: Path | None, cache: Path | None) -> Iterator[Finding]:
     missing = [row["task"] for row in rows if row["remedy"]]
     note = f"; without files: {', '.join(missing)} (run reservoir tasks to see what to do)" if missing else ""
     yield "data", f"{len(rows) - len(missing)} of {len(rows)} tasks{note}", ""
-    if os.environ.get("RESERVOIR_DATA") and data is None:
-        yield "RESERVOIR_DATA", os.environ["RESERVOIR_DATA"], ""
