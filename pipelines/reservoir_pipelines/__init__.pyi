@@ -234,14 +234,14 @@ def explain(
 ) -> Explanation:
     """Plot what each position of some sequences adds to the score of the predicted class.
 
-    ``out`` is ``explained.png`` in the readout's folder by default.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its folder by default.
 
     Parameters
     ----------
     readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote.
+        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     file : str or path-like
-        New sequences, in any form that `predict` reads.
+        New sequences: any file that a task can be made from, with or without labels, or an idx file of images.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     first : int, default=4
@@ -251,20 +251,14 @@ def explain(
     -------
     Explanation
 
-    Raises
-    ------
-    InputError
-        If the readout is not linear or has several labels per sequence, or the file is not readable.
-
     Examples
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import explain, extract, fit
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
-    [40, 40]
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> [len(row.occluded) for row in explain("digits", "new.npz", first=2).rows]
+    [16, 16]
     """
 
 def export(
@@ -284,7 +278,7 @@ def export(
     Parameters
     ----------
     readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote, or the folder of a run of `train`.
+        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     to : {"torch", "onnx"}, default="torch"
         Form of the file.
     out : path-like, optional
@@ -353,7 +347,8 @@ def extract(
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
-    is added without computing the others again. The same settings give the same bytes, even after an interruption.
+    is added without computing the others again. ``batch_rows`` applies to new entries only, because it changes the last
+    bits. A larger ``limit`` includes the rows of a smaller one.
 
     Parameters
     ----------
@@ -467,11 +462,6 @@ def extract(
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
 
-    Notes
-    -----
-    ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size changes the
-    last bits. A larger ``limit`` includes the rows of a smaller one. Workers share the blocks and the cache.
-
     Examples
     --------
     >>> from reservoir_pipelines import extract
@@ -493,6 +483,10 @@ def fit(
     device: str = 'auto',
 ) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
+
+    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
+    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
 
     Parameters
     ----------
@@ -521,17 +515,6 @@ def fit(
     Returns
     -------
     Fit
-
-    Raises
-    ------
-    InputError, CacheError
-        If a column is not cached, an entry is incomplete, or settings contradict each other.
-
-    Notes
-    -----
-    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
-    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
 
     Examples
     --------
@@ -577,10 +560,10 @@ def import_features(
 
     Parameters
     ----------
-    file : str or path-like
-        An ``.npz``, ``.h5``, ``.parquet`` or ``.safetensors`` file.
     task : str or path-like
         Name of a task, or the path of your own data.
+    file : str or path-like
+        An ``.npz``, ``.h5``, ``.parquet`` or ``.safetensors`` file.
     name : str
         Name of the entry, such as the model that computed the features.
     labels : str, optional
@@ -633,11 +616,6 @@ def import_features(
     -------
     Extraction
         An array whose name has no ``COLUMN`` is the column ``imported/mean``.
-
-    Raises
-    ------
-    InputError
-        If the rows differ from those of the task, or a value is not finite.
 
     Examples
     --------
@@ -699,12 +677,12 @@ def plan(
 ) -> Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
 
-    Only the prepared data is kept.
+    Only the prepared data is kept. A sample of the future data is enough.
 
     Parameters
     ----------
     task : str or path-like
-        Name of a task, or the path of your own data; a sample of the future data is enough.
+        Name of a task, or the path of your own data.
     rows : int, optional
         Total number of rows. By default all rows of the task, or ``limit`` per split.
     workers : int, default=1
@@ -834,7 +812,7 @@ def predict(
     readout : str or path-like
         Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     file : str or path-like
-        Any file that a task can be made from, with or without labels, or an idx file of images.
+        New sequences: any file that a task can be made from, with or without labels, or an idx file of images.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     trust : bool, default=False
@@ -855,11 +833,10 @@ def predict(
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import extract, fit, predict
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> len([each.label for each in predict("waves-readout", "waves.npz")])
-    30
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> len([each.label for each in predict("digits", "new.npz")])
+    3
     """
 
 def prepare(
@@ -988,7 +965,8 @@ def pretrain(
 ) -> Pretraining:
     """Pretrain a backbone on a corpus.
 
-    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives. ``vocabulary``
+    is the number of tokens of a stream, or for bit-memory the size of the token embeddings, which are not trained.
 
     Parameters
     ----------
@@ -1037,11 +1015,6 @@ def pretrain(
     -------
     Pretraining
 
-    Notes
-    -----
-    ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
-    not trained. Bit-memory uses neither a context nor a learning rate schedule.
-
     Examples
     --------
     >>> from reservoir_pipelines import pretrain
@@ -1072,11 +1045,6 @@ def report(
     Returns
     -------
     Report
-
-    Raises
-    ------
-    InputError
-        If a folder has no such results, or nothing is cached yet.
 
     Examples
     --------
@@ -1195,11 +1163,6 @@ def reproduce(
     Returns
     -------
     Reproduction
-
-    Raises
-    ------
-    InputError
-        If a recipe, or a cell, task or setting that it names, does not exist. A failed cell does not end the run.
 
     Examples
     --------
@@ -1456,8 +1419,8 @@ def tune(
     rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. The test
     rows are scored once, with the final readout. An interrupted search continues, even with a larger budget.
 
-    ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
-    other backbone is tried. Any number of workers gives the same result. ``out`` is the folder of the fit.
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is tried. ``out`` is
+    the folder of the fit.
 
     Parameters
     ----------

@@ -46,29 +46,28 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
 
     def document(function: F) -> F:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
-        items = {item.name: item for group in groups for item in fields(group)}
-        items = {name: item for name, item in items.items() if name not in {p.name for p in own}}
-        options = [keyword(item.name, item.default, str(item.type)) for item in items.values()]
+        names = [p.name for p in own]
+        items = [item for group in groups for item in fields(group) if item.name not in names]
+        options = [keyword(item.name, item.default, str(item.type)) for item in items]
         returned = function.__annotations__["return"].removeprefix("results.")
-        vars(function).update(
-            groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
-        )
+        signature = inspect.Signature([*own, *options], return_annotation=returned)
+        vars(function).update(groups=groups, __signature__=signature)
         text = inspect.getdoc(function) or ""
         if SECTION not in text:
             text = FIRST_SECTION.sub(rf"{SECTION}**options\n\n\1", text, count=1)
         if "\nReturns\n" not in text:
             text = text.replace("**options\n", f"**options\n\nReturns\n-------\n{returned}\n", 1)
-        common = [name for name in (p.name for p in own) if name in COMMON and f"\n{name} : " not in text]
-        described = "".join(f"{name} : str or path-like\n    {COMMON[name]}\n" for name in common)
-        text = text.replace(SECTION, SECTION + described)
-        function.__doc__ = text.replace("**options", "\n".join(map(_described, items.values())))
+        common = [name for name in names if name in COMMON and f"\n{name} : " not in text]
+        first = "".join(f"{name} : str or path-like\n    {COMMON[name]}\n" for name in common)
+        text = text.replace(SECTION, SECTION + first)
+        function.__doc__ = text.replace("**options", "\n".join(map(described, items)))
         return function
 
     return document
 
 
-def _described(item: Field[Any]) -> str:
-    """Return the description of an option as a numpydoc parameter."""
+def described(item: Field[Any]) -> str:
+    """Return the description of an option in the form of numpydoc."""
     kinds = str(item.type).replace("Sequence[str]", "sequence of str").replace("Mapping[str, Any]", "mapping")
     words = [kind.replace("Path", "path-like") for kind in kinds.split(" | ") if kind != "None"]
     default = "optional" if item.default is None else f"default={item.default!r}"
@@ -111,7 +110,8 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
-    is added without computing the others again. The same settings give the same bytes, even after an interruption.
+    is added without computing the others again. ``batch_rows`` applies to new entries only, because it changes the last
+    bits. A larger ``limit`` includes the rows of a smaller one.
 
     Parameters
     ----------
@@ -123,11 +123,6 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     -------
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
-
-    Notes
-    -----
-    ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size changes the
-    last bits. A larger ``limit`` includes the rows of a smaller one. Workers share the blocks and the cache.
 
     Examples
     --------
@@ -207,18 +202,16 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
 def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
+    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
+    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
+
     Parameters
     ----------
     features : Extraction, FeatureStore or path-like, or a sequence of these
         What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
         columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
     **options
-
-    Notes
-    -----
-    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns; ``best:4`` joins at most four columns,
-    chosen greedily by validation score. A readout chosen on the validation split is then fitted to train and valid.
 
     Examples
     --------
@@ -241,8 +234,8 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. The test
     rows are scored once, with the final readout. An interrupted search continues, even with a larger budget.
 
-    ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
-    other backbone is tried. Any number of workers gives the same result. ``out`` is the folder of the fit.
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is tried. ``out`` is
+    the folder of the fit.
 
     Examples
     --------
@@ -359,7 +352,8 @@ def train(task: StrPath, **options: Any) -> results.Training:
 def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretraining:
     """Pretrain a backbone on a corpus.
 
-    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives. ``vocabulary``
+    is the number of tokens of a stream, or for bit-memory the size of the token embeddings, which are not trained.
 
     Parameters
     ----------
@@ -369,11 +363,6 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
     out : str or path-like
         Folder of the model. transformers loads it, and so does ``backbone=``.
     **options
-
-    Notes
-    -----
-    ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
-    not trained. Bit-memory uses neither a context nor a learning rate schedule.
 
     Examples
     --------

@@ -118,23 +118,17 @@ def _fault(message: str, code: int = 2) -> int:
     return code
 
 
-# Exit code 2: the user can correct the path.
-_REMEDIES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another path"),
-    errno.EROFS: "name a path that can be written",
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path: one part of it is a file, not a folder",
-    errno.EISDIR: "name a file, not a folder",
-    errno.EEXIST: "name another path",
-    errno.ENAMETOOLONG: "name a shorter path",
-    errno.ELOOP: "check the links on the path",
+# The user can correct the path: exit code 2.
+_WRONG_PATH = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
+    *(errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
 }
-# Exit code 1: the machine lacks a resource or is faulty. The error of a failed write names no path.
+# The machine lacks a resource or is faulty: exit code 1. The error of a failed write names no path.
 _TROUBLES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space, then run the same command again to continue"),
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to continue",
-    errno.EIO: "check the disk, then run the same command again to continue",
-    errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to continue",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 
 
@@ -142,8 +136,9 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     """Return one line and the exit code for an error that no command handled, or None for a bug."""
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None
-    code = 2 if error.errno in _REMEDIES else 1
-    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix the cause, then run the same command again to continue")
+    code = 2 if error.errno in _WRONG_PATH else 1
+    trouble = f"{_TROUBLES.get(error.errno, 'fix the cause')}, then run the same command again to continue"
+    remedy = "check the path and its permissions, or name another path" if code == 2 else trouble
     path = Path(str(error.filename or ""))
     # The name of a temporary file of `replace_file` means nothing to the user.
     shown = path.parent if path.name.startswith(".") and path.suffix == ".part" else error.filename

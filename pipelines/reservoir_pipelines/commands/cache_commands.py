@@ -1,6 +1,5 @@
 """The commands under ``reservoir cache``: list, check, repair and remove what is stored."""
 
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import reservoir_cache as store  # h5py is imported with the first function that needs it
 import typer
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import seconds_of, span
 from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import ROWS, cache_root
@@ -21,8 +20,6 @@ Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last ext
 
 OTHERS = ("prepared/*/*", "readouts/*/*", "runs/*/*", "pretrained/*", "backbones/*", "attention/*", "reproductions/*")
 """Other folders below the cache's root."""
-
-UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def list_(given: dict[str, Any]) -> Answer:
@@ -104,17 +101,18 @@ def prune(
 
     Unless --yes is given, the entries are listed and you are asked first; without a terminal, nothing is removed.
     """
+    from dask.utils import parse_bytes
+
     if not older and not keep:
         raise InputError("cache prune: choose what to remove with --older 30d, --keep 20GB, or both")
     if older and (fault := span(older)):
         raise InputError(f"--older {older}: {fault}")
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", keep.lower())
-    if keep and not size:
-        raise InputError(f"--keep {keep}: not a size; write one such as 500MB or 20GB")
+    with as_input_error(f"--keep {keep}: not a size", "write one such as 500MB or 20GB"):
+        size = parse_bytes(keep) if keep else None
     found = store.prunable(
         cache_root(**given),
         older=timedelta(seconds=seconds_of(older)) if older else None,
-        keep_bytes=int(float(size[1]) * UNITS[size[2]]) if size else None,
+        keep_bytes=size,
         unfinished=unfinished,
     )
     rows = [_summary(each) for each in found]

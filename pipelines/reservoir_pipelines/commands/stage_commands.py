@@ -173,10 +173,6 @@ def fit_tables(done: Fit) -> list[Table]:
             points.append((f"{point.rows:,}", *scores, _spread(point.test_range, metric)))
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
-    if done.left_out:
-        lost = [(one.title, score_text(one.valid_score, one.metric)) for one in done.left_out]
-        title = "left out by the race; scores of fits to fewer rows, which must not be compared with those above"
-        tables.append((("columns", "#valid in the race"), lost, title))
     last = [
         ("tried", f"{count_text(len(done.table), 'readout')} in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
