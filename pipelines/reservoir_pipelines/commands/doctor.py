@@ -1,7 +1,6 @@
 """The command ``reservoir doctor``: what is wrong on this machine, and the command that fixes it."""
 
 import fcntl
-import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -12,9 +11,8 @@ from typing import Any
 
 import reservoir_cache as store
 
-from reservoir.errors import InputError
 from reservoir_pipelines.command import Answer
-from reservoir_pipelines.files import cache_root, data_folder
+from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import records_table, size_text
 
 MIN_FREE_BYTES = 10**9
@@ -39,29 +37,32 @@ def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[F
 
     from reservoir import devices
     from reservoir.reservoir import choose_compute, choose_device
+    from reservoir_pipelines.preparation.prepare import task_table
 
     device = choose_device("auto")
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
     yield "python", platform.python_version(), ""
     yield "device", f"{device.type}, {name}, torch {torch.__version__}", ""
     yield "precision", choose_compute("auto", device), ""
-    yield from _cache(cache)
+    yield from _cache(cache_root(cache))
     yield from _entries(cache_root(cache))
-    yield from _data(data, cache)
+    rows = task_table(data=data, cache=cache)
+    without = [row["task"] for row in rows if row["remedy"]]
+    note = f"; without files: {', '.join(without)} (run reservoir tasks to see what to do)" if without else ""
+    yield "data", f"{len(rows) - len(without)} of {len(rows)} tasks{note}", ""
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
     lacking = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
     yield "extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{lacking}", ""
 
 
-def _cache(cache: Path | None) -> Iterator[Finding]:
+def _cache(root: Path) -> Iterator[Finding]:
     try:
-        root = cache_root(cache)
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=root) as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (InputError, OSError) as error:
+    except OSError as error:
         remedy = "name another folder with --cache or RESERVOIR_CACHE, on a file system with POSIX locks"
-        yield "cache", f"{cache or os.environ.get('RESERVOIR_CACHE') or 'the default folder'}: {error}", remedy
+        yield "cache", f"{root}: {error}", remedy
         return
     yield "cache", f"{root}: can be written and locked", ""
     free = shutil.disk_usage(root).free
@@ -81,17 +82,3 @@ def _entries(root: Path) -> Iterator[Finding]:
         elif not each.finished:
             state = f"{each.entry.path.name}: {each.blocks_done} of {each.blocks} blocks"
             yield "entry", state, "run the same extract again to continue, or reservoir cache remove " + key
-
-
-def _data(data: Path | None, cache: Path | None) -> Iterator[Finding]:
-    try:
-        data_folder(data)
-    except InputError as error:
-        yield "data", str(error), "name another folder with --data or RESERVOIR_DATA"
-        return
-    from reservoir_pipelines.preparation.prepare import task_table
-
-    rows = task_table(data=data, cache=cache)
-    missing = [row["task"] for row in rows if row["remedy"]]
-    note = f"; without files: {', '.join(missing)} (run reservoir tasks to see what to do)" if missing else ""
-    yield "data", f"{len(rows) - len(missing)} of {len(rows)} tasks{note}", ""

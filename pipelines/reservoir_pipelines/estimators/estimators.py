@@ -24,13 +24,14 @@ from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, balance_raw
 from reservoir.readouts.sweep import cross_sweep
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.api import described
 from reservoir_pipelines.estimators.rowcache import (
     Rows,
     as_rows,
     is_list,
-    padded,
+    joined,
     read_vocabulary,
     scaling_of,
     shared_cache,
@@ -141,13 +142,11 @@ class _ReservoirEstimator(BaseEstimator):
         if is_list(x):
             if min(len(names), len(self._names)) > 1 and names != self._names:
                 raise ValueError(f"X has the columns {names}; give the columns of fit in their order: {self._names}")
-            x, lengths = padded(x, 0 if reset else self.n_features_in_)
+            x, lengths = joined(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, **checks), lengths
         found = _validate(self, x, *more, reset=reset, **checks)
-        values = found[0] if more else found
-        full = np.full(len(values), values.shape[1], np.int32)
-        return found, full if lengths is None else lengths
+        return found, full_lengths(found[0] if more else found) if lengths is None else lengths
 
     def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
@@ -231,7 +230,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
         self : object
             The fitted estimator.
         """
-        several = {"multi_output": np.ndim(y) == 2 and np.shape(y)[1] > 1} | self._checks
+        shape = np.asarray(y).shape
+        several = {"multi_output": len(shape) == 2 and shape[1] > 1} | self._checks
         (checked, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **several)
         _refuse_missing("y", labels)
         weights = sample_weights(sample_weight, checked)

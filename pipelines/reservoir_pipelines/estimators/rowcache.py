@@ -17,6 +17,7 @@ from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import read_integers
+from reservoir.tasks.own.arrays import padded
 from reservoir.tasks.own.values import as_values, check_rounding, rounding
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
@@ -91,7 +92,7 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
     return x
 
 
-def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def joined(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as one array of at least ``shortest`` values, padded with zeros, and their lengths."""
     # Lists of polars hold None for a missing value.
     items = [item.astype(float) if item.dtype == object and None in item else item for item in map(np.asarray, x)]
@@ -100,12 +101,9 @@ def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]
         if not fits or item.dtype.kind not in "biuf":
             problem = f"X[{row}] has the shape {item.shape} and type {item.dtype}"
             raise ValueError(f"{problem}; give (values,) or (values, channels) of numbers, all with the same channels")
-    lengths = np.array([len(item) for item in items], np.int32)
-    most = max(int(lengths.max()), shortest)
-    out = np.zeros((len(items), most, *items[0].shape[1:]), np.result_type(*items))
-    for row, item in enumerate(items):
-        out[row, : len(item)] = item
-    return out, lengths
+    values, lengths = padded("X", items)
+    short = max(0, shortest - values.shape[1])
+    return np.pad(values, [(0, 0), (0, short), (0, 0)][: values.ndim]), lengths.astype(np.int32)
 
 
 def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
