@@ -33,19 +33,19 @@ _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protoco
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, stages.tasks, _DATA, opt.CacheOptions)
 command(app, doctor.doctor, _DATA, opt.CacheOptions)
-command(app, stages.prepare, api.prepare)
+command(app, api.prepare, show=stages.prepared_answer)
 command(app, stages.extract, api.extract)
-command(app, stages.plan, api.plan)
-command(app, stages.import_features, api.import_features)
+command(app, api.plan)
+command(app, api.import_features)
 command(app, stages.fit, api.fit, opt.CacheOptions, opt.ReservoirOptions, opt.RowOptions)
-command(app, stages.tune, api.tune)
+command(app, api.tune, show=stages.tuning_answer)
 command(app, stages.predict, api.predict)
-command(app, stages.explain, api.explain)
-command(app, stages.export, api.export)
+command(app, api.explain, show=stages.explanation_answer)
+command(app, api.export)
 command(app, stages.backbone, _MODEL, _PROTOCOL, opt.OutOptions, opt.CacheOptions)
-command(app, stages.attention, api.attention)
-command(app, stages.train, api.train)
-command(app, stages.pretrain, api.pretrain)
+command(app, api.attention)
+command(app, api.train, show=stages.training_answer)
+command(app, api.pretrain)
 command(app, stages.reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
 command(app, stages.report, api.report)
 for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; invalid input is reported in one line on stderr."""
     from reservoir_cache import CacheError
 
-    from reservoir.errors import InputError
+    from reservoir.errors import FailedError, InputError
 
     try:
         with heartbeat("reservoir"):
@@ -90,8 +90,8 @@ def run(arguments: list[str]) -> int:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
         return _fault(error.format_message().replace("\n", " ").rstrip(".") + hint)
-    except (InputError, CacheError) as error:
-        return _fault(str(error))
+    except (InputError, CacheError, FailedError) as error:
+        return _fault(str(error), 1 if isinstance(error, FailedError) else 2)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
         return _fault("interrupted", 130)
     except BrokenPipeError:  # the reader of our output, such as head, has ended

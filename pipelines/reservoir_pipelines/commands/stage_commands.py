@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,6 +33,10 @@ from reservoir_pipelines.output import (
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
     from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.prediction.explain import Explanation
+    from reservoir_pipelines.preparation.prepared import Prepared
+    from reservoir_pipelines.training.run_folder import Training
+    from reservoir_pipelines.tuning.tune import Tuning
 
 
 def tasks(given: dict[str, Any]) -> Answer:
@@ -47,12 +49,8 @@ def tasks(given: dict[str, Any]) -> Answer:
     return Answer(found, [table, *([(("missing", "what to do"), missing)] if missing else [])])
 
 
-def prepare(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Read a task's files into arrays, and split them.
-
-    The other commands do this themselves when they need the data.
-    """
-    prepared = api.prepare(task, **given)
+def prepared_answer(prepared: Prepared) -> Answer:
+    """Return the folder, rows and digest of prepared data, and print notes on how it was read."""
     notify(*prepared.notes())
     return Answer({"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest})
 
@@ -72,33 +70,6 @@ def extract(
         plan = resolved_plan(task, as_group(given, opt.ExtractOptions))
         return Answer(plan, [(("option", "value", "why"), plan.table(), "plan")])
     return Answer(api.extract(task, **given))
-
-
-def import_features(
-    file: Annotated[Path, typer.Argument(help="An .npz, .h5, .parquet or .safetensors file of the features.")],
-    task: Annotated[str, typer.Option(help="The task that the rows belong to, or the path of your own data.")],
-    name: Annotated[str, typer.Option(help="Name of the entry, such as the model that computed the features.")],
-    given: dict[str, Any],
-) -> Answer:
-    """Cache features that another program computed.
-
-    The features become an entry of the task, which fit reads like any other entry.
-    """
-    return Answer(api.import_features(file, task=task, name=name, **given))
-
-
-def plan(
-    task: OwnTask,
-    rows: Annotated[int | None, typer.Option(min=1, help="Number of rows; by default all rows of the task.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes or GPUs like this one that share the work.")] = 1,
-    *,
-    given: dict[str, Any],
-) -> Answer:
-    """Estimate time, disk and memory of an extraction.
-
-    A short trial measures this machine. A sample of the data is enough.
-    """
-    return Answer(api.plan(task, rows=rows, workers=workers, **given))
 
 
 Readout = Annotated[
@@ -216,13 +187,8 @@ def _spread(interval: tuple[float, float] | None, metric: str) -> str:
     return " to ".join(score_text(end, metric) for end in interval or ())
 
 
-def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Search for the reservoirs that suit your data.
-
-    The search lasts as long as the budget and uses only cross-validation on train and valid. One
-    readout of the best reservoirs is then scored on test once. The same command continues a stopped search.
-    """
-    done = api.tune(task, **given)
+def tuning_answer(done: Tuning) -> Answer:
+    """Return the best candidates of a search, their scores, and the tables of the final fit."""
     scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
     held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
     held_out.append(("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric)))
@@ -277,30 +243,12 @@ def predict(
     return Answer(found | {"evaluation": evaluation}, None if out else [])
 
 
-def explain(
-    readout: Readout,
-    file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
-    given: dict[str, Any],
-) -> Answer:
-    """Plot what each position adds to the score of a label."""
-    done = api.explain(readout, file, **given)
+def explanation_answer(done: Explanation) -> Answer:
+    """Return the scores of explained sequences."""
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
     table = records_table(done.rows, "row", "label", "score")
     return Answer(done, [(*table, f"plot {done.plot}; all scores in {done.unit}")])
-
-
-def export(
-    readout: Readout,
-    to: Annotated[str, typer.Option(help="Form of the file: torch (for torch.export.load) or onnx.")] = "torch",
-    *,
-    given: dict[str, Any],
-) -> Answer:
-    """Write a readout with its model as one file.
-
-    The file maps raw sequences to logits and runs without this program.
-    """
-    return Answer(api.export(readout, to=to, **given))
 
 
 IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
@@ -337,19 +285,9 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
     return Answer(done)
 
 
-def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Plot which tokens attend to which in one block."""
-    return Answer(api.attention(task, **given).to_dict())
-
-
-def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
-    """Train groups of parameters with the rest frozen.
-
-    The best checkpoint is chosen by validation and scored on test once.
-    """
-    with training_ends(", or --on-divergence report"):
-        done = api.train(task, **given)
-    if not _prints():
+def training_answer(done: Training) -> Answer | None:
+    """Return the facts of a run, the runs of a sweep, and the scores on test; None in all processes but the first."""
+    if os.environ.get("RANK", "0") != "0":
         return None
     found = vars(done) | {"train_score": done.train_score}
     tables: list[Table] = [fact_table({name: value for name, value in found.items() if name != "swept"})]
@@ -357,42 +295,6 @@ def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
         values = [name for name in done.swept[0] if name in opt.RECIPE]
         tables.append(records_table(done.swept, *values, "valid_score", "run"))
     return Answer(found, [*tables, *(evaluation_tables(done.evaluation) if done.evaluation else ())])
-
-
-@contextmanager
-def training_ends(remedy: str = "") -> Iterator[None]:
-    """Report divergence in one line with exit code 1."""
-    from reservoir.training.trainer import DivergedError
-
-    try:
-        yield
-    except DivergedError as error:
-        if _prints():
-            notify(f"reservoir: {error}{remedy}")
-        raise typer.Exit(1) from None
-
-
-def _prints() -> bool:
-    """Return whether this process prints; of several processes only the first one does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def pretrain(
-    corpus: Annotated[
-        str, typer.Argument(help="A text file (also .gz), a folder of them, the name of a stream, or bit-memory.")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder of the new model, for --backbone.")],
-    given: dict[str, Any],
-) -> Answer:
-    """Pretrain a backbone from random weights.
-
-    The corpus is text, a stream of tokens, or the task bit-memory.
-    """
-    with training_ends():
-        done = api.pretrain(corpus, out=out, **given)
-    # A name without a slash could be that of a known model.
-    folder = done.folder if os.sep in done.folder else f".{os.sep}{done.folder}"
-    return Answer(done, [fact_table(vars(done) | {"folder": folder})])
 
 
 def reproduce(

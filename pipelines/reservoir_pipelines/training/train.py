@@ -283,7 +283,7 @@ def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int 
         if options.on_divergence == "report":
             return error.state, error.step
         good = f"the last good checkpoint is {run.last}" if error.state.step else "the run has no earlier checkpoint"
-        message = f"{error}; {good}; use a smaller --learning-rate"
+        message = f"{error}; {good}; use a smaller --learning-rate, or --on-divergence report"
         raise DivergedError(message, error.step, error.state) from None
 
 
