@@ -20,8 +20,6 @@ HELP = {"help_option_names": ["-h", "--help"]}  # the flags that print the help
 _EMPTY = inspect.Parameter.empty
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
 
-OwnTask = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
-
 SECTIONS = (
     *("Arguments", "Data", "Model", "Features", "Readout", "Search"),
     *("Training", "Attention", "Tables", "Output", "Run", "Options"),

@@ -106,7 +106,7 @@ def value_text(value: Any, name: str = "") -> str:
     if isinstance(value, float):
         return time_text(value) if name == "seconds" else f"{value:,.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {value_text(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {text}" for key, each in value.items() if (text := value_text(each)))
     texts = [value_text(each) for each in value] if isinstance(value, list | tuple) else []
     return ", ".join(texts) if len(texts) < 4 else f"{len(texts)}: {texts[0]} ... {texts[-1]}"
 

