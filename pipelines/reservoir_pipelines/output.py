@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from typing import Any, ClassVar, TextIO
 
 clock = time.monotonic
 
@@ -209,22 +206,19 @@ def heartbeat(name: str) -> Iterator[None]:
 
 
 class Meter:
-    """Progress with its rate: a live bar on a terminal, elsewhere a line every `SECONDS`."""
+    """Progress with its rate: a line that changes on a terminal, elsewhere a new line every `SECONDS`."""
 
-    def __init__(self, title: str, total: int, unit: str, done: int, each: int, progress: "Progress | None") -> None:
+    def __init__(self, title: str, total: int, unit: str, done: int, each: int) -> None:
         self._title, self._total, self._unit, self._done, self._each = title, total, unit, done, each
-        self._first, self._text, self._progress = done, "", progress
+        self._first, self._text = done, ""
         self._started = self._last = clock()
-        if progress:
-            self._bar = progress.add_task(printable(title), total=total, completed=done, text="")
+        self.display: Callable[[str], None] | None = None
 
     def show(self, done: int, text: str = "") -> None:
         """Show how much is done."""
         self._done, self._text = done, text
-        if self._progress:
-            speed = self._each * (self._progress.tasks[0].speed or 0)
-            text = printable(f"{text}  {speed:,.3g} {self._unit}/s".lstrip())
-            self._progress.update(self._bar, completed=done, text=text)
+        if self.display:
+            self.display(self.line())
         elif clock() - self._last >= SECONDS and done < self._total:
             notify(self.line())
 
@@ -245,20 +239,17 @@ class Meter:
 @contextmanager
 def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: int = 1) -> Iterator[Meter]:
     """Yield a `Meter` of ``total`` steps of ``each`` units, of which ``done`` are already done."""
-    progress = None
+    shown, status = Meter(title, total, unit, done, each), nullcontext()
     if sys.stderr.isatty() and not _silenced.get():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
 
-        # Without markup: a name in the data such as [red] is shown literally.
-        name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
-        left = TimeRemainingColumn(compact=True), TextColumn("left")
-        columns = (name, BarColumn(bar_width=24), MofNCompleteColumn(), text, *left)
-        progress = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
-    shown = Meter(title, total, unit, done, each, progress)
+        status = live = Console(stderr=True).status(Text(printable(title)))
+        # `Text` has no markup: a name in the data such as [red] is shown literally.
+        shown.display = lambda line: live.update(Text(printable(line)))
     _Screen.meters.append(shown)
     try:
-        with progress or nullcontext():
+        with status:
             yield shown
     finally:
         _Screen.meters.remove(shown)

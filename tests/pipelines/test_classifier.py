@@ -7,7 +7,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
-from reservoir_cache import CacheError, ShardWriter, list_entries, repair, verify
+from reservoir_cache import CacheError, list_entries, repair
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
 from reservoir_pipelines.estimators import rowcache
 from sklearn.base import clone
@@ -203,22 +203,6 @@ def test_a_damaged_entry_is_named_and_repaired(classifier, passes, cache):
     forget()
     np.testing.assert_array_equal(model.decision_function(x), expected)
     assert sum(passes) == 2 * len(x)
-
-
-def test_two_runs_of_the_same_rows_wait_for_each_other(classifier, passes, cache, monkeypatch):
-    """Another process has locked the only block; the rows are computed when it releases the lock."""
-    x, y = waves()
-    classifier().fit(x, y)
-    (entry,) = list_entries(cache)
-    tries, claim = [], ShardWriter.claim
-
-    def refused(self, split, block, columns):
-        tries.append(block)
-        return claim(self, split, block, columns) if len(tries) == 3 else ()
-
-    monkeypatch.setattr(ShardWriter, "claim", refused)
-    classifier(seed=5).fit(x, y)
-    assert len(tries) == 3 and verify(entry) == []
 
 
 @pytest.mark.parametrize(
