@@ -1,16 +1,17 @@
 """scikit-learn estimators of raw sequences: a frozen model, with features cached by row, and its readout."""
 
+from __future__ import annotations
+
 import inspect
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from reservoir import options as opt
@@ -50,7 +51,8 @@ K = TypeVar("K", bound=type)
 _validate: Callable[..., Any] = validate_data
 
 
-class EstimatorOptions(opt.Options):
+@dataclass
+class EstimatorOptions:
     """The parameters of the estimators that are not options of `extract`."""
 
     vocabulary: int | None = opt.option(
@@ -61,15 +63,17 @@ class EstimatorOptions(opt.Options):
     channels_first: bool = opt.option(
         False, "Whether X is (samples, channels, values), or a list of (channels, values), as in aeon and sktime"
     )
-    alphas: Any = opt.option(
+    alphas: Sequence[float] | None = opt.option(
         None, "Positive penalties", shown="25 from 1e-2 to 1e6 on a log scale, and more if an end is best"
     )
-    cv: Any = opt.option(
+    cv: int | Iterable[Any] | None = opt.option(
         None,
         "Folds, or a cross-validator that holds each sample out once, by which column and penalty are chosen",
         shown="five folds, repeated five times below 200 samples and three times below 600",
     )
-    class_weight: Any = opt.option(None, "``balanced`` or weights by class, as in scikit-learn")
+    class_weight: str | Mapping[Any, float] | None = opt.option(
+        None, "``balanced`` or weights by class, as in scikit-learn"
+    )
 
 
 _OPTIONS = (
@@ -199,17 +203,17 @@ class _ReservoirPredictor(_ReservoirEstimator):
 
     readout_: LinearReadout
     column_: str
-    alphas: npt.ArrayLike | None
-    cv: int | BaseCrossValidator | None
+    alphas: Sequence[float] | None
+    cv: Any
     _coded: Callable[..., tuple[np.ndarray, Targets]]  # labels (n, outputs) as numbers, and the coding of the targets
     _checks: ClassVar[dict[str, bool]] = {}
 
     def fit(
         self,
-        X: npt.ArrayLike,
-        y: npt.ArrayLike,
-        sample_weight: npt.ArrayLike | None = None,
-        groups: npt.ArrayLike | None = None,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
         """Fit readouts with every penalty to every column, and choose one.
 
@@ -263,9 +267,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
         }
         return self
 
-    def _fold_numbers(
-        self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool
-    ) -> np.ndarray:
+    def _fold_numbers(self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool) -> np.ndarray:
         """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
         check_consistent_length(x, group)
@@ -279,7 +281,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
         found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
         return np.stack(found, axis=1)
 
-    def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: npt.ArrayLike) -> np.ndarray:
+    def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
         """Return what a method of the readout returns for the features of new sequences."""
         features = self._features(self._rows(x))(self.column_)
         return method(self.readout_, features)
@@ -340,17 +342,17 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
         self._several = labels.ndim == 2
         return codes.reshape(len(codes), -1), targets
 
-    def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
+    def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
         scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if len(self.classes_) == 2 and not self._several else scores
 
-    def predict(self, X: npt.ArrayLike) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of sequences, or 0 and 1 (n_samples, n_classes) if they have several."""
         found = self._apply(LinearReadout.predict, X)
         return found if self._several else self.classes_[found[:, 0]]
 
-    def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
         found = self._apply(LinearReadout.probabilities, X)
         return found[:, :, 1] if self._several else found[:, 0]
@@ -389,7 +391,7 @@ class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
         values = np.asarray(labels, np.float64).reshape(len(labels), -1)
         return values, Targets(values.shape[1], 0)
 
-    def predict(self, X: npt.ArrayLike) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""
         scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if self._single else scores
@@ -426,7 +428,7 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
     >>> model = make_pipeline(ReservoirTransformer(pool="mean,max"), RandomForestClassifier())
     """
 
-    def fit(self, X: npt.ArrayLike, y: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Resolve the options that depend on the data, and learn the scale of values.
 
         Parameters
@@ -445,7 +447,7 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
         self._learn(checked, lengths)
         return self
 
-    def transform(self, X: npt.ArrayLike) -> np.ndarray:
+    def transform(self, X: ArrayLike) -> np.ndarray:
         """Return the features of sequences, (n_samples, n_features) of float32."""
         return self._features(self._rows(X))("+".join(self.columns_))
 
