@@ -14,6 +14,10 @@ class InputError(ValueError):
     """
 
 
+class FailedError(Exception):
+    """Work that failed for a reason that one line explains. The command line prints it and exits with code 1."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar known name, or nothing if none is similar."""
     lower = {one.lower(): one for one in known}

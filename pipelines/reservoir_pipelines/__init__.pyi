@@ -113,9 +113,11 @@ def attention(
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Attention:
-    """Plot and save the attention maps of one block over the first rows of a split.
+    """Plot which tokens attend to which in one block.
 
-    If ``run`` is the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
+    The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run of `train`, the
+    model, the task's parameters and the scaling come from that run.
+
 
     Parameters
     ----------
@@ -229,16 +231,17 @@ def explain(
     out: StrPath | None = None,
     first: int = 4,
 ) -> Explanation:
-    """Plot what each position of some sequences adds to the score of the predicted class.
+    """Plot what each position adds to the score of a label.
 
-    ``out`` is ``explained.png`` in the readout's folder by default.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its folder by default.
+
 
     Parameters
     ----------
     readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote.
+        Folder or JSON file that fit wrote, or the folder of a run of train.
     file : str or path-like
-        New sequences, in any form that `predict` reads.
+        New sequences: any file that a task can be made from, with or without labels, or an idx file of images.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     first : int, default=4
@@ -248,20 +251,14 @@ def explain(
     -------
     Explanation
 
-    Raises
-    ------
-    InputError
-        If the readout is not linear or has several labels per sequence, or the file is not readable.
-
     Examples
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import explain, extract, fit
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
-    [40, 40]
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> [len(row.occluded) for row in explain("digits", "new.npz", first=2).rows]
+    [16, 16]
     """
 
 def export(
@@ -270,20 +267,22 @@ def export(
     to: str = 'torch',
     out: StrPath | None = None,
 ) -> Export:
-    """Write a saved readout and its frozen model as one file that maps a raw sequence to logits.
+    """Write a readout with its model as one file.
 
+    The file maps raw sequences to logits and runs without this program.
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
     its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
     ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or images
     by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
     are then the input, and the file of the tokenizer or processor is written as ``reader``.
 
+
     Parameters
     ----------
     readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote, or the folder of a run of `train`.
-    to : {"torch", "onnx"}, default="torch"
-        Form of the file.
+        Folder or JSON file that fit wrote, or the folder of a run of train.
+    to : str, default='torch'
+        Form of the file: torch (for torch.export.load) or onnx.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
 
@@ -350,14 +349,16 @@ def extract(
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
-    is added without computing the others again. The same settings give the same bytes, even after an interruption.
+    is added without computing the others again. ``batch_rows`` applies to new entries only, because it changes the last
+    bits. A larger ``limit`` includes the rows of a smaller one.
+
 
     Parameters
     ----------
     task : str or path-like
         Name of a task, or the path of your own data.
     splits : sequence of str, optional
-        Compute only these splits; a later call adds the others. All by default.
+        Compute only these splits; all by default.
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
@@ -459,11 +460,6 @@ def extract(
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
 
-    Notes
-    -----
-    ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size changes the
-    last bits. A larger ``limit`` includes the rows of a smaller one. Workers share the blocks and the cache.
-
     Examples
     --------
     >>> from reservoir_pipelines import extract
@@ -486,11 +482,16 @@ def fit(
 ) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
+    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
+    which is chosen if nothing scores better. ``a+b`` concatenates two columns. A readout chosen on the validation
+    split is then fitted to train and valid.
+
+
     Parameters
     ----------
-    features : Extraction, FeatureStore or path-like, or a sequence of these
-        What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
-        columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
+    features : Features or Sequence[Features]
+        What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted
+        together; their columns are named 1:block06/mean, 2:block06/mean and so on.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'
@@ -513,17 +514,6 @@ def fit(
     Returns
     -------
     Fit
-
-    Raises
-    ------
-    InputError, CacheError
-        If a column is not cached, an entry is incomplete, or settings contradict each other.
-
-    Notes
-    -----
-    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns. A readout chosen on the validation
-    split is then fitted to train and valid.
 
     Examples
     --------
@@ -561,16 +551,18 @@ def import_features(
     protocol: str | None = None,
     cache: StrPath | None = None,
 ) -> Extraction:
-    """Cache features that another program computed, as an entry of a task.
+    """Cache features that another program computed.
 
-    The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
-    prepared task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet
-    file, the column ``split`` names the split of each row, and the features are columns of lists or of floats (joined).
+    They become an entry of a task, which `fit` reads like any other entry. The file holds one array (rows, width) per
+    split, named ``train``, ``valid`` and ``test``, with the rows of the prepared task in their order. With several
+    columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet file, the column ``split`` names the split of
+    each row, and the features are columns of lists or of floats (joined).
+
 
     Parameters
     ----------
     file : str or path-like
-        An ``.npz``, ``.h5``, ``.parquet`` or ``.safetensors`` file.
+        An .npz, .h5, .parquet or .safetensors file of the features.
     task : str or path-like
         Name of a task, or the path of your own data.
     name : str
@@ -624,11 +616,6 @@ def import_features(
     -------
     Extraction
         An array whose name has no ``COLUMN`` is the column ``imported/mean``.
-
-    Raises
-    ------
-    InputError
-        If the rows differ from those of the task, or a value is not finite.
 
     Examples
     --------
@@ -688,18 +675,19 @@ def plan(
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Forecast:
-    """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
+    """Estimate time, disk and memory of an extraction.
 
-    Only the prepared data is kept.
+    A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the data is enough.
+
 
     Parameters
     ----------
     task : str or path-like
-        Name of a task, or the path of your own data; a sample of the future data is enough.
+        Name of a task, or the path of your own data.
     rows : int, optional
-        Total number of rows. By default all rows of the task, or ``limit`` per split.
+        Total number of rows; by default all rows of the task, or --limit per split.
     workers : int, default=1
-        Processes or GPUs like this one that will share the work.
+        Processes or GPUs like this one that share the work.
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
@@ -815,12 +803,13 @@ def predict(
 ) -> Predictions:
     """Apply a saved readout to the sequences of a file.
 
+
     Parameters
     ----------
     readout : str or path-like
-        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
+        Folder or JSON file that fit wrote, or the folder of a run of train.
     file : str or path-like
-        Any file that a task can be made from, with or without labels, or an idx file of images.
+        New sequences: any file that a task can be made from, with or without labels, or an idx file of images.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     trust : bool, default=False
@@ -841,11 +830,10 @@ def predict(
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import extract, fit, predict
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> len([each.label for each in predict("waves-readout", "waves.npz")])
-    30
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> len([each.label for each in predict("digits", "new.npz")])
+    3
     """
 
 def prepare(
@@ -877,10 +865,11 @@ def prepare(
     fetch: bool = False,
     cache: StrPath | None = None,
 ) -> Prepared:
-    """Prepare a task's data, or open it if it is already prepared.
+    """Read a task's files into arrays, and split them.
 
-    The prepared data is in a cache folder that is named after the task's parameters and the contents of the source
-    files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
+    The other stages do this themselves when they need the data. The prepared data is in a cache folder that is named
+    after the task's parameters and the contents of the source files. If a source file changes, another is written.
+
 
     Parameters
     ----------
@@ -971,17 +960,18 @@ def pretrain(
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Pretraining:
-    """Pretrain a backbone on a corpus.
+    """Pretrain a backbone from random weights.
 
-    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives. ``vocabulary``
+    is the number of tokens of a stream, or for bit-memory the size of the token embeddings, which are not trained.
+
 
     Parameters
     ----------
     corpus : str or path-like
-        Path of a text file (also ``.gz``) or of a folder of text files; the name of a stream of tokens (``nesting``,
-        ``zipf``, ``uniform``); or ``bit-memory``, to train all parameters on that task.
+        A text file (also .gz), a folder of them, a stream of tokens (nesting, zipf, uniform), or bit-memory.
     out : str or path-like
-        Folder of the model. transformers loads it, and so does ``backbone=``.
+        Folder of the new model, for --backbone; transformers can load it.
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
@@ -1021,11 +1011,6 @@ def pretrain(
     -------
     Pretraining
 
-    Notes
-    -----
-    ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
-    not trained. Bit-memory uses neither a context nor a learning rate schedule.
-
     Examples
     --------
     >>> from reservoir_pipelines import pretrain
@@ -1042,9 +1027,10 @@ def report(
 ) -> Report:
     """Write a page with the results in folders of `reproduce`, `fit` and `train`.
 
+
     Parameters
     ----------
-    sources : str, path-like or a sequence of these
+    sources : str or path-like or sequence of path-like
         The folders. An empty sequence means all reproductions and the latest fits of the cache.
     markdown : bool, default=False
         Write only the tables, as Markdown.
@@ -1056,11 +1042,6 @@ def report(
     Returns
     -------
     Report
-
-    Raises
-    ------
-    InputError
-        If a folder has no such results, or nothing is cached yet.
 
     Examples
     --------
@@ -1107,13 +1088,14 @@ def reproduce(
 ) -> Reproduction:
     """Run the unfinished cells of recipes, and fill in the tables that the recipes describe.
 
+
     Parameters
     ----------
-    names : str, path-like or a sequence of these
+    names : str or path-like or sequence of path-like
         Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package.
-    confirm : callable, optional
-        Called with the cells to run, and the folders and the device that they use, before any of them runs. Nothing
-        runs if it returns False.
+    confirm : Callable[[Any, Any], bool], optional
+        Called with the cells to run, and the folders and the device that they use, before any of them runs.
+        Nothing runs if it returns False.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     scale : str, default='smoke'
@@ -1179,11 +1161,6 @@ def reproduce(
     -------
     Reproduction
 
-    Raises
-    ------
-    InputError
-        If a recipe, or a cell, task or setting that it names, does not exist. A failed cell does not end the run.
-
     Examples
     --------
     >>> from reservoir_pipelines import reproduce
@@ -1248,14 +1225,16 @@ def train(
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Training:
-    """Train some groups of a model's parameters on a task, with everything else frozen.
+    """Train groups of parameters with the rest frozen.
 
-    On a CPU the same settings give the same weights, even if the run was stopped and resumed. If ``accelerate launch``
-    starts several processes, each process takes ``batch * accumulate`` rows per step.
+    The best checkpoint is chosen by validation and scored on test once. On a CPU the same settings give the same
+    weights, even if the run was stopped and resumed. If ``accelerate launch`` starts several processes, each process
+    takes ``batch`` times ``accumulate`` rows per step.
 
     ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
     Without ``run``, the folder is in the cache, and its name contains a hash of all settings that affect the result.
-    With ``sweep``, every run is kept, an interrupted run continues, and the run with the best valid score is returned.
+    With ``sweep``, every run is kept, and the run with the best valid score is returned.
+
 
     Parameters
     ----------
@@ -1424,15 +1403,16 @@ def tune(
     scheduler: str | None = None,
     out: StrPath | None = None,
 ) -> Tuning:
-    """Search for the reservoirs that suit a data set, and fit one readout to the columns of the best reservoirs.
+    """Search for the reservoirs that suit your data.
 
     The candidates are the default reservoir and random variations of it. They are scored by cross-validation on train
     and valid: first all of them, on so few rows that the budget allows at least ten, then the best quarter on more
-    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. The test
-    rows are scored once, with the final readout. An interrupted search continues, even with a larger budget.
+    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. One readout
+    of their columns is then scored on the test rows once. The same call continues an interrupted search.
 
-    ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
-    other backbone is tried. Any number of workers gives the same result. ``out`` is the folder of the fit.
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is tried. ``out`` is
+    the folder of the fit.
+
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from reservoir import options as opt
 from reservoir.errors import nearest, require_path
-from reservoir.option_fields import Options, as_group, keyword
+from reservoir.option_fields import Options, as_group, keyword, option
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -28,50 +28,69 @@ if TYPE_CHECKING:
     StrPath = str | PathLike[str]
     Features = results.Extraction | FeatureStore | Path | str
 
-TASK = """\
-Parameters
-----------
-task : str or path-like
-    Name of a task, or the path of your own data.
-**options"""
-FIRST_SECTION = re.compile(r"(^\w+\n---)", re.MULTILINE)
+COMMON = {
+    "task": "Name of a task, or the path of your own data.",
+    "readout": "Folder or JSON file that fit wrote, or the folder of a run of train.",
+    "file": "New sequences: any file that a task can be made from, with or without labels, or an idx file of images.",
+}
+"""The descriptions of parameters that several functions have."""
+
+KINDS = {
+    "StrPath": "str or path-like",
+    "Path": "path-like",
+    "Sequence[str]": "sequence of str",
+    "Sequence[StrPath]": "sequence of path-like",
+    "Mapping[str, Any]": "mapping",
+}
+"""The words of documentation for the types of parameters."""
+
+FIRST_SECTION = re.compile(r"^\w+\n---", re.MULTILINE)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(*groups: type[Options]) -> Callable[[F], F]:
-    """Decorate a function: replace ``**options`` in its signature and docstring by the options of some groups."""
+def takes(*groups: type[Options], **own: str) -> Callable[[F], F]:
+    """Decorate a function: replace ``**options`` in its signature by the options of some groups, and describe them.
+
+    ``own`` has the descriptions of its other parameters. Commands show the same descriptions.
+    """
 
     def document(function: F) -> F:
-        own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
-        items = {item.name: item for group in groups for item in fields(group)}
-        items = {name: item for name, item in items.items() if name not in {p.name for p in own}}
-        options = [keyword(item.name, item.default, str(item.type)) for item in items.values()]
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+        first = [_as_option(p, (COMMON | own)[p.name]) for p in parameters]
+        items = [item for group in groups for item in fields(group)]
+        options = [keyword(item.name, item.default, str(item.type)) for item in items]
         returned = function.__annotations__["return"].removeprefix("results.")
-        vars(function).update(
-            groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
-        )
-        text, described = inspect.getdoc(function) or "", "\n".join(map(_described, items.values()))
-        if "**options" not in text:  # a docstring without a section of parameters
-            text = FIRST_SECTION.sub(rf"{TASK}\n\n\1", text, count=1)
-        if "\nReturns\n" not in text:
-            head, mark, rest = text.partition("**options\n\n")
-            text = f"{head}{mark}Returns\n-------\n{returned}\n\n{rest}"
-        function.__doc__ = text.replace("**options", described)
+        signature = inspect.Signature([*parameters, *options], return_annotation=returned)
+        text = inspect.getdoc(function) or ""
+        section = FIRST_SECTION.search(text)
+        assert section, f"{function.__name__} has no example"
+        summary, rest = text[: section.start()], text[section.start() :]
+        added = ["Parameters", "----------", *map(described, [*first, *items]), ""]
+        if not rest.startswith("Returns\n"):
+            added += ["Returns", "-------", returned, ""]
+        vars(function).update(groups=groups, own=first, summary=summary, __signature__=signature)
+        function.__doc__ = "\n".join([summary, *added, rest])
         return function
 
     return document
 
 
-def _described(item: Field[Any]) -> str:
-    """Return the description of an option as a numpydoc parameter."""
-    kinds = str(item.type).replace("Sequence[str]", "sequence of str").replace("Mapping[str, Any]", "mapping")
-    words = [kind.replace("Path", "path-like") for kind in kinds.split(" | ") if kind != "None"]
-    default = "optional" if item.default is None else f"default={item.default!r}"
+def _as_option(parameter: inspect.Parameter, text: str) -> Field[Any]:
+    item = option(parameter.default, text)
+    item.name, item.type = parameter.name, str(parameter.annotation)
+    return item
+
+
+def described(item: Field[Any]) -> str:
+    """Return the description of an option in the form of numpydoc."""
+    kinds = [KINDS.get(kind, kind) for kind in str(item.type).split(" | ") if kind != "None"]
+    required = item.default is inspect.Parameter.empty
+    default = "" if required else ", optional" if item.default is None else f", default={item.default!r}"
     shown, text = item.metadata["shown"], item.metadata["help"]
     text += ("" if text.endswith(".") else ".") + (f" Default: {shown}." if shown else "")
     below = textwrap.fill(text, 108, initial_indent=" " * 4, subsequent_indent=" " * 4)
-    return f"{item.name} : {' or '.join(words)}, {default}\n{below}"
+    return f"{item.name} : {' or '.join(kinds)}{default}\n{below}"
 
 
 def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
@@ -84,10 +103,10 @@ def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[An
 
 @takes(opt.TaskOptions, opt.ClusterOptions, opt.DownloadOptions, opt.CacheOptions)
 def prepare(task: StrPath, **options: Any) -> results.Prepared:
-    """Prepare a task's data, or open it if it is already prepared.
+    """Read a task's files into arrays, and split them.
 
-    The prepared data is in a cache folder that is named after the task's parameters and the contents of the source
-    files. It is complete or absent, and it never changes: if a source file changes, another folder is written.
+    The other stages do this themselves when they need the data. The prepared data is in a cache folder that is named
+    after the task's parameters and the contents of the source files. If a source file changes, another is written.
 
     Examples
     --------
@@ -102,30 +121,18 @@ def prepare(task: StrPath, **options: Any) -> results.Prepared:
     return run(require_path(task, "prepare: task"), chosen, cache=place.cache, cluster=cluster, files=files)
 
 
-@takes(opt.ExtractOptions, opt.ClusterOptions)
+@takes(opt.ExtractOptions, opt.ClusterOptions, splits="Compute only these splits; all by default.")
 def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> results.Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
-    is added without computing the others again. The same settings give the same bytes, even after an interruption.
-
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    splits : sequence of str, optional
-        Compute only these splits; a later call adds the others. All by default.
-    **options
+    is added without computing the others again. ``batch_rows`` applies to new entries only, because it changes the last
+    bits. A larger ``limit`` includes the rows of a smaller one.
 
     Returns
     -------
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
-
-    Notes
-    -----
-    ``batch_rows`` applies to a new entry. An existing entry keeps its own value, because the batch size changes the
-    last bits. A larger ``limit`` includes the rows of a smaller one. Workers share the blocks and the cache.
 
     Examples
     --------
@@ -139,33 +146,24 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     return run(require_path(task, "extract: task"), *groups_of(extract, options), splits=splits)
 
 
-@takes(opt.TaskOptions, opt.CacheOptions)
+@takes(
+    opt.TaskOptions,
+    opt.CacheOptions,
+    file="An .npz, .h5, .parquet or .safetensors file of the features.",
+    name="Name of the entry, such as the model that computed the features.",
+)
 def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) -> results.Extraction:
-    """Cache features that another program computed, as an entry of a task.
+    """Cache features that another program computed.
 
-    The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
-    prepared task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet
-    file, the column ``split`` names the split of each row, and the features are columns of lists or of floats (joined).
-
-    Parameters
-    ----------
-    file : str or path-like
-        An ``.npz``, ``.h5``, ``.parquet`` or ``.safetensors`` file.
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    name : str
-        Name of the entry, such as the model that computed the features.
-    **options
+    They become an entry of a task, which `fit` reads like any other entry. The file holds one array (rows, width) per
+    split, named ``train``, ``valid`` and ``test``, with the rows of the prepared task in their order. With several
+    columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet file, the column ``split`` names the split of
+    each row, and the features are columns of lists or of floats (joined).
 
     Returns
     -------
     Extraction
         An array whose name has no ``COLUMN`` is the column ``imported/mean``.
-
-    Raises
-    ------
-    InputError
-        If the rows differ from those of the task, or a value is not finite.
 
     Examples
     --------
@@ -183,21 +181,15 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     return run(Path(require_path(file, "import_features: file")), task, name, *chosen)
 
 
-@takes(opt.ExtractOptions)
+@takes(
+    opt.ExtractOptions,
+    rows="Total number of rows; by default all rows of the task, or --limit per split.",
+    workers="Processes or GPUs like this one that share the work.",
+)
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
-    """Measure a few seconds of an extraction and estimate the time, disk and memory of the whole extraction.
+    """Estimate time, disk and memory of an extraction.
 
-    Only the prepared data is kept.
-
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data; a sample of the future data is enough.
-    rows : int, optional
-        Total number of rows. By default all rows of the task, or ``limit`` per split.
-    workers : int, default=1
-        Processes or GPUs like this one that will share the work.
-    **options
+    A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the data is enough.
 
     Examples
     --------
@@ -210,24 +202,15 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
     return run(require_path(task, "plan: task"), *groups_of(plan, options), rows=rows, workers=workers)
 
 
-@takes(opt.FitOptions, opt.DeviceOptions)
+@takes(
+    opt.FitOptions,
+    opt.DeviceOptions,
+    features="What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted "
+    "together; their columns are named 1:block06/mean, 2:block06/mean and so on.",
+)
 def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
-    Parameters
-    ----------
-    features : Extraction, FeatureStore or path-like, or a sequence of these
-        What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
-        columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
-    **options
-
-    Raises
-    ------
-    InputError, CacheError
-        If a column is not cached, an entry is incomplete, or settings contradict each other.
-
-    Notes
-    -----
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
     which is chosen if nothing scores better. ``a+b`` concatenates two columns. A readout chosen on the validation
     split is then fitted to train and valid.
@@ -246,15 +229,15 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
 
 @takes(opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions)
 def tune(task: StrPath, **options: Any) -> results.Tuning:
-    """Search for the reservoirs that suit a data set, and fit one readout to the columns of the best reservoirs.
+    """Search for the reservoirs that suit your data.
 
     The candidates are the default reservoir and random variations of it. They are scored by cross-validation on train
     and valid: first all of them, on so few rows that the budget allows at least ten, then the best quarter on more
-    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. The test
-    rows are scored once, with the final readout. An interrupted search continues, even with a larger budget.
+    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. One readout
+    of their columns is then scored on the test rows once. The same call continues an interrupted search.
 
-    ``budget`` includes the time for loading the libraries and the trials of earlier calls. If ``backbone`` is given, no
-    other backbone is tried. Any number of workers gives the same result. ``out`` is the folder of the fit.
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is tried. ``out`` is
+    the folder of the fit.
 
     Examples
     --------
@@ -276,14 +259,6 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
 def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
     """Apply a saved readout to the sequences of a file.
 
-    Parameters
-    ----------
-    readout : str or path-like
-        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
-    file : str or path-like
-        Any file that a task can be made from, with or without labels, or an idx file of images.
-    **options
-
     Returns
     -------
     Predictions
@@ -293,11 +268,10 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import extract, fit, predict
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> len([each.label for each in predict("waves-readout", "waves.npz")])
-    30
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> len([each.label for each in predict("digits", "new.npz")])
+    3
     """
     from reservoir_pipelines.prediction.predict import predict as run
 
@@ -307,32 +281,18 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 
 @takes(opt.ExplainOptions)
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
-    """Plot what each position of some sequences adds to the score of the predicted class.
+    """Plot what each position adds to the score of a label.
 
-    ``out`` is ``explained.png`` in the readout's folder by default.
-
-    Parameters
-    ----------
-    readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote.
-    file : str or path-like
-        New sequences, in any form that `predict` reads.
-    **options
-
-    Raises
-    ------
-    InputError
-        If the readout is not linear or has several labels per sequence, or the file is not readable.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its folder by default.
 
     Examples
     --------
     >>> import numpy as np
     >>> from reservoir_pipelines import explain, extract, fit
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
-    [40, 40]
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), out="digits")
+    >>> np.savez("new.npz", x=np.zeros((3, 8, 8)))
+    >>> [len(row.occluded) for row in explain("digits", "new.npz", first=2).rows]
+    [16, 16]
     """
     from reservoir_pipelines.prediction.explain import explain as run
 
@@ -340,23 +300,16 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanat
     return run(Path(readout), Path(file), *groups_of(explain, options))
 
 
-@takes(opt.OutOptions)
+@takes(opt.OutOptions, to="Form of the file: torch (for torch.export.load) or onnx.")
 def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Export:
-    """Write a saved readout and its frozen model as one file that maps a raw sequence to logits.
+    """Write a readout with its model as one file.
 
+    The file maps raw sequences to logits and runs without this program.
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
     its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
     ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or images
     by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
     are then the input, and the file of the tokenizer or processor is written as ``reader``.
-
-    Parameters
-    ----------
-    readout : str or path-like
-        Folder or JSON file of a linear readout that `fit` wrote, or the folder of a run of `train`.
-    to : {"torch", "onnx"}, default="torch"
-        Form of the file.
-    **options
 
     Examples
     --------
@@ -372,14 +325,15 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 
 @takes(opt.ReservoirOptions, opt.RowOptions, opt.TrainOptions, opt.PlaceOptions)
 def train(task: StrPath, **options: Any) -> results.Training:
-    """Train some groups of a model's parameters on a task, with everything else frozen.
+    """Train groups of parameters with the rest frozen.
 
-    On a CPU the same settings give the same weights, even if the run was stopped and resumed. If ``accelerate launch``
-    starts several processes, each process takes ``batch * accumulate`` rows per step.
+    The best checkpoint is chosen by validation and scored on test once. On a CPU the same settings give the same
+    weights, even if the run was stopped and resumed. If ``accelerate launch`` starts several processes, each process
+    takes ``batch`` times ``accumulate`` rows per step.
 
     ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
     Without ``run``, the folder is in the cache, and its name contains a hash of all settings that affect the result.
-    With ``sweep``, every run is kept, an interrupted run continues, and the run with the best valid score is returned.
+    With ``sweep``, every run is kept, and the run with the best valid score is returned.
 
     Examples
     --------
@@ -392,25 +346,18 @@ def train(task: StrPath, **options: Any) -> results.Training:
     return run(require_path(task, "train: task"), *groups_of(train, options))
 
 
-@takes(opt.ShapeOptions, opt.PretrainOptions, opt.PlaceOptions)
+@takes(
+    opt.ShapeOptions,
+    opt.PretrainOptions,
+    opt.PlaceOptions,
+    corpus="A text file (also .gz), a folder of them, a stream of tokens (nesting, zipf, uniform), or bit-memory.",
+    out="Folder of the new model, for --backbone; transformers can load it.",
+)
 def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretraining:
-    """Pretrain a backbone on a corpus.
+    """Pretrain a backbone from random weights.
 
-    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives.
-
-    Parameters
-    ----------
-    corpus : str or path-like
-        Path of a text file (also ``.gz``) or of a folder of text files; the name of a stream of tokens (``nesting``,
-        ``zipf``, ``uniform``); or ``bit-memory``, to train all parameters on that task.
-    out : str or path-like
-        Folder of the model. transformers loads it, and so does ``backbone=``.
-    **options
-
-    Notes
-    -----
-    ``vocabulary`` is the number of tokens of a stream. For bit-memory it is the size of the token embeddings, which are
-    not trained. Bit-memory uses neither a context nor a learning rate schedule.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives. ``vocabulary``
+    is the number of tokens of a stream, or for bit-memory the size of the token embeddings, which are not trained.
 
     Examples
     --------
@@ -426,9 +373,10 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
 
 @takes(opt.ReservoirOptions, opt.TaskOptions, opt.AttentionOptions, opt.PlaceOptions)
 def attention(task: StrPath, **options: Any) -> results.Attention:
-    """Plot and save the attention maps of one block over the first rows of a split.
+    """Plot which tokens attend to which in one block.
 
-    If ``run`` is the folder of a run of `train`, the model, the task's parameters and the scaling come from that run.
+    The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run of `train`, the
+    model, the task's parameters and the scaling come from that run.
 
     Returns
     -------
@@ -446,25 +394,19 @@ def attention(task: StrPath, **options: Any) -> results.Attention:
     return run(require_path(task, "attention: task"), *groups_of(attention, options))
 
 
-@takes(opt.ReproduceOptions, opt.ClusterOptions, opt.TaskOptions, opt.PlaceOptions)
+@takes(
+    opt.ReproduceOptions,
+    opt.ClusterOptions,
+    opt.TaskOptions,
+    opt.PlaceOptions,
+    names="Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package.",
+    confirm="Called with the cells to run, and the folders and the device that they use, before any of them runs. "
+    "Nothing runs if it returns False.",
+)
 def reproduce(
     names: StrPath | Sequence[StrPath], *, confirm: Callable[[Any, Any], bool] | None = None, **options: Any
 ) -> results.Reproduction:
     """Run the unfinished cells of recipes, and fill in the tables that the recipes describe.
-
-    Parameters
-    ----------
-    names : str, path-like or a sequence of these
-        Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package.
-    confirm : callable, optional
-        Called with the cells to run, and the folders and the device that they use, before any of them runs. Nothing
-        runs if it returns False.
-    **options
-
-    Raises
-    ------
-    InputError
-        If a recipe, or a cell, task or setting that it names, does not exist. A failed cell does not end the run.
 
     Examples
     --------
@@ -477,22 +419,14 @@ def reproduce(
     return run(_several(names, "reproduce: names"), *groups_of(reproduce, options), confirm=confirm)
 
 
-@takes(opt.OutOptions, opt.CacheOptions)
+@takes(
+    opt.OutOptions,
+    opt.CacheOptions,
+    sources="The folders. An empty sequence means all reproductions and the latest fits of the cache.",
+    markdown="Write only the tables, as Markdown.",
+)
 def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any) -> results.Report:
     """Write a page with the results in folders of `reproduce`, `fit` and `train`.
-
-    Parameters
-    ----------
-    sources : str, path-like or a sequence of these
-        The folders. An empty sequence means all reproductions and the latest fits of the cache.
-    markdown : bool, default=False
-        Write only the tables, as Markdown.
-    **options
-
-    Raises
-    ------
-    InputError
-        If a folder has no such results, or nothing is cached yet.
 
     Examples
     --------

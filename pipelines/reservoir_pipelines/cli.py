@@ -33,19 +33,19 @@ _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protoco
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, stages.tasks, _DATA, opt.CacheOptions)
 command(app, doctor.doctor, _DATA, opt.CacheOptions)
-command(app, stages.prepare, api.prepare)
+command(app, api.prepare, show=stages.prepared_answer)
 command(app, stages.extract, api.extract)
-command(app, stages.plan, api.plan)
-command(app, stages.import_features, api.import_features)
+command(app, api.plan)
+command(app, api.import_features)
 command(app, stages.fit, api.fit, opt.CacheOptions, opt.ReservoirOptions, opt.RowOptions)
-command(app, stages.tune, api.tune)
+command(app, api.tune, show=stages.tuning_answer)
 command(app, stages.predict, api.predict)
-command(app, stages.explain, api.explain)
-command(app, stages.export, api.export)
+command(app, api.explain, show=stages.explanation_answer)
+command(app, api.export)
 command(app, stages.backbone, _MODEL, _PROTOCOL, opt.OutOptions, opt.CacheOptions)
-command(app, stages.attention, api.attention)
-command(app, stages.train, api.train)
-command(app, stages.pretrain, api.pretrain)
+command(app, api.attention)
+command(app, api.train, show=stages.training_answer)
+command(app, api.pretrain)
 command(app, stages.reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
 command(app, stages.report, api.report)
 for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; invalid input is reported in one line on stderr."""
     from reservoir_cache import CacheError
 
-    from reservoir.errors import InputError
+    from reservoir.errors import FailedError, InputError
 
     try:
         with heartbeat("reservoir"):
@@ -90,8 +90,8 @@ def run(arguments: list[str]) -> int:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
         return _fault(error.format_message().replace("\n", " ").rstrip(".") + hint)
-    except (InputError, CacheError) as error:
-        return _fault(str(error))
+    except (InputError, CacheError, FailedError) as error:
+        return _fault(str(error), 1 if isinstance(error, FailedError) else 2)
     except typer.Abort:  # Ctrl-C or Ctrl-D at a question
         return _fault("interrupted", 130)
     except BrokenPipeError:  # the reader of our output, such as head, has ended
@@ -118,23 +118,17 @@ def _fault(message: str, code: int = 2) -> int:
     return code
 
 
-# Exit code 2: the user can correct the path.
-_REMEDIES = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another path"),
-    errno.EROFS: "name a path that can be written",
-    errno.ENOENT: "check the path",
-    errno.ENOTDIR: "check the path: one part of it is a file, not a folder",
-    errno.EISDIR: "name a file, not a folder",
-    errno.EEXIST: "name another path",
-    errno.ENAMETOOLONG: "name a shorter path",
-    errno.ELOOP: "check the links on the path",
+# The user can correct the path: exit code 2.
+_WRONG_PATH = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
+    *(errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
 }
-# Exit code 1: the machine lacks a resource or is faulty. The error of a failed write names no path.
+# The machine lacks a resource or is faulty: exit code 1. The error of a failed write names no path.
 _TROUBLES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space, then run the same command again to continue"),
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to continue",
-    errno.EIO: "check the disk, then run the same command again to continue",
-    errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to continue",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some disk space"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EIO: "check the disk",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
 }
 
 
@@ -142,8 +136,9 @@ def _system_fault(error: OSError) -> tuple[str, int] | None:
     """Return one line and the exit code for an error that no command handled, or None for a bug."""
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None
-    code = 2 if error.errno in _REMEDIES else 1
-    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix the cause, then run the same command again to continue")
+    code = 2 if error.errno in _WRONG_PATH else 1
+    trouble = f"{_TROUBLES.get(error.errno, 'fix the cause')}, then run the same command again to continue"
+    remedy = "check the path and its permissions, or name another path" if code == 2 else trouble
     path = Path(str(error.filename or ""))
     # The name of a temporary file of `replace_file` means nothing to the user.
     shown = path.parent if path.name.startswith(".") and path.suffix == ".part" else error.filename

@@ -13,21 +13,18 @@ from typer.core import TyperCommand
 
 from reservoir.errors import InputError, as_input_error
 from reservoir.option_fields import flag_of, keyword, panels, refuse_modules
-from reservoir_pipelines.output import print_json, print_table
+from reservoir_pipelines.output import Table, fact_table, print_json, print_table
 
 HELP = {"help_option_names": ["-h", "--help"]}  # the flags that print the help
 
+_EMPTY = inspect.Parameter.empty
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
-
-OwnTask = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
 
 SECTIONS = (
     *("Arguments", "Data", "Model", "Features", "Readout", "Search"),
     *("Training", "Attention", "Tables", "Output", "Run", "Options"),
 )
 """The sections of a command's help, in their order."""
-
-Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` takes them
 
 
 class SectionedCommand(TyperCommand):
@@ -53,42 +50,60 @@ class Answer:
     """Result of a command: a value for programs, tables for people, and whether the exit code is 1."""
 
     value: Any
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table] | None = None  # by default a table of the fields of the value
     wrong: bool = False
 
 
-def command(app: typer.Typer, function: Callable[..., Answer | None], *groups: Any) -> None:
+def command(
+    app: typer.Typer, function: Callable[..., Any], *groups: Any, show: Callable[[Any], Answer | None] = Answer
+) -> None:
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
-    A group is a class of options, a tuple of such a class and the names of some of its options, or a public function,
-    which means all groups of that function. The command function gets its own arguments, the dict ``given`` of the
-    options that were set, and ``json`` if it has that parameter.
+    The function is a public one, whose result ``show`` turns into an answer, or it returns an answer and has the
+    parameters ``given``, a dict of the options that were set, and perhaps ``json``. A group is a class of options, a
+    tuple of such a class and the names of some of its options, or a public function, which means all its groups.
     """
-    parameters = inspect.signature(function, eval_str=True).parameters
-    own = [p for p in parameters.values() if p.name not in ("given", "json")]
-    items = {item.name: item for group in groups for item in _fields(group) if item.name not in parameters}
+    public = hasattr(function, "groups")
+    parameters = inspect.signature(function, eval_str=not public).parameters
+    if public:
+        own = [_required(item, parameters[item.name].kind) for item in vars(function)["own"] if item.default is _EMPTY]
+        found = [item for item in vars(function)["own"] if item.default is not _EMPTY] + _fields(function)
+    else:
+        own = [p for p in parameters.values() if p.name not in ("given", "json")]
+        found = [item for group in groups for item in _fields(group) if item.name not in parameters]
+    items = {item.name: item for item in found}
 
     def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
         given = {name: value for name in items if (value := values.pop(name)) is not None}
         for name, value in given.items():
             if str(items[name].type).startswith("Mapping"):
                 given[name] = parse_parameters(value, flag_of(items[name]))
-        check_names({**values, **given})
-        answer = function(**values, given=given, **({"json": json} if "json" in parameters else {}))
-        if answer and json:
+        check_names({**values, **given}, values)
+        if public:
+            answer = show(function(**values, **given))
+        else:
+            answer = function(**values, given=given, **({"json": json} if "json" in parameters else {}))
+        if answer is None:
+            return
+        if json:
             print_json(answer.value)
-        for table in answer.tables if answer and not json else ():
-            print_table(*table)
-        if answer and answer.wrong:
+        else:
+            for table in [fact_table(answer.value)] if answer.tables is None else answer.tables:
+                print_table(*table)
+        if answer.wrong:
             raise typer.Exit(1)
 
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     signature = inspect.Signature([*own, *map(_parameter, items.values()), *_COMMON])
-    vars(run)["__signature__"], run.__doc__ = signature, function.__doc__
+    vars(run)["__signature__"] = signature
+    text = getattr(function, "summary", function.__doc__ or "")
+    for item in items.values():
+        text = text.replace(f"``{item.name}``", flag_of(item))
+    run.__doc__ = text.replace("`", "")
     app.command(function.__name__.rstrip("_").replace("_", "-"), cls=SectionedCommand)(run)
 
 
-def check_names(given: Mapping[str, Any]) -> None:
+def check_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise `InputError` for an unknown task or backbone, or a missing file, before anything heavy is imported."""
     if backbone := given.get("backbone"):
         from reservoir.backbone_names import check_backbone_name
@@ -101,8 +116,8 @@ def check_names(given: Mapping[str, Any]) -> None:
         if task not in TASKS:
             source.files()
     for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
-        path = given.get(name)
-        if isinstance(path, Path) and not path.exists():
+        path = own.get(name)
+        if path and not Path(path).exists():
             raise InputError(f"{path}: no such file or folder; name {what}")
 
 
@@ -127,6 +142,12 @@ def _fields(group: Any) -> list[Field[Any]]:
     ]
 
 
+def _required(item: Field[Any], kind: Any) -> inspect.Parameter:
+    """Return the argument, or the flag of a keyword, for a parameter without a default."""
+    info = typer.Option if kind is inspect.Parameter.KEYWORD_ONLY else typer.Argument
+    return keyword(item.name, _EMPTY, Annotated[str, info(help=item.metadata["help"])])
+
+
 def _parameter(item: Field[Any]) -> inspect.Parameter:
     """Return the flag of a field. Its default is None, which distinguishes a missing value from a given one."""
     kind = str(item.type).partition(" |")[0]
@@ -140,7 +161,7 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
         f"{flag}/--no-{flag[2:]}" if item.default is True else flag,
         help=text,
         show_default=False,
-        rich_help_panel=panels[item.name],
+        rich_help_panel=panels.get(item.name),
         **more,
     )
     return keyword(item.name, None, Annotated[(list[str] if several else _TYPES.get(kind, str)) | None, found])

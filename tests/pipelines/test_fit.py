@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reservoir_pipelines import extract, fit, predict, prepare
-from reservoir_pipelines.commands.stage_commands import fit_tables
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -551,8 +550,6 @@ def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, 
     left_out = [result.name for result in done.left_out]
     assert not without.left_out and len(finalists) == -(-len(tried) // 3)
     assert finalists | set(left_out) == tried and not finalists & set(left_out)
-    (rest,) = [table for table in fit_tables(done) if "#valid in the race" in table[0]]
-    assert len(rest[1]) == len(left_out) and "which must not be compared with those above" in rest[2]
     scores = [result.merit for result in done.left_out]
     assert scores == sorted(scores, reverse=True) and done.to_dict()["left_out"] == left_out
     assert [result.to_dict() for result in again.table] == [result.to_dict() for result in done.table]

@@ -116,7 +116,7 @@ def test_rows_that_cannot_be_read_get_an_empty_label_and_the_reason(fitted, tmp_
     expected, found = (tmp_path / f"{name}{suffix}" for name in ("expected", "found"))
     assert call("predict", fitted, good, "--out", expected, "--coverage", 0.9)[0] == 0
     code, out, error = call("predict", fitted, bad, "--out", found, "--coverage", 0.9)
-    assert code == 0 and "rows       6" in out
+    assert code == 0 and "rows  6" in out
     assert "bad.csv: 2 of 6 rows cannot be read: line 5: 'ERR' is not a number in column 'v1'; line 7: an emp" in error
     ours, theirs = read_table(found, text=None).frame, read_table(expected, text=None).frame
     assert ours["id"].equals(theirs["id"]) and np.flatnonzero(ours["label"].isna()).tolist() == [3, 5]

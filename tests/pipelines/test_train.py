@@ -428,7 +428,7 @@ def test_sweep_prints_every_run_and_refuses_values_that_are_no_numbers(cache, ca
     flags = ["--backbone", SHALLOW, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
     rows = [part for name, count in FEW.items() for part in ("--param", f"{name}={count}")]
     line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
-    assert len(answer(*line)["swept"]) == 2 and "learning_rate" in call(*line)[1]
+    assert len(answer(*line)["swept"]) == 2 and "learning rate" in call(*line)[1]
     for wrong, says in (
         ("steps=1,2", "give values of batch, accumulate, learning_rate"),
         ("batch=a,b", "--batch 'a,b': give a whole number"),

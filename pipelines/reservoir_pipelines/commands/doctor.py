@@ -1,7 +1,6 @@
 """The command ``reservoir doctor``: what is wrong on this machine, and the command that fixes it."""
 
 import fcntl
-import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -12,14 +11,12 @@ from typing import Any
 
 import reservoir_cache as store
 
-from reservoir.errors import InputError
 from reservoir_pipelines.command import Answer
-from reservoir_pipelines.files import cache_root, data_folder
-from reservoir_pipelines.output import size_text
+from reservoir_pipelines.files import cache_root
+from reservoir_pipelines.output import records_table, size_text
 
 MIN_FREE_BYTES = 10**9
 EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}
-
 
 Finding = tuple[str, str, str]
 """What was checked, the result, and the command that fixes a problem, empty if there is none."""
@@ -30,40 +27,42 @@ def doctor(given: dict[str, Any]) -> Answer:
 
     The exit code is 1 if there is a problem.
     """
+    names = ("what", "found", "remedy")
+    found = [dict(zip(names, finding, strict=True)) for finding in _findings(**given)]
+    return Answer(found, [records_table(found, *names)], wrong=any(finding["remedy"] for finding in found))
+
+
+def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[Finding]:
     import torch
 
     from reservoir import devices
     from reservoir.reservoir import choose_compute, choose_device
+    from reservoir_pipelines.preparation.prepare import task_table
 
     device = choose_device("auto")
     name = devices.describe(device) if devices.on_gpu(device) else f"{torch.get_num_threads()} threads"
-    compute = choose_compute("auto", device)
-    note = "" if compute == "bfloat16" else "; machines with native bfloat16 have other cache keys"
+    yield "python", platform.python_version(), ""
+    yield "device", f"{device.type}, {name}, torch {torch.__version__}", ""
+    yield "precision", choose_compute("auto", device), ""
+    yield from _cache(cache_root(cache))
+    yield from _entries(cache_root(cache))
+    rows = task_table(data=data, cache=cache)
+    without = [row["task"] for row in rows if row["remedy"]]
+    note = f"; without files: {', '.join(without)} (run reservoir tasks to see what to do)" if without else ""
+    yield "data", f"{len(rows) - len(without)} of {len(rows)} tasks{note}", ""
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
     lacking = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
-    cache = given.get("cache")
-    findings: list[Finding] = [
-        ("python", platform.python_version(), ""),
-        ("device", f"{device.type}, {name}, torch {torch.__version__}", ""),
-        ("precision", f"{compute}{note}", ""),
-        *_cache(cache),
-        *_entries(cache_root(cache)),
-        *_data(given.get("data"), cache),
-        ("extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{lacking}", ""),
-    ]
-    found = [{"what": what, "found": text, "remedy": remedy} for what, text, remedy in findings]
-    return Answer(found, [(("", "found", "what to do"), findings)], wrong=any(remedy for *_, remedy in findings))
+    yield "extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{lacking}", ""
 
 
-def _cache(cache: Path | None) -> Iterator[Finding]:
+def _cache(root: Path) -> Iterator[Finding]:
     try:
-        root = cache_root(cache)
         root.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=root) as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (InputError, OSError) as error:
+    except OSError as error:
         remedy = "name another folder with --cache or RESERVOIR_CACHE, on a file system with POSIX locks"
-        yield "cache", f"{cache or os.environ.get('RESERVOIR_CACHE') or 'the default folder'}: {error}", remedy
+        yield "cache", f"{root}: {error}", remedy
         return
     yield "cache", f"{root}: can be written and locked", ""
     free = shutil.disk_usage(root).free
@@ -83,19 +82,3 @@ def _entries(root: Path) -> Iterator[Finding]:
         elif not each.finished:
             state = f"{each.entry.path.name}: {each.blocks_done} of {each.blocks} blocks"
             yield "entry", state, "run the same extract again to continue, or reservoir cache remove " + key
-
-
-def _data(data: Path | None, cache: Path | None) -> Iterator[Finding]:
-    try:
-        data_folder(data)
-    except InputError as error:
-        yield "data", str(error), "name another folder with --data or RESERVOIR_DATA"
-        return
-    from reservoir_pipelines.preparation.prepare import task_table
-
-    rows = task_table(data=data, cache=cache)
-    missing = [row["task"] for row in rows if row["remedy"]]
-    note = f"; without files: {', '.join(missing)} (run reservoir tasks to see what to do)" if missing else ""
-    yield "data", f"{len(rows) - len(missing)} of {len(rows)} tasks{note}", ""
-    if os.environ.get("RESERVOIR_DATA") and data is None:
-        yield "RESERVOIR_DATA", os.environ["RESERVOIR_DATA"], ""

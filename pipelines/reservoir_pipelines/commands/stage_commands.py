@@ -1,11 +1,9 @@
-"""The command of each stage: its arguments, and its result as a table."""
+"""Commands with arguments of their own, and the answers of commands that call a public function."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,14 +14,17 @@ from reservoir import options as opt
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir_pipelines import api
-from reservoir_pipelines.command import Answer, OwnTask, Table
+from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import (
+    Table,
     count_text,
+    fact_table,
     is_share,
     notify,
     percent,
     print_json,
+    records_table,
     score_text,
     size_text,
     time_text,
@@ -31,8 +32,11 @@ from reservoir_pipelines.output import (
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
-    from reservoir_pipelines.extraction.extract import Extraction
     from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.prediction.explain import Explanation
+    from reservoir_pipelines.preparation.prepared import Prepared
+    from reservoir_pipelines.training.run_folder import Training
+    from reservoir_pipelines.tuning.tune import Tuning
 
 
 def tasks(given: dict[str, Any]) -> Answer:
@@ -40,30 +44,19 @@ def tasks(given: dict[str, Any]) -> Answer:
     from reservoir_pipelines.preparation.prepare import task_table
 
     found = task_table(**given)
-    headings = ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data")
-    rows = []
-    for r in found:
-        splits = ", ".join(f"{count:,} {name}" for name, count in (r["splits"] or {}).items()) or "-"
-        numbers = f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}"
-        rows.append((r["task"], r["input"], *numbers, splits, r["data"]))
-    missing = [(r["task"], r["remedy"]) for r in found if r["remedy"]]
-    return Answer(found, [(headings, rows), *([(("missing", "what to do"), missing)] if missing else [])])
+    table = records_table(found, "task", "input", "tokens", "labels_per_row", "classes", "splits", "data")
+    missing = [(row["task"], row["remedy"]) for row in found if row["remedy"]]
+    return Answer(found, [table, *([(("missing", "what to do"), missing)] if missing else [])])
 
 
-def prepare(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Read a task's files into arrays, and split them.
-
-    The other commands do this themselves when they need the data.
-    """
-    prepared = api.prepare(task, **given)
+def prepared_answer(prepared: Prepared) -> Answer:
+    """Return the folder, rows and digest of prepared data, and print notes on how it was read."""
     notify(*prepared.notes())
-    rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
-    found = {"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest}
-    return Answer(found, [(("split", "#rows"), rows, str(prepared.path))])
+    return Answer({"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest})
 
 
 def extract(
-    task: OwnTask,
+    task: Annotated[str, typer.Argument(help=api.COMMON["task"])],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every option, its value and the reason; compute nothing.")
     ] = False,
@@ -76,67 +69,9 @@ def extract(
 
         plan = resolved_plan(task, as_group(given, opt.ExtractOptions))
         return Answer(plan, [(("option", "value", "why"), plan.table(), "plan")])
-    done = api.extract(task, **given)
-    passed = "none, reused" if done.reused else f"{done.computed_rows:,} rows"
-    return _extracted("extracted", done, ("forward pass", passed))
+    return Answer(api.extract(task, **given))
 
 
-def import_features(
-    file: Annotated[Path, typer.Argument(help="An .npz, .h5, .parquet or .safetensors file of the features.")],
-    task: Annotated[str, typer.Option(help="The task that the rows belong to, or the path of your own data.")],
-    name: Annotated[str, typer.Option(help="Name of the entry, such as the model that computed the features.")],
-    given: dict[str, Any],
-) -> Answer:
-    """Cache features that another program computed.
-
-    The features become an entry of the task, which fit reads like any other entry.
-    """
-    done = api.import_features(file, task=task, name=name, **given)
-    return _extracted("imported", done, ("written", f"{done.computed_rows:,} rows"))
-
-
-def _extracted(heading: str, done: Extraction, computed: tuple[str, str]) -> Answer:
-    rows = [
-        ("entry", done.entry),
-        ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
-        ("columns", f"{len(done.columns)}: {' ... '.join(dict.fromkeys((done.columns[0], done.columns[-1])))}"),
-        ("on disk", size_text(done.bytes)),
-        computed,
-        ("time", f"{done.seconds:.1f} s"),
-    ]
-    return Answer(done, [((heading, ""), rows)])
-
-
-def plan(
-    task: OwnTask,
-    rows: Annotated[int | None, typer.Option(min=1, help="Number of rows; by default all rows of the task.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes or GPUs like this one that share the work.")] = 1,
-    *,
-    given: dict[str, Any],
-) -> Answer:
-    """Estimate time, disk and memory of an extraction.
-
-    A short trial measures this machine. A sample of the data is enough.
-    """
-    found = api.plan(task, rows=rows, workers=workers, **given)
-    speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"
-    shared = f" by {found.workers:,} workers" if found.workers > 1 else ""
-    starter = f" each, {size_text(found.starter_memory)} in the process that starts them" if shared else ""
-    lines = [
-        ("extraction", f"{found.task} x {found.backbone}, {found.columns} columns"),
-        ("rows", f"{found.rows:,} of {found.tokens:,.0f} tokens, {100 * found.padding:.1f}% padding"),
-        ("one worker", f"{speed}, on {found.device} in {found.compute}"),
-        ("time", f"{time_text(found.seconds)}{shared}"),
-        ("on disk", f"{size_text(found.bytes)} in {found.files:,} files"),
-        ("memory", f"at most {size_text(found.memory)}{starter}"),
-    ]
-    return Answer(found, [(("plan", ""), lines)])
-
-
-Readout = Annotated[
-    Path,
-    typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
-]
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
@@ -178,9 +113,8 @@ def fit(
         several = fit_seeds(found, seeds, options, place, data=data)
         rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
         metric, over = several.fits[0].best.metric, _over_groups(several.fits[0].evaluation)
-        spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
-        mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
-        summary = ("", ""), [(f"test {metric.replace('_', ' ')}", mean)]
+        mean = f"{score_text(several.mean, metric)} +- {_difference(several.deviation, metric)}"
+        summary = ("", ""), [("test", f"{mean} over {len(several.fits)} seeds")]
         return Answer(several, [((*HEADINGS, f"95% interval{over}"), rows), summary])
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, fit_tables(done))
@@ -206,10 +140,6 @@ def fit_tables(done: Fit) -> list[Table]:
             points.append((f"{point.rows:,}", *scores, _spread(point.test_range, metric)))
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
-    if done.left_out:
-        lost = [(one.title, score_text(one.valid_score, one.metric)) for one in done.left_out]
-        title = "left out by the race; scores of fits to fewer rows, which must not be compared with those above"
-        tables.append((("columns", "#valid in the race"), lost, title))
     last = [
         ("tried", f"{count_text(len(done.table), 'readout')} in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
@@ -253,31 +183,26 @@ def _spread(interval: tuple[float, float] | None, metric: str) -> str:
     return " to ".join(score_text(end, metric) for end in interval or ())
 
 
-def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Search for the reservoirs that suit your data.
-
-    The search lasts as long as the budget and uses only cross-validation on train and valid. One
-    readout of the best reservoirs is then scored on test once. The same command continues a stopped search.
-    """
-    done = api.tune(task, **given)
+def tuning_answer(done: Tuning) -> Answer:
+    """Return the best candidates of a search, their scores, and the tables of the final fit."""
     scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
     held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
-    gain, share = done.valid_score - done.default_valid_score, is_share(done.metric)
-    held_out.append(("gain over the default", f"{100 * gain:.1f} points" if share else f"{gain:.3f}"))
-    headings = ("#candidate", "#rows", f"#held-out {done.metric}", "#loss", "#seconds", "reservoir")
-    best = [
-        (t.number, t.limit or "all", score_text(t.score, t.metric), f"{t.loss:.3f}", f"{t.seconds:.1f}", t.title)
-        for t in done.trials[:SHOWN_TRIALS]
-    ]
+    held_out.append(("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric)))
+    best = records_table(done.trials[:SHOWN_TRIALS], "number", "limit", "score", "loss", "seconds", "title")
     title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
-    commands = [("same result", line) for line in done.commands]
     held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
-    return Answer(done, [(headings, best, title), *fit_tables(done.fit), held_out_table, (("", ""), commands)])
+    commands = ("", ""), [("same result", line) for line in done.commands]
+    return Answer(done, [(*best, title), *fit_tables(done.fit), held_out_table, commands])
+
+
+def _difference(score: float, metric: str) -> str:
+    """Return a difference of two scores as text."""
+    return f"{100 * score:.1f} points" if is_share(metric) else f"{score:.3f}"
 
 
 def predict(
-    readout: Readout,
-    file: Annotated[Path, typer.Argument(help="New sequences: any file that extract reads, or an idx file of images.")],
+    readout: Annotated[Path, typer.Argument(help=api.COMMON["readout"])],
+    file: Annotated[Path, typer.Argument(help=api.COMMON["file"])],
     out: Annotated[Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")] = None,
     *,
     given: dict[str, Any],
@@ -310,47 +235,15 @@ def predict(
         notify(f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else ""))
         notify(*(f"{name}: {value}" for name, value in others))
     found = {"out": out, "rows": len(done)} if out else {"predictions": columns_of(done) if json else None}
-    written = ("predicted", ""), [("rows", f"{len(done):,}"), ("written", out)]
-    return Answer(found | {"evaluation": evaluation}, [written] if out else [])
+    return Answer(found | {"evaluation": evaluation}, None if out else [])
 
 
-def explain(
-    readout: Readout,
-    file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
-    given: dict[str, Any],
-) -> Answer:
-    """Plot what each position adds to the score of a label."""
-    done = api.explain(readout, file, **given)
-    lines = []
-    for row in done.rows:
-        cells = [row.row, f"{row.label:.4g}" if isinstance(row.label, float) else row.label, f"{row.score:+.2f}"]
-        for values in (row.added, row.occluded):
-            at = max(range(len(values)), key=values.__getitem__, default=0)
-            cells.append(f"{values[at]:+.2g} at position {at}" if any(values) else "-")
-        lines.append(cells)
+def explanation_answer(done: Explanation) -> Answer:
+    """Return the scores of explained sequences."""
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
-    headings = ("row", "label", "score", "largest contribution", "largest drop per position if hidden")
-    return Answer(done, [(headings, lines, f"plot {done.plot}; all scores in {done.unit}")])
-
-
-def export(
-    readout: Readout,
-    to: Annotated[str, typer.Option(help="Form of the file: torch (for torch.export.load) or onnx.")] = "torch",
-    *,
-    given: dict[str, Any],
-) -> Answer:
-    """Write a readout with its model as one file.
-
-    The file maps raw sequences to logits and runs without this program.
-    """
-    done = api.export(readout, to=to, **given)
-    fewest, most = done.tokens
-    length = f"{most} tokens, padded to this length" if fewest == most else f"{fewest} to {most} tokens"
-    size = size_text(done.bytes)
-    reader = [(done.reader.suffixes[-2][1:], done.reader)] if done.reader else []
-    rows = [("model", done.model), *reader, ("size", size), ("sequences", length), ("how to call it", done.card)]
-    return Answer(done, [(("exported", ""), rows)])
+    table = records_table(done.rows, "row", "label", "score")
+    return Answer(done, [(*table, f"plot {done.plot}; all scores in {done.unit}")])
 
 
 IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
@@ -372,29 +265,7 @@ def backbone(
         return _import(name, foreign, given)
     model, source = as_group(given, opt.ModelOptions), as_group(given, opt.TaskOptions)
     done = card(name, model, source, as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions), task=task)
-    frozen = sum(done["groups"].values())
-    spread = {"weights": done["weight_deviation"], "biases": done["bias_deviation"]}
-    rows: list[tuple[str, Any]] = [
-        ("family", f"{done['family']}, {'causal' if done['causal'] else 'bidirectional'}"),
-        ("weights", f"{done['init']}: {done['weights']}"),
-        ("depth", f"{done['depth']} blocks"),
-        ("width", done["width"]),
-        ("maximum length", f"{done['max_tokens']:,} tokens" if done["max_tokens"] else "unlimited"),
-        ("parameters", f"{done['whole']:,} in the whole model, {frozen:,} used for vector input"),
-        ("deviation", ", ".join(f"{value:.3g} of {name}" for name, value in spread.items() if value is not None)),
-        ("plot", done["plot"]),
-    ]
-    groups = [(group, f"{count:,}") for group, count in done["groups"].items() if count]
-    tables: list[Table] = [(("backbone", ""), [("name", done["name"]), *rows]), (("group", "#parameters"), groups)]
-    if done["trained"]:
-        counts = [done["trained"], *([done["paper"]] if done["paper"] else [])]
-        totals = [sum(count.values()) for count in counts]
-        trained = [(group, *(f"{count[group]:,}" for count in counts)) for group in done["trained"]]
-        trained.append(("total", *(f"{total:,}" for total in totals)))
-        trained.append(("share of the model", *(f"{100 * total / done['whole']:.3f}%" for total in totals)))
-        paper = ["#counted as in the paper"] if done["paper"] else []
-        tables.append((("trained", "#parameters", *paper), trained, f"on {done['task']}"))
-    return Answer(done, tables)
+    return Answer(done, [fact_table({name: value for name, value in done.items() if name != "deviations"})])
 
 
 def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> Answer:
@@ -406,112 +277,19 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
         raise InputError("--import FILE takes only --out FOLDER; describe the folder with a second command")
     done = import_backbone(foreign, given["out"])
     notify(*done.notes)
-    left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
-    rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
-    return Answer(done, [(("imported", ""), rows)])
+    return Answer(done)
 
 
-def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Plot which tokens attend to which in one block."""
-    done = api.attention(task, **given)
-    strength = done.diagonal_strength
-    rows = [
-        ("task", done.task),
-        ("backbone", f"{done.backbone}, block {done.layer}"),
-        ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
-        *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight elsewhere")]),
-        ("colours", f"0 to {done.top:.3g}; pass --top to use the same scale in another plot"),
-        ("plot", done.plot),
-        ("arrays", done.arrays),
-    ]
-    return Answer(done, [(("attention", ""), rows)])
-
-
-def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
-    """Train groups of parameters with the rest frozen.
-
-    The best checkpoint is chosen by validation and scored on test once.
-    """
-    with training_ends(", or --on-divergence report"):
-        done = api.train(task, **given)
-    found = done.to_dict() | {"train_score": done.train_score}
-    return Answer(found, _training_tables(done)) if _prints() else None
-
-
-@contextmanager
-def training_ends(remedy: str = "") -> Iterator[None]:
-    """Report divergence in one line with exit code 1."""
-    from reservoir.training.trainer import DivergedError
-
-    try:
-        yield
-    except DivergedError as error:
-        if _prints():
-            notify(f"reservoir: {error}{remedy}")
-        raise typer.Exit(1) from None
-
-
-def _prints() -> bool:
-    """Return whether this process prints; of several processes only the first one does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _training_tables(done: Any) -> list[Table]:
-    of_all = []
-    if done.test_score_of_all not in (None, done.test_score):
-        of_all = [("test, all rows", f"{percent(done.test_score_of_all)}, with omitted rows counted as wrong")]
-    name = "" if done.metric == "accuracy" else f" {done.metric}"
-    speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
-    later = "; later scores stay within 1 point"
-    rows = [
-        ("trained", f"{', '.join(done.groups)}: {done.trained:,} parameters"),
-        ("frozen", f"{done.frozen_tensors:,} tensors, unchanged bit for bit"),
-        ("steps", f"{done.steps:,} in {done.seconds:.0f} s{speed}"),
-        *([] if done.diverged_step is None else [("diverged", f"at step {done.diverged_step:,}")]),
-        ("best", "-" if done.best_step is None else f"step {done.best_step:,}, by validation"),
-        (f"valid{name}", score_text(done.valid_score, done.metric)),
-        (f"test{name}", score_text(done.test_score, done.metric)),
-        *of_all,
-        ("baseline", f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"),
-        ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}{later}"),
-        ("run", done.run),
-    ]
-    tables: list[Table] = [(("trained", ""), rows)]
+def training_answer(done: Training) -> Answer | None:
+    """Return the facts of a run, the runs of a sweep, and the scores on test; None in all processes but the first."""
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    found = vars(done) | {"train_score": done.train_score}
+    tables: list[Table] = [fact_table({name: value for name, value in found.items() if name != "swept"})]
     if done.swept:
-        swept = [key for key in done.swept[0] if key in opt.RECIPE]
-        scored = [(run, score_text(run["valid_score"], done.metric)) for run in done.swept]
-        lines = [(*(f"{run[key]:g}" for key in swept), score, run["run"]) for run, score in scored]
-        tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
-    return [*tables, *(evaluation_tables(done.evaluation) if done.evaluation else ())]
-
-
-def pretrain(
-    corpus: Annotated[
-        str, typer.Argument(help="A text file (also .gz), a folder of them, the name of a stream, or bit-memory.")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder of the new model, for --backbone.")],
-    given: dict[str, Any],
-) -> Answer:
-    """Pretrain a backbone from random weights.
-
-    The corpus is text, a stream of tokens, or the task bit-memory.
-    """
-    with training_ends():
-        done = api.pretrain(corpus, out=out, **given)
-    speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
-    named = ((name, value) for name, value in done.corpus.items() if name != "sha256")
-    facts = (str(value) if name in ("corpus", "name") else f"{name} {value}" for name, value in named)
-    rows = [
-        # A name without a slash could be that of a known model.
-        ("model", done.folder if os.sep in done.folder else f".{os.sep}{done.folder}"),
-        ("parameters", f"{done.parameters:,}"),
-        ("corpus", ", ".join(facts)),
-        ("read", f"{done.tokens:,} tokens in {done.steps:,} steps{speed}"),
-        ("valid", done.score_text("valid")),
-        ("test", done.score_text("test")),
-        *([] if done.entropy is None else [("lowest possible", f"{done.entropy:.3f} bits per {done.unit}")]),
-    ]
-    return Answer(done, [(("pretrained", ""), rows)])
+        values = [name for name in done.swept[0] if name in opt.RECIPE]
+        tables.append(records_table(done.swept, *values, "valid_score", "run"))
+    return Answer(found, [*tables, *(evaluation_tables(done.evaluation) if done.evaluation else ())])
 
 
 def reproduce(
@@ -539,12 +317,9 @@ def reproduce(
     done = api.reproduce(tables or [], confirm=confirm, **given)
     if done.failed:
         notify(f"{len(done.failed)} cells failed; the same command tries them again")
-    rows = [
-        ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} reused, {len(done.failed)} failed"),
-        ("results", done.folder),
-        ("page", f"reservoir report {done.folder}"),
-    ]
-    return Answer(done, [*(part for table in done.tables for part in _tables(table)), (("", ""), rows)])
+    found = vars(done) | {"failed": len(done.failed), "page": f"reservoir report {done.folder}"}
+    table = fact_table(found, "ran", "reused", "failed", "seconds", "folder", "page")
+    return Answer(done, [*(part for each in done.tables for part in _tables(each)), table])
 
 
 def report(
@@ -564,7 +339,7 @@ def report(
     done = api.report(folders or [], markdown=markdown, **given)
     if show:
         typer.launch(str(done.page))
-    return Answer(done, [(("", ""), [("page", done.page)])])
+    return Answer(done)
 
 
 def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
@@ -584,37 +359,31 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
     options, source = as_group(given, opt.ReproduceOptions), as_group(given, opt.TaskOptions)
     _, cells, folder, places = planned(tables, options, source, as_group(given, opt.PlaceOptions))
     costs = estimate([cell for cell in cells if not folder.result(cell.key)], places)
-    lines = []
+    found = []
     for cell in cells:
         if result := folder.result(cell.key):
-            how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
-        elif (cost := costs[cell.key]).reason:
-            how = ("cannot run here", "-", "-")
-        elif not cost.seconds:
-            how = ("to run", "not estimated", "-")
+            state, seconds, size = "finished", result["seconds"], result["bytes"]
         else:
-            how = ("to run", time_text(cost.seconds), size_text(int(cost.bytes)))
-        lines.append((cell.key, cell.title, *how))
-    names = ("key", "cell", "state", "#time", "#disk")
-    return Answer([dict(zip((n.strip("#") for n in names), line, strict=True)) for line in lines], [(names, lines)])
+            cost = costs[cell.key]
+            state, seconds, size = "cannot run here" if cost.reason else "to run", cost.seconds, cost.bytes
+        time = time_text(seconds) if seconds else "not estimated"
+        found.append({"key": cell.key, "cell": cell.title, "state": state, "time": time, "disk": size_text(int(size))})
+    return Answer(found, [records_table(found, "key", "cell", "state", "time", "disk")])
 
 
 def _tables(table: dict[str, Any]) -> list[Table]:
     """Return a table with the numbers of the paper in brackets, and the reasons why numbers are missing."""
     from reservoir_pipelines.reports.reproduced import table_part
 
-    shown = table_part(table, {})
     lines = []
-    for row in shown["rows"]:
+    for row in table_part(table, {})["rows"]:
         spots = ((spot["ours"], spot["paper"]) if spot else ("", "") for spot in row["spots"])
         lines.append((row["name"], *(f"{ours} ({paper})" if paper else ours for ours, paper in spots)))
-    lacking: dict[int, list[str]] = {}
-    for name, spot in ((row["name"], spot) for row in shown["rows"] for spot in row["spots"] if spot):
-        lacking.setdefault(spot["number"], []).append(name)
+    missing = [(row["name"], spot["reason"]) for row in table["rows"] for spot in row["spots"] if spot]
+    reasons = dict.fromkeys((name, reason) for name, reason in missing if reason)
     headings = ("", *(f"#{column}" for column in table["columns"]))
     unit = f"; {table['unit']}" if table["unit"] else ""
     claims = [(c["says"], c["verdict"]) for c in table["claims"]]
-    missing = [(", ".join(dict.fromkeys(lacking[n])), why) for n, why in enumerate(shown["reasons"], start=1)]
     title = f"{table['name']} ({table['scale']}): {table['title']}{unit} (numbers of the paper in brackets)"
-    found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]
+    found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), [*reasons])]
     return [part for part in found if part[1]]

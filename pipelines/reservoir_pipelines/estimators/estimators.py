@@ -1,19 +1,21 @@
 """scikit-learn estimators of raw sequences: a frozen model, with features cached by row, and its readout."""
 
+from __future__ import annotations
+
 import inspect
-from collections.abc import Callable
-from dataclasses import Field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from reservoir import options as opt
+from reservoir.errors import nearest
 from reservoir.features import check_lengths, column_shapes
 from reservoir.option_fields import keyword
 from reservoir.plan import RAW, Plan, resolve
@@ -23,12 +25,14 @@ from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, balance_raw
 from reservoir.readouts.sweep import cross_sweep
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir_pipelines.api import described
 from reservoir_pipelines.estimators.rowcache import (
     Rows,
     as_rows,
     is_list,
-    padded,
+    joined,
     read_vocabulary,
     scaling_of,
     shared_cache,
@@ -47,7 +51,32 @@ K = TypeVar("K", bound=type)
 _validate: Callable[..., Any] = validate_data
 
 
-_OPTIONS: tuple[Field[Any], ...] = (
+@dataclass
+class EstimatorOptions:
+    """The parameters of the estimators that are not options of `extract`."""
+
+    vocabulary: int | None = opt.option(
+        None,
+        "Number of symbols in X (whole numbers below it)",
+        shown="the rules of `extract` choose symbols or values",
+    )
+    channels_first: bool = opt.option(
+        False, "Whether X is (samples, channels, values), or a list of (channels, values), as in aeon and sktime"
+    )
+    alphas: Sequence[float] | None = opt.option(
+        None, "Positive penalties", shown="25 from 1e-2 to 1e6 on a log scale, and more if an end is best"
+    )
+    cv: int | Iterable[Any] | None = opt.option(
+        None,
+        "Folds, or a cross-validator that holds each sample out once, by which column and penalty are chosen",
+        shown="five folds, repeated five times below 200 samples and three times below 600",
+    )
+    class_weight: str | Mapping[Any, float] | None = opt.option(
+        None, "``balanced`` or weights by class, as in scikit-learn"
+    )
+
+
+_OPTIONS = (
     *fields(opt.ReservoirOptions),
     *(item for item in fields(opt.FeatureOptions) if item.name in ("layers", "pool")),
     *(item for item in fields(opt.OwnDataOptions) if item.name in ("missing", "standardise")),
@@ -55,53 +84,35 @@ _OPTIONS: tuple[Field[Any], ...] = (
     *fields(opt.DeviceOptions),
     *fields(opt.ComputeOptions),
 )
-_OWN: dict[str, tuple[Any, str]] = {
-    "vocabulary": (
-        None,
-        "Number of symbols in X (whole numbers below it). None: the rules of `extract` choose symbols or values.",
-    ),
-    "channels_first": (
-        False,
-        "True: X of three dimensions is (samples, channels, values), as in aeon and sktime; sequences in a list are "
-        "(channels, values).",
-    ),
-    "alphas": (
-        None,
-        "Positive penalties. None: 25 from 1e-2 to 1e6, evenly spaced on a log scale, and more if an end is best.",
-    ),
-    "cv": (
-        None,
-        "Folds, or a cross-validator, by which column and penalty are chosen; each sample is held out once. None: five "
-        "folds, repeated five times below 200 samples and three times below 600.",
-    ),
-    "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),
-}
 
 
 def with_parameters(*own: str) -> Any:
     """Give a class a constructor with all options and the parameters ``own``, and document them."""
-    table = {}
-    for item in _OPTIONS:
-        none = f" None: {item.metadata['shown']}." if item.metadata["shown"] else ""
-        table[item.name] = item.default, f"{item.metadata['help'].rstrip('.')}.{none}"
-    table |= {name: _OWN[name] for name in own}
+    items = [*_OPTIONS, *(item for item in fields(EstimatorOptions) if item.name in own)]
+    defaults = {item.name: item.default for item in items}
 
     def decorate(kind: K) -> K:
         def __init__(self: Any, **given: Any) -> None:
-            if unknown := given.keys() - table.keys():
-                raise TypeError(f"{kind.__name__} has no parameter {min(unknown)!r}; it has {', '.join(table)}")
-            vars(self).update({name: default for name, (default, _) in table.items()} | given)
+            for name in given.keys() - defaults.keys():
+                raise TypeError(f"{kind.__name__} has no parameter {name!r}{nearest(name, defaults)}")
+            vars(self).update(defaults | given)
 
-        named = [keyword(name, default) for name, (default, _) in table.items()]
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        named = [keyword(name, default) for name, default in defaults.items()]
         vars(__init__)["__signature__"] = inspect.Signature([first, *named])
         kind.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
-        lines = [f"{name} : default={default!r}\n    {text}" for name, (default, text) in table.items()]
-        documented = "\n".join(["Parameters", "----------", *lines])
+        documented = "\n".join(["Parameters", "----------", *map(described, items)])
         kind.__doc__ = (inspect.getdoc(kind) or "").replace("{parameters}", documented)
         return kind
 
     return decorate
+
+
+def _refuse_missing(name: str, values: np.ndarray) -> None:
+    from pandas import isna
+
+    if (missing := isna(values).reshape(len(values), -1).any(axis=1)).any():
+        raise ValueError(f"{name}[{missing.argmax()}] is missing; give every sample a value, or leave it out")
 
 
 class _ReservoirEstimator(BaseEstimator):
@@ -127,23 +138,19 @@ class _ReservoirEstimator(BaseEstimator):
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
         names, x, lengths = list(getattr(x, "columns", ())), unnested(x), None
-        if isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str):
-            raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
         x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
         # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
-            self._lists, self._names = is_list(x), names
-        if is_list(x, equal=self._lists):
+            self._names = names
+        if is_list(x):
             if min(len(names), len(self._names)) > 1 and names != self._names:
                 raise ValueError(f"X has the columns {names}; give the columns of fit in their order: {self._names}")
-            x, lengths = padded(x, 0 if reset else self.n_features_in_)
+            x, lengths = joined(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, **checks), lengths
         found = _validate(self, x, *more, reset=reset, **checks)
-        values = found[0] if more else found
-        full = np.full(len(values), values.shape[1], np.int32)
-        return found, full if lengths is None else lengths
+        return found, full_lengths(found[0] if more else found) if lengths is None else lengths
 
     def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
@@ -196,17 +203,17 @@ class _ReservoirPredictor(_ReservoirEstimator):
 
     readout_: LinearReadout
     column_: str
-    alphas: npt.ArrayLike | None
-    cv: int | BaseCrossValidator | None
+    alphas: Sequence[float] | None
+    cv: Any
     _coded: Callable[..., tuple[np.ndarray, Targets]]  # labels (n, outputs) as numbers, and the coding of the targets
     _checks: ClassVar[dict[str, bool]] = {}
 
     def fit(
         self,
-        X: npt.ArrayLike,
-        y: npt.ArrayLike,
-        sample_weight: npt.ArrayLike | None = None,
-        groups: npt.ArrayLike | None = None,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
         """Fit readouts with every penalty to every column, and choose one.
 
@@ -227,12 +234,10 @@ class _ReservoirPredictor(_ReservoirEstimator):
         self : object
             The fitted estimator.
         """
-        given = np.asarray(y)
-        if given.ndim and None in (flat := given.ravel().tolist()):
-            row = flat.index(None) * len(given) // len(flat)
-            raise ValueError(f"y[{row}] is None; leave out the samples that have no label")
-        several = {"multi_output": given.ndim == 2 and given.shape[1] > 1}
-        (checked, labels), lengths = self._checked(X, y, reset=True, **(self._checks or several))
+        shape = np.asarray(y).shape
+        several = {"multi_output": len(shape) == 2 and shape[1] > 1} | self._checks
+        (checked, labels), lengths = self._checked(X, y, reset=True, ensure_min_samples=2, **several)
+        _refuse_missing("y", labels)
         weights = sample_weights(sample_weight, checked)
         coded, targets = self._coded(labels, weights)
         rows = self._learn(checked, lengths, weights)
@@ -262,30 +267,21 @@ class _ReservoirPredictor(_ReservoirEstimator):
         }
         return self
 
-    def _fold_numbers(
-        self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool
-    ) -> np.ndarray:
+    def _fold_numbers(self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool) -> np.ndarray:
         """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
         check_consistent_length(x, group)
         if group is not None:
-            from pandas import isna
-
-            if (missing := isna(group)).any():
-                problem = f"groups[{missing.argmax()}] is missing"
-                raise ValueError(f"{problem}; give every sample a group, or leave groups out")
+            _refuse_missing("groups", group)
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         if self.cv is not None and (group is None or not isinstance(self.cv, int)):
             return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]
         units = len(x) if group is None else len(np.unique(group))
-        if units < 2:
-            what = "n_samples = 1" if group is None else "groups holds 1 group"
-            raise ValueError(f"{what}; give at least two, because some are held out to choose a readout")
         folds, repeats = (min(self._plan.folds, units), self._plan.repeats) if self.cv is None else (self.cv, 1)
         found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
         return np.stack(found, axis=1)
 
-    def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: npt.ArrayLike) -> np.ndarray:
+    def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
         """Return what a method of the readout returns for the features of new sequences."""
         features = self._features(self._rows(x))(self.column_)
         return method(self.readout_, features)
@@ -346,17 +342,17 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
         self._several = labels.ndim == 2
         return codes.reshape(len(codes), -1), targets
 
-    def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
+    def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
         scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if len(self.classes_) == 2 and not self._several else scores
 
-    def predict(self, X: npt.ArrayLike) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of sequences, or 0 and 1 (n_samples, n_classes) if they have several."""
         found = self._apply(LinearReadout.predict, X)
         return found if self._several else self.classes_[found[:, 0]]
 
-    def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
         found = self._apply(LinearReadout.probabilities, X)
         return found[:, :, 1] if self._several else found[:, 0]
@@ -395,7 +391,7 @@ class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
         values = np.asarray(labels, np.float64).reshape(len(labels), -1)
         return values, Targets(values.shape[1], 0)
 
-    def predict(self, X: npt.ArrayLike) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""
         scores = self._apply(LinearReadout.scores, X)
         return scores[:, 0] if self._single else scores
@@ -432,7 +428,7 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
     >>> model = make_pipeline(ReservoirTransformer(pool="mean,max"), RandomForestClassifier())
     """
 
-    def fit(self, X: npt.ArrayLike, y: Any = None) -> Self:
+    def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Resolve the options that depend on the data, and learn the scale of values.
 
         Parameters
@@ -451,7 +447,7 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
         self._learn(checked, lengths)
         return self
 
-    def transform(self, X: npt.ArrayLike) -> np.ndarray:
+    def transform(self, X: ArrayLike) -> np.ndarray:
         """Return the features of sequences, (n_samples, n_features) of float32."""
         return self._features(self._rows(X))("+".join(self.columns_))
 

@@ -1,22 +1,23 @@
 """A cache of features by the content of each row, and the conversion of X to padded rows."""
 
 import hashlib
-import json
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from reservoir_cache import Entry, FeatureStore, Layout, Spec, SplitFeatures, check_space, required_bytes, write_targets
+from sklearn.preprocessing import StandardScaler
 
 from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import read_integers
+from reservoir.tasks.own.arrays import padded
 from reservoir.tasks.own.values import as_values, check_rounding, rounding
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
@@ -48,13 +49,10 @@ class Rows:
         return Rows(np.where(self.real[:, :, None], scaling(self.x), np.float32(0)), self.lengths)
 
 
-def is_list(x: Any, *, equal: bool = True) -> bool:
-    """Return whether X is a list of sequences (arrays or lists); with ``equal`` these may have equal lengths."""
-    if isinstance(x, np.ndarray):
-        return x.dtype == object and x.ndim == 1 and bool(len(x)) and isinstance(x[0], np.ndarray | list | tuple)
-    if not isinstance(x, list | tuple) or not len(x) or not hasattr(x[0], "__len__"):
-        return False
-    return equal or isinstance(x[0], np.ndarray) or len({np.shape(item) for item in x}) > 1
+def is_list(x: Any) -> bool:
+    """Return whether X is a list of sequences, each an array or a list."""
+    listed = isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 1)
+    return listed and len(x) > 0 and hasattr(x[0], "__len__")
 
 
 def unnested(x: Any) -> Any:
@@ -70,14 +68,12 @@ def unnested(x: Any) -> Any:
         return x
     if len(names) == 1:
         return x[names[0]].to_list()
-    rows = []
-    for row in zip(*(x[name].to_list() for name in names), strict=True):
-        cells = [np.asarray(cell, float) for cell in row]
-        if len({cell.shape for cell in cells}) > 1:
-            shapes = ", ".join(f"{name!r} {cell.shape}" for name, cell in zip(names, cells, strict=True))
-            raise ValueError(f"X[{len(rows)}] holds series of several lengths: {shapes}; drop or resample some columns")
-        rows.append(np.stack(cells, axis=1))
-    return rows
+    rows = list(zip(*(x[name].to_list() for name in names), strict=True))
+    for row, cells in enumerate(rows):
+        if len({np.shape(cell) for cell in cells}) > 1:
+            shapes = ", ".join(f"{name!r} {np.shape(cell)}" for name, cell in zip(names, cells, strict=True))
+            raise ValueError(f"X[{row}] holds series of several lengths: {shapes}; drop or resample some columns")
+    return [np.stack([np.asarray(cell, float) for cell in cells], axis=1) for cells in rows]
 
 
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
@@ -96,7 +92,7 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
     return x
 
 
-def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def joined(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as one array of at least ``shortest`` values, padded with zeros, and their lengths."""
     # Lists of polars hold None for a missing value.
     items = [item.astype(float) if item.dtype == object and None in item else item for item in map(np.asarray, x)]
@@ -105,12 +101,9 @@ def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]
         if not fits or item.dtype.kind not in "biuf":
             problem = f"X[{row}] has the shape {item.shape} and type {item.dtype}"
             raise ValueError(f"{problem}; give (values,) or (values, channels) of numbers, all with the same channels")
-    lengths = np.array([len(item) for item in items], np.int32)
-    most = max(int(lengths.max()), shortest)
-    out = np.zeros((len(items), most, *items[0].shape[1:]), np.result_type(*items))
-    for row, item in enumerate(items):
-        out[row, : len(item)] = item
-    return out, lengths
+    values, lengths = padded("X", items)
+    short = max(0, shortest - values.shape[1])
+    return np.pad(values, [(0, 0), (0, short), (0, 0)][: values.ndim]), lengths.astype(np.int32)
 
 
 def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
@@ -152,46 +145,20 @@ def scaling_of(
     given = x.reshape(*rows.x.shape[:2], -1)[rows.real]
     tokens = rows.x[rows.real][:, : given.shape[1]].astype(np.float64)
     check_rounding("X", [rounding(given, tokens)])
-    known = ~np.isnan(tokens)
-    counted = np.repeat(np.ones(len(rows.x)) if weights is None else weights, rows.lengths)[:, None] * known
-    tokens, total = np.where(known, tokens, 0), np.maximum(counted.sum(axis=0), 1e-300)
-    mean = (tokens * counted).sum(axis=0) / total
-    deviation = np.sqrt((np.square(tokens - mean) * counted).sum(axis=0) / total)
-    still = deviation <= 1e-12 * np.maximum(np.abs(mean), 1e-300)
+    counted = None if weights is None else np.repeat(weights, rows.lengths)
+    with np.errstate(invalid="ignore"):  # a channel without any value has neither a mean nor a deviation
+        found = StandardScaler().fit(tokens, sample_weight=counted)
+    mean, deviation = np.nan_to_num(np.asarray(found.mean_)), np.nan_to_num(np.asarray(found.scale_), nan=1.0)
     # If values are near 1e-40, 1 / deviation overflows float32.
-    scale = np.minimum(1 / np.where(still, 1, deviation), np.finfo(np.float32).max)
+    scale = np.minimum(1 / deviation, np.finfo(np.float32).max)
     marks = np.zeros(rows.channels - len(mean))  # channels that mark missing values stay 0 and 1
-    offset, scale = (np.append(mean, marks), np.append(scale, marks + 1))
+    offset, scale = np.append(mean, marks), np.append(scale, marks + 1)
     return Scaling(offset=offset.astype(np.float32), scale=scale.astype(np.float32))
 
 
-FEW = 8  # fewer new rows are kept in memory only, because each batch of new rows on disk needs a folder
-HELD_BYTES = 2**28  # largest size of features in memory; others are read from disk each time
+FEW = 8  # fewer new rows are not stored, because each batch of new rows on disk needs a folder
 
 _one_at_a_time = threading.Lock()  # a forward pass changes the list of blocks of the backbone
-
-
-@dataclass(eq=False)
-class Block:
-    """Some rows with their features: stored on disk, or in memory as columns (rows, width) of float32."""
-
-    stored: SplitFeatures | None
-    held: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in memory."""
-        return sum(values.nbytes for values in self.held.values())
-
-    def column(self, name: str, *, hold: bool) -> np.ndarray:
-        """Return a column (rows, width); with ``hold`` keep it in memory."""
-        if name in self.held:
-            return self.held[name]
-        assert self.stored is not None
-        values = self.stored[name].reshape(self.stored.rows, -1)
-        if hold:
-            self.held[name] = values
-        return values
 
 
 class RowCache:
@@ -204,59 +171,50 @@ class RowCache:
     def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...], layout: Layout) -> None:
         self.root, self.columns, self.layout = root, columns, layout
         self._spec, self._name = spec, f"{title}-{spec.key[:12]}"
-        self._blocks: list[Block] = []
-        self._place: dict[bytes, tuple[Block, int]] = {}
-        self._known: set[Path] = set()
+        self._batches: list[SplitFeatures] = []
+        self._places: dict[bytes, tuple[int, int]] = {}  # the batch of each row, and its number in the batch
 
     def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> Callable[[str], np.ndarray]:
         """Compute the features of new rows; return a function from the name of a column to its values (rows, width)."""
         digests = [hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)]
         with _one_at_a_time:
-            self._forget()
-            if any(digest not in self._place for digest in digests):
-                for path in sorted((self.root / "features" / ROWS).glob(f"*{self._spec.key[:12]}-*")):
-                    if path not in self._known:  # written by another or an earlier process
-                        self._add_entry(Entry.open(path))
-            new = {digest: row for row, digest in enumerate(digests) if digest not in self._place}
-            if new:
-                numbers = list(new.values())
+            self._read_entries(digests)
+            new = {digest: row for row, digest in enumerate(digests) if digest not in self._places}
+            numbers, few = list(new.values()), dict[str, np.ndarray]()
+            if len(new) >= FEW:
                 self._compute(model, x[numbers], lengths[numbers], list(new))
-            places = [self._place[digest] for digest in digests]
+            elif new:
+                loaded = load(model, None, x[numbers], lengths[numbers], self.layout.batch_rows)
+                few = launch(model, loaded, self.columns)()
+            batches: list[Any] = [*self._batches, few]
+            unstored = {digest: (len(self._batches), row) for row, digest in enumerate(new)}
+            found = [self._places.get(digest) or unstored[digest] for digest in digests]
 
         def column(name: str) -> np.ndarray:
-            values = {}
-            for block in dict.fromkeys(block for block, _ in places):
-                values[block] = block.column(name, hold=sum(one.bytes for one in self._blocks) < HELD_BYTES)
-            return np.stack([values[block][row] for block, row in places])
+            values = {number: np.asarray(batches[number][name]) for number in {number for number, _ in found}}
+            return np.stack([values[number][row].ravel() for number, row in found])
 
         return column
 
-    def _forget(self) -> None:
-        """Drop rows whose entry was removed, and, if they take much memory, rows that are only in memory."""
-        many = sum(block.bytes for block in self._blocks if block.stored is None) > HELD_BYTES
-        kept = [b for b in self._blocks if (b.stored.entry.path.is_dir() if b.stored else not many)]
-        if len(kept) < len(self._blocks):
-            self._known = {b.stored.entry.path for b in kept if b.stored}
-            self._place = {digest: place for digest, place in self._place.items() if place[0] in kept}
-            self._blocks = kept
+    def _read_entries(self, digests: Sequence[bytes]) -> None:
+        """Add the entries of other processes if rows are missing; forget all rows if an entry was removed."""
+        known = {batch.entry.path for batch in self._batches}
+        if not all(path.is_dir() for path in known):
+            self._batches, self._places, known = [], {}, set()
+        if any(digest not in self._places for digest in digests):
+            for path in sorted((self.root / "features" / ROWS).glob(f"*{self._spec.key[:12]}-*")):
+                if path not in known:
+                    self._add(Entry.open(path))
 
-    def _add_entry(self, entry: Entry) -> None:
+    def _add(self, entry: Entry) -> None:
         stored = FeatureStore(entry)[ROWS]
         same = replace(entry.spec, data=self._spec.data) == self._spec
         if same and all(column in stored for column in self.columns):
-            self._known.add(entry.path)
-            self._add(Block(stored), [row.tobytes() for row in stored.labels[:, 0]])
-
-    def _add(self, block: Block, digests: Sequence[bytes]) -> None:
-        self._blocks.append(block)
-        for row, digest in enumerate(digests):
-            self._place.setdefault(digest, (block, row))
+            for row, label in enumerate(stored.labels[:, 0]):
+                self._places.setdefault(label.tobytes(), (len(self._batches), row))
+            self._batches.append(stored)
 
     def _compute(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray, digests: list[bytes]) -> None:
-        if len(x) < FEW:
-            values = launch(model, load(model, None, x, lengths, self.layout.batch_rows), self.columns)()
-            self._add(Block(None, {name: column.reshape(len(x), -1) for name, column in values.items()}), digests)
-            return
         rows, joined = {ROWS: len(digests)}, b"".join(digests)
         spec = replace(self._spec, data={"digest": hashlib.sha256(joined).hexdigest(), "rows": rows})
         shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, self.columns)
@@ -269,7 +227,10 @@ class RowCache:
             return [load(model, None, x[low:high], lengths[low:high], entry.layout.batch_rows)]
 
         compute_missing(entry, [ROWS], self.columns, read, partial(launch, model))
-        self._add_entry(entry)
+        self._add(entry)
+
+
+_caches: dict[tuple[Any, ...], RowCache] = {}
 
 
 def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
@@ -277,12 +238,8 @@ def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
     task, data = model.fpt.task.to_dict(), {"digest": "", "rows": {ROWS: 1}}
     spec = Spec(task=task, data=data, **frozen_fields(model), store="float32")
     layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
-    return _shared(root, model.settings.title, json.dumps(spec.to_dict()), plan.columns, layout)
-
-
-@lru_cache(maxsize=4)
-def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...], layout: Layout) -> RowCache:
-    return RowCache(root, title, Spec(**json.loads(spec)), columns, layout)
+    made = RowCache(root, model.settings.title, spec, plan.columns, layout)
+    return _caches.setdefault((root, spec.key, plan.columns, layout), made)
 
 
 def shared_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:

@@ -11,6 +11,7 @@ import torch
 from reservoir_cache import required_bytes
 
 from reservoir import devices
+from reservoir.errors import InputError
 from reservoir.features import load
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, make_spec, start_run
@@ -68,6 +69,9 @@ class Forecast(Record):
 
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
     """Time a part of an extraction for some seconds and predict the whole; only the prepared data is kept."""
+    for name, value in (("rows", rows), ("workers", workers)):
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value}: give a whole number of at least 1")
     started, root = clock(), cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
     shares = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}

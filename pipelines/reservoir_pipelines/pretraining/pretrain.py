@@ -69,13 +69,6 @@ class Pretraining(Record):
     test_accuracy: float | None = None
     floor: float | None = None
 
-    def score_text(self, split: str) -> str:
-        """Return the score of a split: ``1.873 bits per byte``, or ``99.98% accuracy (75% by copying)``."""
-        bits, accuracy = getattr(self, f"{split}_bits"), getattr(self, f"{split}_accuracy")
-        if bits is not None:
-            return f"{bits:.3f} bits per {self.unit}"
-        return f"{100 * accuracy:.2f}% accuracy ({100 * (self.floor or 0):.0f}% by copying)"
-
 
 def check_folder(out: Path) -> None:
     """Raise `InputError` unless the folder is new or empty, or holds a pretraining run."""
