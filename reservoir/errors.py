@@ -29,6 +29,7 @@ def first_line(error: Exception, where: str = "") -> str:
     """Return the beginning of an error's message, for use inside another message about the file ``where``."""
     text = str(error).removeprefix(f"{where}: ")
     text = re.sub(r":\s*\n\s*", ": ", text).strip()  # transformers breaks the line after "Field x:"
+    text = re.sub(r" <[^<>]* at 0x[0-9a-f]+>", "", text)  # addresses of objects mean nothing to a reader
     return text.splitlines()[0][:160] if text else type(error).__name__
 
 

@@ -100,7 +100,7 @@ def wrong_inputs(tmp_path, tiny_gpt2, cut):
         (["extract", "mnist", "--data", tmp_path / "nowhere"], "nowhere"),
         (["extract", "mnist", "--data", bare], "train-images"),
         (["extract", "mnist", "--data", cut], "train-images-idx3-ubyte.gz"),
-        (["extract", "digits", "--backbone", bare], "no weights"),
+        (["extract", "digits", "--backbone", bare], "its weights cannot be loaded"),
         (["extract", "digits", "--backbone", tmp_path], "config.json"),
         (["extract", "digits", "--backbone", missing], "h.1.mlp.c_fc.weight"),
         (["extract", "digits", "--backbone", nan], "h.0.ln_1.bias"),

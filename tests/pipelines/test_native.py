@@ -151,7 +151,7 @@ def test_images_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, 
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input["kind"] == "native"
     fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
     assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
-    assert "its input goes through the model's own processor" in refusal("explain", tmp_path / "readout", root)
+    assert "explain does not support the model's own processor" in refusal("explain", tmp_path / "readout", root)
     files = sorted(root.rglob("*.*"))
     images = [Image.open(file).convert("RGB") for file in files]
     pixels = AutoImageProcessor.from_pretrained(model, backend="pil")(images, return_tensors="pt")["pixel_values"]
@@ -210,7 +210,7 @@ def link(path: Path) -> None:
 HOSTILE = {
     "bomb.ppm": (bomb, "pixels"),
     "cut.jpg": (truncated, "not a readable image"),
-    "text.png": (lambda path: path.write_text("hello"), "not a readable image (cannot identify image file);"),
+    "text.png": (lambda path: path.write_text("hello"), "not a readable image (cannot identify image file); repair it"),
     "ps.png": (
         lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
         "not a readable image",

@@ -60,7 +60,7 @@ def test_the_draw_is_named_in_the_entrys_card(cache, call):
 def test_every_named_task_takes_the_papers_protocol(cache):
     for name in ("bit-memory", "bit-xor", "modular-addition", "cifar10", "cifar10-lra", "digits"):
         assert task_named(name, protocol="paper") == task_named(name)
-        with pytest.raises(InputError, match="no parameter 'protocol'"):
+        with pytest.raises(InputError, match="protocol is 'other'; give ours or paper"):
             task_named(name, protocol="other")
     done = train("bit-xor", backbone=TINY, parameters=FEW, protocol="paper", steps=1, batch=4, train="output")
     config = json.loads((done.path / "config.json").read_text())

@@ -185,7 +185,7 @@ def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_
         ("bert-base-uncased", "bert models cannot be pretrained"),
         ("gpt2:n_embd=17,n_head=2", "--backbone gpt2:n_embd=17,n_head=2: this configuration is invalid"),
         ("gpt2:n_embd=abc", "n_embd takes int"),
-        ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),
+        ("gpt2:activation_function=foo", "activation_function=foo: this configuration is invalid"),
         ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"is invalid \('foo'\)"),
         ("gpt2:n_layer=0", "sets blocks to 0; give at least 1"),
         ("nothing-like-it", "nothing-like-it"),

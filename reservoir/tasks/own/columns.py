@@ -88,7 +88,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     taken = {*roles.labels, roles.id, roles.group, "split", asked.time}
     taken |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
     rest = [name for name in frame if name not in taken]
-    label = _beside_sequence(frame, rest) if known is None and not roles.labels else ""
+    label = _only_other_column(frame, rest) if known is None and not roles.labels else ""
     if label:
         roles.labels = [label]
         roles.chosen["label"] = label
@@ -130,7 +130,7 @@ def _id_column(table: Table, taken: Collection[str | None], known: Mapping[str, 
     return name
 
 
-def _beside_sequence(frame: Any, names: Sequence[str]) -> str:
+def _only_other_column(frame: Any, names: Sequence[str]) -> str:
     """Return the one of two columns that is not a sequence; "" for other numbers of columns or of sequences."""
     different = {name: 2 * frame[name].astype(str).nunique() > len(frame) for name in names}
     sequences = [n for n in names if is_sequences(frame[n]) or (different[n] and is_text(frame[n]))]
