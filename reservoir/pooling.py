@@ -114,6 +114,9 @@ class LayerPooling:
                 return hidden[:, :1].clone()
             case "all":
                 return self._filled(0.0).clone() if self._padding is None else self._filled(0.0)
+            case "max" | "min" if "_ordered" in vars(self):  # the ends of the sorted copy
+                rank = (lengths - 1) * (kind == "max")
+                kept = self._ordered.gather(2, rank[:, None, None].expand(-1, self._ordered.shape[1], 1))[:, :, 0]
             case "max":
                 kept = self._filled(float("-inf")).amax(dim=1)
             case "min":
