@@ -212,6 +212,11 @@ def attention(
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
     Returns
     -------
     Attention
@@ -251,6 +256,11 @@ def explain(
     -------
     Explanation
 
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
     Examples
     --------
     >>> import numpy as np
@@ -289,6 +299,11 @@ def export(
     Returns
     -------
     Export
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
 
     Examples
     --------
@@ -455,6 +470,11 @@ def extract(
     scheduler : str, optional
         Address of a dask scheduler: tcp://host:port.
 
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
     Returns
     -------
     Extraction
@@ -514,6 +534,11 @@ def fit(
     Returns
     -------
     Fit
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
 
     Examples
     --------
@@ -611,6 +636,11 @@ def import_features(
         paper: data, random weights and training as in the authors' code.
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
 
     Returns
     -------
@@ -784,6 +814,11 @@ def plan(
     -------
     Forecast
 
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
     Examples
     --------
     >>> from reservoir_pipelines import plan
@@ -820,6 +855,11 @@ def predict(
         With --coverage: no label unless the set has exactly one class.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
 
     Returns
     -------
@@ -930,6 +970,11 @@ def prepare(
     -------
     Prepared
 
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
     Examples
     --------
     >>> from reservoir_pipelines import prepare
@@ -1011,6 +1056,11 @@ def pretrain(
     -------
     Pretraining
 
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
     Examples
     --------
     >>> from reservoir_pipelines import pretrain
@@ -1042,6 +1092,11 @@ def report(
     Returns
     -------
     Report
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
 
     Examples
     --------
@@ -1160,6 +1215,11 @@ def reproduce(
     Returns
     -------
     Reproduction
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
 
     Examples
     --------
@@ -1360,6 +1420,11 @@ def train(
     -------
     Training
 
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
     Examples
     --------
     >>> from reservoir_pipelines import train
@@ -1486,6 +1551,11 @@ def tune(
     Returns
     -------
     Tuning
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
 
     Examples
     --------
