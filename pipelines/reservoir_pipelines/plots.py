@@ -191,20 +191,8 @@ def plot_training(
         axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
         axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    _scale_losses(panels[0], np.concatenate(losses)[:, 1])
+    panels[0].set_ylim(bottom=0)
     save(figure, path)
-
-
-def _scale_losses(axes: Axes, losses: np.ndarray) -> None:
-    """Make the loss axis logarithmic if all losses are positive, with plain numbers as labels."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    if not len(losses) or losses.min() <= 0:
-        return
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if losses.max() < 1000 * losses.min() else (1,)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 @saved_plot
