@@ -16,7 +16,7 @@ from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, saved_plot, style
+from reservoir_pipelines.plots import COLOURS, INK, saved_figure, shorten, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
@@ -70,7 +70,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, bundle.task, x, lengths)]
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     unit = "logits" if bundle.task.classes else "the unit of the label"
-    _draw(plot, bundle.task, x, lengths, rows, unit)
+    _plot(plot, bundle.task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, plot=plot)
 
 
@@ -95,12 +95,24 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
     return found
 
 
-@saved_plot
-def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
+def _plot(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
     letters = bool(task.alphabet) and int(lengths.max()) <= MAX_LETTERS
     heights = [0.35 if letters else 1.0, 1.6]
-    figure = figure_of(9, 1.1 * sum(heights) * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
-    panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=heights * len(rows))[:, 0]
+    height = 1.1 * sum(heights) * len(rows) + 0.4
+    with saved_figure(path, 9, height, f"{task.name}: what each position adds to the score") as figure:
+        panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=heights * len(rows))[:, 0]
+        _draw(panels, letters, task, x, lengths, rows, unit)
+
+
+def _draw(
+    panels: np.ndarray,
+    letters: bool,
+    task: Task,
+    x: np.ndarray,
+    lengths: np.ndarray,
+    rows: Sequence[Explained],
+    unit: str,
+) -> None:
     for number, row in enumerate(rows):
         above, below = panels[2 * number : 2 * number + 2]
         positions, values = np.arange(lengths[number]), x[number, : lengths[number]]
@@ -108,7 +120,7 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
         if letters:
             above.axis("off")
             for place, symbol in enumerate(values):
-                above.text(place, 0.0, task.alphabet[int(symbol)], ha="center", fontsize=8, color=INK)
+                above.text(place, 0.0, shorten(task.alphabet[int(symbol)]), ha="center", fontsize=8, color=INK)
         else:
             above.spines[["top", "right"]].set_visible(False)
             symbols = isinstance(task.form, Tokens)
@@ -126,4 +138,3 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
         )
         below.sharex(above)
         style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
-    save(figure, path)
