@@ -15,7 +15,12 @@ from reservoir_pipelines.plots import plot_deviations
 
 
 def card(
-    name: str, model: ModelOptions, source: TaskOptions, root: CacheOptions, result: OutOptions, task: str | None = None
+    name: str,
+    model: ModelOptions,
+    source: TaskOptions,
+    root: CacheOptions,
+    result: OutOptions,
+    task: str | None = None,
 ) -> dict[str, Any]:
     """Describe a backbone, plot the spread of its weights, and count the parameters that a task trains."""
     from reservoir.backbones import describe_weights, load_backbone

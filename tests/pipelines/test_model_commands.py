@@ -45,8 +45,6 @@ def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
     text = run(*settings)
     assert f"{card['paper_total']:,}" in text and f"{card['groups']['attention']:,}" in text
     assert "random: normal with standard deviation initializer_range, for c_proj divided by sqrt(2 x blocks)" in text
-    flat = run("backbone", TINY, "--init", "random-flat", "--out", str(tmp_path / "flat.png"))
-    assert "random-flat: every matrix normal with standard deviation 0.02" in flat
 
 
 def test_backbone_refuses_a_task_that_is_too_long(refusal, cache):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ SCALES = {
     "full": "Full scale: all training rows through the first blocks of GPT-2 small.",
     "paper": "Paper scale: the sizes of the paper.",
 }
-PROGRESS = re.compile(r" of [\d,]+ \(\d+%\), ")
-"""Pattern of progress lines, which are left out of the notes of a cell."""
 
 
 def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]:
@@ -66,9 +63,8 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
     reasons = {why: n for n, why in enumerate(dict.fromkeys(s["reason"] for s in spots if s["reason"]), start=1)}
     rows = [{**row, "spots": [s and _spot(s, reasons, results, prefix) for s in row["spots"]]} for row in table["rows"]]
     seeds = max((s["seeds"] for s in spots), default=0)
-    unit = table["unit"] or "numbers as in the paper"
     drawn = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
-    caption = f"{unit[0].upper()}{unit[1:]}. Our numbers are in bold ({drawn})."
+    caption = f"Numbers are {table['unit'] or 'as in the paper'}. Ours are in bold ({drawn})."
     if any(s.get("interval") for s in spots):
         caption += " Numbers in small type are the 95% interval over test rows, and their number."
     if any(s["later"] is not None for s in spots):
@@ -159,7 +155,7 @@ def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         ("disk", size_text(result["bytes"])),
         *facts_of(stage, values),
         *result["made_with"].items(),
-        *[("note", note) for note in result["notes"][:6] if not PROGRESS.search(note)],
+        *[("note", note) for note in result["notes"][:6] if "%), " not in note],  # no progress lines,
     ]
     return {
         "id": f"{prefix}cell-{key}",

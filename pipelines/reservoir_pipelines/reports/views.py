@@ -91,7 +91,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: damaged ({error}); run reservoir fit again") from error
     entry, chosen_by = Path(found["entry"]), found["best"]["metric"]
-    facts = [("entry", entry), *facts_of("fit", values)]
+    facts = [("entry", entry), ("label", found.get("label")), *facts_of("fit", values)]
     for name, value in found["evaluation"].items():  # all metrics but the one that chose the readout
         if isinstance(value, int | float) and name != chosen_by:
             facts.append((name.replace("_", " "), round(value, 3)))
@@ -115,6 +115,7 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     done = Training.from_dict({**(run.result or {}), "run": str(path)})
     values, config = train_values(done), run.config
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
+    facts.append(("label", config["settings"]["spec"]["task"]["parameters"].get("label")))
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
     return {
         "id": f"p{number}",

@@ -71,7 +71,12 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(
-    name: str, scale: str, *, seeds: int | None = None, override: Mapping[str, Any] = {}, only: Sequence[str] = ()
+    name: str,
+    scale: str,
+    *,
+    seeds: int | None = None,
+    override: Mapping[str, Any] = {},
+    only: Sequence[str] = (),
 ) -> Recipe:
     """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
 

@@ -152,7 +152,8 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
         seconds, size = sum(cost.seconds for cost in costs.values()), sum(cost.bytes for cost in costs.values())
         untried = sum(not cost.seconds and not cost.reason for cost in costs.values())
         rest = f"; {untried} without an estimate" if untried else ""
-        notify(f"{len(costs)} cells to run: about {time_text(seconds)}, {size_text(int(size))}{rest}")
+        time = f"{time_text(seconds)} without fitting readouts"
+        notify(f"{len(costs)} cells to run: about {time}, {size_text(int(size))}{rest}")
     if reasons := [cost.reason for cost in costs.values() if cost.reason]:
         notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
     return costs
