@@ -511,10 +511,10 @@ def test_a_page_shows_a_fit_with_all_its_numbers_and_a_run(cache, tmp_path):
     assert "<dt>a new metric</dt><dd>0.125</dd>" in text and str(done.saved.parent) in text
     del summary["evaluation"]["reliability"]
     write_checked(done.saved.parent / SUMMARY, summary)
-    with pytest.raises(InputError, match=r"another version of reservoir wrote this folder \('reliability'\); repeat"):
+    with pytest.raises(InputError, match=r"another version of reservoir \('reliability'\); repeat"):
         report([done.saved.parent])
     (done.saved.parent / SUMMARY).write_text("{}")
-    with pytest.raises(InputError, match="run reservoir fit again"):
+    with pytest.raises(InputError, match="fit: damaged, or written by another version"):
         report([done.saved.parent])
 
 

@@ -70,8 +70,10 @@ def _part(path: Path, number: int) -> dict[str, Any]:
             return fit_part(path, number)
         if (path / "config.json").is_file() and (path / "run.json").is_file():
             return run_part(path, number)
-    except (KeyError, TypeError) as error:  # undamaged files whose fields have older names
-        problem = f"{path}: another version of reservoir wrote this folder ({error})"
+    except InputError:
+        raise
+    except (KeyError, TypeError, OSError, ValueError) as error:
+        problem = f"{path}: damaged, or written by another version of reservoir ({error})"
         raise InputError(f"{problem}; repeat the command that wrote it") from error
     raise InputError(f"{path}: not a folder with results of reproduce, fit or train; name such a folder")
 

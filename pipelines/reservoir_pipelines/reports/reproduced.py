@@ -60,7 +60,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
 def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a table for the page; the reasons why numbers are missing are listed below it."""
     spots = [spot for row in table["rows"] for spot in row["spots"] if spot]
-    reasons = {why: n for n, why in enumerate(dict.fromkeys(s["reason"] for s in spots if s["reason"]), start=1)}
+    reasons = list(dict.fromkeys(spot["reason"] for spot in spots if spot["reason"]))
     rows = [{**row, "spots": [s and _spot(s, reasons, results, prefix) for s in row["spots"]]} for row in table["rows"]]
     seeds = max((s["seeds"] for s in spots), default=0)
     drawn = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
@@ -69,11 +69,11 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
         caption += " Numbers in small type are the 95% interval over test rows, and their number."
     if any(s["later"] is not None for s in spots):
         caption += " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
-    shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "plots": _plots(table, results)}
+    shown = {"caption": caption, "rows": rows, "reasons": reasons, "plots": _plots(table, results)}
     return {**table, "id": prefix + table["name"], **shown}
 
 
-def _spot(spot: Values, reasons: Mapping[str, int], results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _spot(spot: Values, reasons: list[str], results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return our number with its standard error over seeds, the paper's number, and the number of a later paper."""
     measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
     difference = ""
@@ -88,7 +88,7 @@ def _spot(spot: Values, reasons: Mapping[str, int], results: Mapping[str, Any], 
         "interval": f"{low:.1f} to {high:.1f}, {spot['rows']:,} rows" if spot.get("interval") else "",
         "paper": "" if paper is None else _number_text(paper, measure),
         "difference": difference,
-        "number": reasons.get(spot["reason"]),
+        "number": spot["reason"] and reasons.index(spot["reason"]) + 1,
         "later": "" if spot["later"] is None else _number_text(spot["later"], measure),
     }
 
@@ -105,13 +105,16 @@ def _number_text(value: Any, measure: str) -> str:
 
 def _plots(table: Values, results: Mapping[str, Any]) -> list[Plot]:
     """Return the plots of a table; plots of costs are at the top of the page."""
-    cells = ((row["name"], k) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for k in c)
-    found = {key: (name, results[key]) for name, key in cells if key in results}.values()
+    found: dict[str, tuple[str, Any]] = {}
+    for row in table["rows"]:
+        for spot in filter(None, row["spots"]):
+            keys = spot["cells"][0] if spot["cells"] else []
+            found |= {key: (row["name"], results[key]) for key in keys if key in results}
     drawn: list[tuple[str, list[Plot]]] = []
     if table["drawn"] in ("attention", "deviations"):
-        drawn = [(name, plots_of(result["stage"], result["values"])) for name, result in found]
+        drawn = [(name, plots_of(result["stage"], result["values"])) for name, result in found.values()]
     if table["drawn"] == "curve":
-        drawn = list({result["task"]: curve_plots(result["values"]) for _, result in found}.items())
+        drawn = list({result["task"]: curve_plots(result["values"]) for _, result in found.values()}.items())
     return [plot | {"name": name} for name, plots in drawn for plot in plots]
 
 

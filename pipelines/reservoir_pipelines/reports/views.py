@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir.errors import InputError
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
@@ -85,11 +84,8 @@ def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
 
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit."""
-    try:
-        found = read_checked(path / SUMMARY)
-        values = fit_values(found, path / "results.csv")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: damaged ({error}); run reservoir fit again") from error
+    found = read_checked(path / SUMMARY)
+    values = fit_values(found, path / "results.csv")
     entry, chosen_by = Path(found["entry"]), found["best"]["metric"]
     facts = [("entry", entry), ("label", found.get("label")), *facts_of("fit", values)]
     for name, value in found["evaluation"].items():  # all metrics but the one that chose the readout

@@ -116,9 +116,9 @@ def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any
     if cluster.workers > 1 and len(cells) > 1:
         import torch
 
-        devices = [{"device": f"cuda:{number}"} for number in range(torch.cuda.device_count())] or [{}]
-        each = [{**devices[number % len(devices)], **places} for number in range(cluster.workers)]
-        run_processes(run_cells, [(cells, folder, own, since) for own in each])
+        gpus = torch.cuda.device_count()
+        own = [{"device": f"cuda:{n % gpus}"} if gpus > 1 else {} for n in range(cluster.workers)]
+        run_processes(run_cells, [(cells, folder, {**device, **places}, since) for device in own])
     run_cells(cells, folder, places, since)  # also runs the cells of a worker that was killed
 
 
@@ -134,20 +134,16 @@ def run_cells(cells: Sequence[Cell], folder: ReproductionFolder, places: Mapping
 
     ``cells`` lists each cell after those that it needs. Cells that failed before the time ``since`` are tried again.
     """
-    left = dict(enumerate(cells, 1))
 
     def has_ended(cell: Cell) -> bool:
         return folder.result(cell.key) is not None or folder.failed_since(cell.key, since)
 
     for wait in (False, True):  # then wait for other processes, and run their cells if they die
-        for number, cell in list(left.items()):
+        for number, cell in enumerate(cells, start=1):
             if not wait and not all(map(has_ended, cell.needs)):
                 continue  # another process is still running what this cell needs
             with folder.lock(cell.key, wait=wait) as locked:
-                if not locked:
-                    continue
-                del left[number]
-                if not has_ended(cell):
+                if locked and not has_ended(cell):
                     _run_one(cell, folder, places, f"{number} of {len(cells)}")
 
 
