@@ -76,7 +76,7 @@ def attention(
     """Plot and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
-        raise InputError(f"--out {out}: not an image file; name a file such as maps.png (the arrays go to maps.h5)")
+        raise InputError(f"--out {out}: not an image file; name a file such as maps.png")
     root = cache_root(place.cache)
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)

@@ -58,7 +58,7 @@ def card(
         "bias_deviation": fmean(biases) if biases else None,
         "plot": plot,
     }
-    plot_deviations(plot, found["deviations"], title=f"{name}, {settings.init}: standard deviation of the parameters")
+    plot_deviations(plot, found["deviations"], title=f"{name}, {settings.init}")
     for counted in ("trained", "paper"):
         if counts := found[counted]:
             found |= {f"{counted}_total": sum(counts.values()), f"{counted}_share": sum(counts.values()) / whole}

@@ -40,8 +40,8 @@ _importing = threading.Lock()
 
 
 @contextmanager
-def own_style() -> Iterator[None]:
-    """Use matplotlib's defaults within the context, not its configuration files, and draw all text literally."""
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Yield a figure, sized in inches, in matplotlib's own style; no file configures it, and all text is literal."""
     exists = os.path.exists
     with _importing:
         # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option prevents that.
@@ -49,6 +49,7 @@ def own_style() -> Iterator[None]:
         os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
         try:
             import matplotlib
+            from matplotlib.figure import Figure
         finally:
             os.path.exists = exists
     # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters would not help.
@@ -56,15 +57,14 @@ def own_style() -> Iterator[None]:
         matplotlib.rcdefaults()
         # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of every script.
         matplotlib.rcParams.update({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "reservoir"})
-        yield
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 @contextmanager
 def saved_figure(path: Path, width: float, height: float, title: str = "") -> Iterator[Figure]:
     """Save the figure that is drawn within the context as PNG, with a size in inches; only warn if that fails."""
     try:
-        with own_style():
-            figure = figure_of(width, height)
+        with new_figure(width, height) as figure:
             figure.suptitle(printable(title), fontsize=11, color=INK)
             yield figure
             replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
@@ -79,21 +79,13 @@ def page_plot(text: str, draw: Callable[..., None], *arguments: Any, size: Any =
     # Inside an image, no text of the SVG can run code or load anything.
     buffer, image = io.BytesIO(), ""
     try:
-        with own_style():
-            figure = figure_of(*size)
+        with new_figure(*size) as figure:
             draw(figure.subplots(), *arguments)
             figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
         image = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
     except Exception as error:
         notify(f"a plot of the page could not be drawn ({error})")
     return {"image": image, "text": text}
-
-
-def figure_of(width: float, height: float) -> Figure:
-    """Return an empty figure with its width and height in inches."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def style(axes: Axes, x: str, y: str) -> None:

@@ -35,9 +35,10 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     root = cache_root(place.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
     if not parts:
-        raise InputError(f"{root}: nothing to report yet; run reservoir fit TASK or reservoir reproduce TABLE first")
+        raise InputError(f"{root}: nothing to report yet; run reservoir fit or reservoir reproduce first")
     out = result.out or root / ("report.md" if markdown else "report.html")
-    text = _render(parts, "tables.md.j2", _on_one_line) if markdown else _render(parts, "page.html", _visible)
+    template, finalize = ("tables.md.j2", _on_one_line) if markdown else ("page.html", _visible)
+    text = _render(parts, template, finalize)
     with writing(out):
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))
     return Report(page=out, parts=len(parts), bytes=len(text.encode()))

@@ -74,7 +74,7 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
 
 
 def _spot(spot: Values, reasons: list[str], results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return our number with its standard error over seeds, the paper's number, and the number of a later paper."""
+    """Return the texts of one position of a table."""
     measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
     difference = ""
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
@@ -125,7 +125,8 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Plot]:
         points = {}
         for row in table["rows"]:
             spot = row["spots"][number] or {"cells": [], "mean": None}
-            costs = [results[key]["values"].get("cost") for cells in spot["cells"] for key in cells if key in results]
+            keys = [key for cells in spot["cells"] for key in cells if key in results]
+            costs = [results[key]["values"].get("cost") for key in keys]
             if costs and None not in costs and spot["mean"] is not None:
                 points[row["name"]] = fmean(costs), spot["mean"], spot["published"]
         if points:

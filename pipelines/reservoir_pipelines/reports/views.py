@@ -197,7 +197,8 @@ def curve_plots(values: Values) -> list[Plot]:
 
 
 def _fit_plots(values: Values) -> list[Plot]:
-    found, metric, counts, classes = (values[name] for name in ("sweep", "metric", "confusion", "classes"))
+    found, metric = values["sweep"], values["metric"]
+    counts, classes = values["confusion"], values["classes"]
     sweep = Sweep(found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"]))
     drawn = []
     if len(sweep.columns) > 1:

@@ -198,7 +198,7 @@ class _Builder:
             cells = row.get("at", {}).get(name) or row.get("best") or given.get("cell") or []
             names = cells if isinstance(cells, list) else [cells]
             combine = "best" if names is row.get("best") else "ratio" if names is cells and names else ""
-            reason = row.get("reason", "") or ("" if names else "the recipe names no cell for this place of the table")
+            reason = row.get("reason", "") or ("" if names else "the recipe names no cell here")
             if self.scale not in LARGE:
                 reason = reason or row.get("absent", {}).get(name, "")
             keys = [[self._cell(n, row, column, task, seed).key for n in names] for seed in seeds if not reason]
