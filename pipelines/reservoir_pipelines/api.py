@@ -69,7 +69,13 @@ def takes(*groups: type[Options], **own: str) -> Callable[[F], F]:
         added = ["Parameters", "----------", *map(described, [*first, *items]), ""]
         if not rest.startswith("Returns\n"):
             added += ["Returns", "-------", returned, ""]
-        added += ["Raises", "------", "InputError", "    If an option, a name or a file is wrong; the message says what to do.", ""]
+        added += [
+            "Raises",
+            "------",
+            "InputError",
+            "    If an option, a name or a file is wrong; the message says what to do.",
+            "",
+        ]
         vars(function).update(groups=groups, own=first, summary=summary, __signature__=signature)
         function.__doc__ = "\n".join([summary, *added, rest])
         return function

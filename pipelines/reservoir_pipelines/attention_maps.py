@@ -18,8 +18,8 @@ from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, writing
-from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import attention_top, plot_attention
+from reservoir_pipelines.output import Record, as_json
+from reservoir_pipelines.plots import attention_top, draw_map, saved_figure
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 from reservoir_pipelines.training.run_folder import RunFolder, load_run
@@ -67,8 +67,8 @@ class Attention(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the shape of each array instead of its values."""
-        shapes = {"one": list(self.one.shape), "mean": list(self.mean.shape)}
-        return super().to_dict() | shapes | {"diagonal_strength": self.diagonal_strength}
+        fields = vars(self) | {"one": self.one.shape, "mean": self.mean.shape}
+        return as_json(fields | {"diagonal_strength": self.diagonal_strength})
 
 
 def attention(
@@ -77,16 +77,15 @@ def attention(
     """Plot and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
-        raise InputError(f"--out {out}: not an image file; name a file such as maps.png (the arrays go to maps.h5)")
+        raise InputError(f"--out {out}: not an image file; name a file such as maps.png")
     root = cache_root(place.cache)
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)
         model = load_run(run, place.device, "float32")
     else:
         prepared = prepare(task, source, cache=root)
-        settings = resolve_model(reservoir, published=source.published)
-        model = load_model(prepared.task, settings, place.device, "float32")
         scaling = prepared.scaling
+        model = load_model(prepared.task, resolve_model(reservoir, published=source.published), place.device, "float32")
     settings, name = model.settings, prepared.task.name
     whole = prepared.split(options.split)
     part = whole.read(0, min(options.average, len(whole)))
@@ -106,12 +105,27 @@ def attention(
         arrays=plot.with_suffix(".h5"),
         plot=plot,
     )
-    title = f"{name}, {done.backbone}: attention of block {layer}"
     with writing(plot):
         plot.parent.mkdir(parents=True, exist_ok=True)
         replace_file(done.arrays, partial(_write_arrays, done))
-        plot_attention(plot, one, mean, done.labels, done.diagonals, rows=done.rows, title=title, top=done.top)
+        _plot(done)
     return done
+
+
+def _plot(done: Attention) -> None:
+    """Save the mean of the maps over the heads, for the sequence and over all rows, and the mean of each head."""
+    # Only tokens of bit strings, which are named by their position, have the same names in every sequence.
+    places = done.labels if done.diagonals else [str(number + 1) for number in range(done.mean.shape[1])]
+    maps = [("one sequence", done.one.mean(axis=0), done.labels)]
+    maps += [(f"mean over {done.rows} sequences", done.mean.mean(axis=0), places)]
+    maps += [(f"head {number}", head, places) for number, head in enumerate(done.mean, start=1)]
+    lines = -(-len(maps) // 3)
+    title = f"{done.task}, {done.backbone}: attention of block {done.layer}"
+    with saved_figure(done.plot, 15, 4.6 * lines, title) as figure:
+        for number, (what, values, names) in enumerate(maps, start=1):
+            axes = figure.add_subplot(lines, 3, number)
+            draw_map(axes, values, names, done.diagonals, done.top)
+            axes.set_title(what, fontsize=10)
 
 
 def _write_arrays(done: Attention, part: Path) -> None:
@@ -135,21 +149,19 @@ def average_maps(
 
     shown, lengths = to_tokens(model, scaling, x, lengths)
     longest = int(lengths.max())
-    first = np.zeros(0, np.float32)
-    total: np.ndarray | None = None
+    first, total = np.zeros(0, np.float32), np.zeros(0)
     for batch in batches(lengths, max(1, BATCH_PAIRS // longest**2)):
         tokens = int(lengths[batch].max())
         with torch.inference_mode():
             embeds = model.fpt.inputs(torch.from_numpy(shown[batch, :tokens]).to(model.device))
             real = torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device)
             maps = attention_maps(model.fpt.backbone, embeds, real, layer).cpu().numpy()
-        if total is None:
+        if not total.size:
             total = np.zeros((maps.shape[1], longest, longest))
         total[:, :tokens, :tokens] += maps.sum(axis=0, dtype=np.float64)
         if 0 in batch:
             n = int(lengths[0])
-            first = maps[int(np.flatnonzero(batch == 0)[0])][:, :n, :n].copy()
-    assert total is not None
+            first = maps[batch.tolist().index(0), :, :n, :n].copy()
     real_rows = (lengths[:, None] > np.arange(longest)).sum(axis=0)
     with np.errstate(invalid="ignore"):
         return first, (total / np.minimum(real_rows[:, None], real_rows)).astype(np.float32)
@@ -157,20 +169,17 @@ def average_maps(
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
     """Return short names of the tokens of a sequence: a symbol, a value, or the string and position of a bit."""
-    from reservoir.tasks import proteins
-    from reservoir.tasks.listops import SYMBOLS
+    from reservoir.tasks import listops, proteins
 
-    numbers, published = range(length), task.parameters.get("protocol") == "paper"
+    numbers = range(length)
     if task.name in BIT_TASKS:
         return [f"{n // task.readout_tokens + 1}.{n % task.readout_tokens + 1}" for n in numbers]
     if not isinstance(task.form, Tokens):
         return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in numbers]
-    names = ()
-    if task.name == "listops" and not published:
-        names = SYMBOLS
-    elif task.name == "homology":
-        names = proteins.TAPE_SYMBOLS if published else proteins.SYMBOLS
-    return [names[int(x[n])] if names else str(int(x[n])) for n in numbers]
+    named = {"listops": listops.SYMBOLS, "homology": proteins.SYMBOLS}.get(task.name)
+    if not named or task.parameters.get("protocol") == "paper":
+        return [str(int(x[n])) for n in numbers]
+    return [named[int(x[n])] for n in numbers]
 
 
 def bit_diagonals(task: Task) -> dict[int, str]:
@@ -200,15 +209,11 @@ def _prepare_for(
     if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run determines the model; leave out the options that choose another")
     # Use the parameters that the user gave for the training: those that differ from the defaults.
-    if task in TASKS:
-        default = task_named(task, data=data_folder(source.data)).task.parameters
-        given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
-        source = replace(source, parameters={**given, **source.given})
-    else:
-        flags = OwnDataOptions.__dataclass_fields__
-        asked = {name: value for name, value in trained.parameters.items() if name in flags}
-        source = replace(source, **{**asked, **source.explicit})
-    prepared = prepare(task, source, cache=cache)
+    named, known = task in TASKS, OwnDataOptions.__dataclass_fields__
+    default = task_named(task, data=data_folder(source.data)).task.parameters if named else {}
+    given = {n: v for n, v in trained.parameters.items() if (default.get(n) != v if named else n in known)}
+    merged = {"parameters": given | source.given} if named else given | source.explicit
+    prepared = prepare(task, replace(source, **merged), cache=cache)
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:

@@ -10,6 +10,7 @@ from reservoir_cache import path_below
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.plan import resolve_model
 from reservoir_pipelines.files import cache_root, data_folder
+from reservoir_pipelines.output import as_json
 from reservoir_pipelines.plots import plot_deviations
 
 
@@ -19,7 +20,6 @@ def card(
     source: TaskOptions,
     root: CacheOptions,
     result: OutOptions,
-    *,
     task: str | None = None,
 ) -> dict[str, Any]:
     """Describe a backbone, plot the spread of its weights, and count the parameters that a task trains."""
@@ -35,7 +35,6 @@ def card(
     plot = result.out or path_below(cache_root(root.cache), "backbones") / f"{settings.title}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
-    plot_deviations(plot, spread, title=f"{name}, {settings.init}: standard deviation of the parameters")
     means = {kind: float(np.nanmean(values)) for kind, values in spread.items()}
     weights, biases = ([m for kind, m in means.items() if ("bias" in kind) == bias] for bias in (False, True))
     whole = whole_count(backbone)
@@ -54,11 +53,12 @@ def card(
         "task": described.name if described else None,
         "trained": described and trained_counts(backbone, described),  # parameters that an FPT trains
         "paper": described and paper_counts(backbone, described),  # the same, counted as in the paper; GPT-2 only
-        "deviations": {kind: [None if np.isnan(v) else float(v) for v in values] for kind, values in spread.items()},
+        "deviations": as_json({kind: values.tolist() for kind, values in spread.items()}),
         "weight_deviation": fmean(weights) if weights else None,  # mean over blocks, then over kinds of weights
         "bias_deviation": fmean(biases) if biases else None,
         "plot": plot,
     }
+    plot_deviations(plot, found["deviations"], title=f"{name}, {settings.init}")
     for counted in ("trained", "paper"):
         if counts := found[counted]:
             found |= {f"{counted}_total": sum(counts.values()), f"{counted}_share": sum(counts.values()) / whole}

@@ -14,9 +14,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from reservoir_pipelines.output import is_share, notify, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from reservoir.readouts.evaluation import Evaluation
@@ -33,18 +33,15 @@ PAGE_SIZE = 4.8, 3.4  # inches of most plots on the page; also legible on a phon
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MAX_LEVEL = 14  # names of layers that fit on the axis horizontally
 MAX_TICKS = 32
 MAX_COUNTS = 20  # classes of a confusion matrix whose counts can be read
-
-P = ParamSpec("P")
 
 _importing = threading.Lock()
 
 
 @contextmanager
-def own_style() -> Iterator[None]:
-    """Use matplotlib's defaults within the context, not its configuration files, and draw all text literally."""
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Yield a figure, sized in inches, in matplotlib's own style; no file configures it, and all text is literal."""
     exists = os.path.exists
     with _importing:
         # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option prevents that.
@@ -52,100 +49,59 @@ def own_style() -> Iterator[None]:
         os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
         try:
             import matplotlib
+            from matplotlib.figure import Figure
         finally:
             os.path.exists = exists
     # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters would not help.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams["text.parse_math"] = False  # a class named $x_{$ is not a formula
-        # Text is saved as text, not as paths: browsers have fonts of every script. The fixed salt gives equal files.
-        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "reservoir"})
-        yield
+        # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of every script.
+        matplotlib.rcParams.update({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "reservoir"})
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
-def saved_plot(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
-    """Decorate a function that saves a plot: use `own_style`, and warn instead of raising if it fails."""
-
-    @wraps(draw)
-    def draw_or_warn(path: Path, *arguments: P.args, **options: P.kwargs) -> None:
-        try:
-            with own_style():
-                draw(path, *arguments, **options)
-        except Exception as error:
-            path.unlink(missing_ok=True)  # an older plot shows other data
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            notify(f"{path}: the plot could not be drawn ({reason}); the results are saved")
-
-    return draw_or_warn
-
-
-def page_plot(size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> str:
-    """Return the data URI of an SVG image by ``draw(axes, ...)`` with a size in inches; empty if drawing fails."""
-    # Inside an image, no text of the SVG can run code or load anything.
-    buffer = io.BytesIO()
+@contextmanager
+def saved_figure(path: Path, width: float, height: float, title: str = "") -> Iterator[Figure]:
+    """Save the figure that is drawn within the context as PNG, with a size in inches; only warn if that fails."""
     try:
-        with own_style():
-            figure = figure_of(*size)
+        with new_figure(width, height) as figure:
+            figure.suptitle(printable(title), fontsize=11, color=INK)
+            yield figure
+            replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+    except Exception as error:
+        path.unlink(missing_ok=True)  # an older plot shows other data
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        notify(f"{path}: the plot could not be drawn ({reason}); the results are saved")
+
+
+def page_plot(text: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> dict[str, str]:
+    """Return the SVG image by ``draw(axes, ...)`` as a data URI, empty if drawing fails, and its description."""
+    # Inside an image, no text of the SVG can run code or load anything.
+    buffer, image = io.BytesIO(), ""
+    try:
+        with new_figure(*size) as figure:
             draw(figure.subplots(), *arguments)
-            _escape_texts(figure)
             figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
+        image = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
     except Exception as error:
         notify(f"a plot of the page could not be drawn ({error})")
-        return ""
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"image": image, "text": text}
 
 
-def figure_of(width: float, height: float, title: str = "") -> Figure:
-    """Return an empty figure with its width and height in inches, and a heading."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=11, color=INK)
-    return figure
-
-
-def style(axes: Axes, x: str, y: str, title: str = "") -> None:
+def style(axes: Axes, x: str, y: str) -> None:
     """Label the axes, and give them a pale grid, two spines, and a legend if any line has a label."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.set_title(title, fontsize=10, color=INK)
     axes.grid(color=GRID, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=9)
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file, which is replaced atomically."""
-    _escape_texts(figure)
-    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
-
-
-@saved_plot
 def plot(path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any) -> None:
     """Save the output of ``draw(axes, ...)`` with a size in inches and a title."""
-    figure = figure_of(*size, title)
-    draw(figure.subplots(), *arguments)
-    save(figure, path)
-
-
-def _escape_texts(figure: Figure) -> None:
-    """Escape characters that cannot be drawn: fonts have no lone surrogates, and draw control characters as boxes."""
-    from matplotlib.text import Text
-    from matplotlib.ticker import FuncFormatter
-
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            # This formatter sets the texts of named ticks again when they are drawn, so its output is escaped too.
-            if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
-                axis.set_major_formatter(FuncFormatter(lambda value, n, inner=formatter: _literal(inner(value, n))))
-    for text in figure.findobj(Text):
-        text.set_text(_literal(text.get_text()))
-
-
-def _literal(text: str) -> str:
-    return "\n".join(map(printable, text.split("\n")))  # our own titles have line breaks
+    with saved_figure(path, *size, title) as figure:
+        draw(figure.subplots(), *arguments)
 
 
 def in_unit(metric: str) -> tuple[float, str]:
@@ -160,8 +116,9 @@ def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float 
     return np.array(found, float).reshape(-1, 2)
 
 
-def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str, best: int | None = None) -> None:
+def draw_course(axes: Axes, curves: Sequence[np.ndarray], y: str, best: int | None = None) -> None:
     """Draw the (step, value) pairs of training, smoothed over 1% of them, and of validation; mark the best step."""
+    train, valid = curves
     if len(train):
         width = max(1, len(train) // 100)
         smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
@@ -174,128 +131,80 @@ def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str, best: 
     style(axes, "step", y)
 
 
-@saved_plot
 def plot_training(
     path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
 ) -> None:
     """Draw training and validation loss and score over the steps, with the best step marked; accuracies in percent."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    figure = figure_of(10, 4, title)
-    panels = figure.subplots(1, 2)
     factor, unit = in_unit(metric)
     losses = [curve_points(history, name) for name in ("loss", "valid_loss")]
     scores = [curve_points(history, name, factor) for name in ("accuracy", "valid_score")]
-    for axes, (train, valid), name in zip(panels, (losses, scores), ("loss", unit), strict=True):
-        draw_course(axes, train, valid, name, best_step)
-        axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
-        axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 5, 10]))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    _scale_losses(panels[0], np.concatenate(losses)[:, 1])
-    save(figure, path)
+    with saved_figure(path, 10, 4, title) as figure:
+        left, right = figure.subplots(1, 2)
+        draw_course(left, losses, "loss", best_step)
+        draw_course(right, scores, unit, best_step)
+        left.set_ylim(bottom=0)
 
 
-def _scale_losses(axes: Axes, losses: np.ndarray) -> None:
-    """Make the loss axis logarithmic if all losses are positive, with plain numbers as labels."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    if not len(losses) or losses.min() <= 0:
-        return
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if losses.max() < 1000 * losses.min() else (1,)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-@saved_plot
-def plot_pretraining(
-    path: Path, history: Sequence[dict[str, Any]], unit: str, entropy: float | None, title: str
-) -> None:
-    """Draw training and validation loss over the steps, with the lowest possible loss."""
-    figure = figure_of(7, 4, title)
-    axes = figure.subplots()
+def draw_bits(axes: Axes, history: Sequence[dict[str, Any]], unit: str, entropy: float | None) -> None:
+    """Draw training and validation loss of a pretraining over the steps, with the lowest possible loss."""
     if entropy is not None:
         axes.axhline(entropy, color=INK, linestyle="--", linewidth=1, label="lowest possible")
-    draw_course(axes, curve_points(history, "bits"), curve_points(history, "valid_bits"), f"bits per {unit}")
-    save(figure, path)
+    curves = [curve_points(history, name) for name in ("bits", "valid_bits")]
+    draw_course(axes, curves, f"bits per {unit}")
 
 
-def draw_layers(
-    axes: Axes, columns: Sequence[str], scores: np.ndarray, best: int, raw: float | None, metric: str
-) -> None:
+class Sweep(NamedTuple):
+    """Validation scores (columns, settings) of readouts, NaN if not tried, and the chosen column and setting."""
+
+    columns: Sequence[str]
+    settings: Sequence[str]
+    scores: np.ndarray
+    best: tuple[int, int]
+
+
+def draw_layers(axes: Axes, sweep: Sweep, raw: float | None, metric: str) -> None:
     """Draw the best validation score of every layer, a line for each pooling, and the score of the raw input.
 
-    ``scores`` (columns, settings) are NaN if not tried. If ``best`` joins several columns, it is a horizontal line.
+    If the chosen readout joins several columns, it is a horizontal line.
     """
     factor, unit = in_unit(metric)
-    places = _places(columns)
-    tops = factor * np.nanmax(scores, axis=1)
-    names = _with_gaps(sorted({layer for layer, _ in places.values()}, key=layer_order))
-    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places.values()), strict=False):
-        found = {layer: tops[i] for i, (layer, kind) in places.items() if kind == pooling}
-        values = [found.get(name, np.nan) for name in names]
+    tops = dict(zip(sweep.columns, factor * np.nanmax(sweep.scores, axis=1), strict=True))
+    single = [name.partition("/")[::2] for name in tops if "/" in name and "+" not in name]
+    names = _with_gaps(sorted({layer for layer, _ in single}, key=layer_order))
+    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in single), strict=False):
+        values = [tops.get(f"{name}/{pooling}", np.nan) for name in names]
         axes.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
-    if best not in places:
-        axes.axhline(tops[best], color=INK, linewidth=1, label=shorten(columns[best]))
+    chosen = sweep.columns[sweep.best[0]]
+    if chosen.partition("/")[::2] not in single:
+        axes.axhline(tops[chosen], color=INK, linewidth=1, label=shorten(chosen))
     if raw is not None:
         axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
-    ticks = {place: shorten(name).replace("block", "") for place, name in enumerate(names) if name}
-    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MAX_LEVEL else 0)
+    _name_ticks(axes.xaxis, names, rotation=90)
     style(axes, "layer", f"validation {unit}, best setting")
 
 
-def draw_settings(
-    axes: Axes, columns: Sequence[str], settings: Sequence[str], scores: np.ndarray, best: tuple[int, int], metric: str
-) -> None:
-    """Draw the validation score of every layer under every setting, for the pooling of the chosen readout.
-
-    ``best`` (column, setting) is circled. If it joins columns, the pooling of the best single column is shown.
-    """
+def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
+    """Draw the validation score of every column under every setting, and circle the chosen readout."""
+    columns, settings, scores, best = sweep
     factor, unit = in_unit(metric)
-    places = _places(columns)
-    shown = places.get(best[0], places[max(places, key=np.nanmax(scores, axis=1).__getitem__)])[1]
-    rows = sorted((i for i in places if places[i][1] == shown), key=lambda i: layer_order(places[i][0]))
-    # The grid is extended for some columns only; settings that few layers have would show as gaps and are left out.
-    counts = (~np.isnan(scores[rows])).sum(axis=0)
-    tried = [j for j in np.flatnonzero(counts).tolist() if 2 * counts[j] >= counts.max() or j == best[1]]
-    values = factor * scores[rows][:, tried]
-    # The worst settings would use up most colours, so only the upper part of the range is shown.
-    top, middle = np.nanmax(values), np.nanmedian(values)
-    low = max(np.nanmin(values), top - 2 * (top - middle) - 0.01 * abs(top))
-    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
-    note = ""
-    if best[0] in places:
-        note, place = ", chosen readout circled", (tried.index(best[1]), rows.index(best[0]))
-        axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
-    ticks = range(0, len(tried), max(1, (len(tried) - 1) // 4))
-    axes.set_xticks(ticks, [settings[tried[i]].replace(", ", "\n") for i in ticks], fontsize=8)
-    penalties = all(settings[i][:1].isdigit() for i in tried)
-    axes.set_xlabel("penalty" if penalties else "setting")
-    axes.tick_params("x", rotation=0 if penalties else 30)  # words do not fit side by side
-    axes.set_yticks(range(len(rows)), shorten_all([places[i][0] for i in rows]), fontsize=8)
-    axes.set_title(f"{shown}: validation {unit}{note}".removeprefix(": "), fontsize=9, color=INK)
-    figure: Any = axes.get_figure()
-    figure.colorbar(image, ax=axes, shrink=0.9)
+    order = sorted(range(len(columns)), key=lambda i: layer_order(columns[i]))
+    values = factor * scores[order]
+    # The worst settings would use up most colours, so all scores below the median have the darkest one.
+    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=np.nanmedian(values))
+    axes.figure.colorbar(image, ax=axes, shrink=0.9)
+    axes.plot(best[1], order.index(best[0]), "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
+    _name_ticks(axes.xaxis, settings, rotation=90)
+    _name_ticks(axes.yaxis, [columns[i] for i in order])
+    axes.set_xlabel("penalty or setting")
+    axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
 
 
-@saved_plot
-def plot_sweep(
-    path: Path,
-    columns: Sequence[str],
-    settings: Sequence[str],
-    scores: np.ndarray,
-    best: tuple[int, int],
-    raw: float | None,
-    *,
-    metric: str,
-    title: str,
-) -> None:
+def plot_sweep(path: Path, sweep: Sweep, raw: float | None, metric: str, title: str) -> None:
     """Save `draw_layers` and `draw_settings` side by side."""
-    figure = figure_of(11, 4.6, title)
-    lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    draw_layers(lines, columns, scores, best[0], raw, metric)
-    draw_settings(heat, columns, settings, scores, best, metric)
-    save(figure, path)
+    with saved_figure(path, 11, 4.6, title) as figure:
+        lines, heat = figure.subplots(1, 2)
+        draw_layers(lines, sweep, raw, metric)
+        draw_settings(heat, sweep, metric)
 
 
 def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> None:
@@ -316,15 +225,11 @@ def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> No
     """Draw ``counts`` of each class (rows) predicted as each class (columns), coloured by their share of the row."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure: Any = axes.get_figure()
-    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
-    for row, column in itertools.product(range(len(classes)), repeat=2) if len(classes) <= MAX_COUNTS else ():
-        if counts[row, column]:
-            ink = "white" if shares[row, column] > 0.5 else INK
-            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=ink)
-    _name_ticks(axes, classes)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("class")
+    axes.figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
+    for row, column in np.argwhere(counts).tolist() if len(classes) <= MAX_COUNTS else ():
+        ink = "white" if shares[row, column] > 0.5 else INK
+        axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=ink)
+    _name_both_axes(axes, classes, "predicted", "class")
 
 
 def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
@@ -349,7 +254,8 @@ def confusion_side(classes: Sequence[str]) -> float:
 
 
 def shorten(name: str, most: int = 32) -> str:
-    """Return a name, without its middle if it is longer than ``most``: names of columns differ at their ends."""
+    """Return a name for a plot, with control characters escaped, and without its middle if it is too long."""
+    name = printable(name)
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
 
 
@@ -358,27 +264,17 @@ def shorten_all(names: Sequence[str]) -> list[str]:
     short = [shorten(name) for name in names]
     if len(set(short)) == len(set(names)):
         return short
-    parts = [re.findall(r"\w+|\W+", name) for name in names]
-    before, after = (
-        len([*itertools.takewhile(lambda words: len(set(words)) == 1, zip(*rows, strict=False))])
-        for rows in (parts, [part[::-1] for part in parts])
-    )
-    return [f"…{shorten(''.join(part[before : len(part) - after]))}…" for part in parts]
-
-
-def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
-    """Return layer and pooling of each single column by its number, or of each joined column if all are joined."""
-    places = {}
-    for i in [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or range(len(columns)):
-        layer, _, pooling = columns[i].partition("/")  # joined columns count as one layer
-        places[i] = (columns[i].replace("+", "\n+"), "concatenated") if "+" in columns[i] else (layer, pooling)
-    return places
+    words = [re.findall(r"\w+|\W+", name) for name in names]
+    shared = set.intersection(*map(set, words))
+    return [f"…{shorten(''.join(word for word in each if word not in shared))}…" for each in words]
 
 
 def _with_gaps(layers: Sequence[str]) -> list[str]:
     """Return sorted layers with an empty name between entries, which leaves a gap in the lines."""
-    groups = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.rpartition(":")[0])]
-    return groups[0] + [name for group in groups[1:] for name in ("", *group)]
+    names: list[str] = []
+    for _, group in itertools.groupby(layers, lambda layer: layer.rpartition(":")[0]):
+        names += ["", *group]
+    return names[1:]
 
 
 def layer_order(column: str) -> tuple[str, int, str]:
@@ -387,82 +283,44 @@ def layer_order(column: str) -> tuple[str, int, str]:
     return entry, {"embed": 0, "final": 2}.get(name.partition("/")[0], 1), name
 
 
-def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
+def _name_ticks(axis: Axis, names: Sequence[str], rotation: float = 0) -> None:
     ticks = range(0, len(names), -(-len(names) // MAX_TICKS))
-    shown = shorten_all([str(names[i]) for i in ticks])
-    axes.set_xticks(ticks, shown, fontsize=7, rotation=90)
-    axes.set_yticks(ticks, shown, fontsize=7)
+    axis.set_ticks(ticks, shorten_all([names[i] for i in ticks]), fontsize=7, rotation=rotation)
+
+
+def _name_both_axes(axes: Axes, names: Sequence[str], x: str, y: str) -> None:
+    """Name the rows and the columns of a square matrix."""
+    _name_ticks(axes.xaxis, names, rotation=90)
+    _name_ticks(axes.yaxis, names)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
 
 
 def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]], kind: str) -> None:
     """Draw the standard deviations of one kind of tensor, ``weight`` or ``bias``, over the blocks, (depth,) each."""
-    from matplotlib.ticker import MaxNLocator
-
     names = [name for name in deviations if ("bias" in name) == (kind == "bias")]
     for number, name in enumerate(names):
-        colour, line = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
-        look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.4, "color": colour}
+        colour, line = COLOURS[number % len(COLOURS)], ("o-", "o--", "o:")[number // len(COLOURS) % 3]
         values = np.array(deviations[name], float)
-        axes.plot(np.arange(1, len(values) + 1), values, line, label=name.removesuffix(f".{kind}"), **look)
+        label = name.removesuffix(f".{kind}")
+        axes.plot(np.arange(1, len(values) + 1), values, line, color=colour, label=label, markersize=3.5)
     axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    style(axes, "block", "standard deviation", "weights" if kind == "weight" else "biases")
-    if not names:
-        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
+    axes.locator_params("x", integer=True)
+    style(axes, "block", f"standard deviation of each {kind}")
 
 
-@saved_plot
-def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str) -> None:
+def plot_deviations(path: Path, deviations: Mapping[str, Sequence[float | None]], title: str) -> None:
     """Save `draw_deviations` of weights and biases side by side."""
-    figure = figure_of(11, 4.2, title)
-    for axes, kind in zip(figure.subplots(1, 2, sharex=True), ("weight", "bias"), strict=True):
-        draw_deviations(axes, {name: values.tolist() for name, values in deviations.items()}, kind)
-    save(figure, path)
-
-
-@saved_plot
-def plot_attention(
-    path: Path,
-    one: np.ndarray,
-    mean: np.ndarray,
-    labels: Sequence[str],
-    diagonals: Mapping[int, str],
-    *,
-    rows: int,
-    title: str,
-    top: float,
-) -> None:
-    """Save the attention maps (heads, tokens, tokens) of one sequence and their mean over rows.
-
-    The large maps are means over the heads; the small ones show each head. Maps share one colour scale, up to ``top``.
-    """
-    heads = len(mean)
-    columns, lines = min(heads, 6), -(-heads // 6)
-    figure = figure_of(12, 6.4 + 2.1 * lines, title)
-    parts: Any = figure.subfigures(2, 1, height_ratios=(6, 2.1 * lines))
-    large, small = parts
-    # Only tokens of bit strings, which are named by their position, have the same names in every sequence.
-    places = labels if diagonals else [str(number + 1) for number in range(mean.shape[1])]
-    shown = ((one, labels, "one sequence"), (mean, places, f"mean over {rows} sequences"))
-    for axes, (maps, names, what) in zip(large.subplots(1, 2), shown, strict=True):
-        draw_map(axes, maps.mean(axis=0), names, diagonals, top)
-        axes.set_title(what, fontsize=10, color=INK)
-    for number, axes in enumerate(small.subplots(lines, columns, squeeze=False).flat):
-        if number < heads:
-            axes.imshow(mean[number], cmap="magma", vmin=0, vmax=top)
-            axes.set_title(f"head {number + 1}", fontsize=8, color=INK)
-        axes.set_axis_off()
-    save(figure, path)
+    with saved_figure(path, 11, 4.2, title) as figure:
+        for axes, kind in zip(figure.subplots(1, 2, sharex=True), ("weight", "bias"), strict=True):
+            draw_deviations(axes, deviations, kind)
 
 
 def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float) -> None:
     """Draw an attention map (tokens, tokens) with the names of its tokens and lines at some diagonals."""
     image = axes.imshow(values, cmap="magma", vmin=0, vmax=top)
-    figure: Any = axes.get_figure()
-    figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
-    _name_ticks(axes, labels)
-    axes.set_xlabel("attends to token")
-    axes.set_ylabel("token")
+    axes.figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
+    _name_both_axes(axes, labels, "attends to token", "token")
     first = len(values) - min((back for back in diagonals if back), default=0)
     for number, (back, what) in enumerate(sorted(diagonals.items())):
         ends = np.array([first - 0.5, len(values) - 0.5])

@@ -4,6 +4,8 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,7 +14,7 @@ from typing import Any
 from reservoir_cache import make_folder, open_lock, refuse_links
 
 from reservoir.errors import InputError
-from reservoir_pipelines.files import read_checked, write_checked, writing
+from reservoir_pipelines.files import json_digest, read_checked, write_checked, writing
 
 CELL = "cell:"
 """Prefix of a setting that names another cell: by its name in a recipe, by its key in the files of this folder."""
@@ -40,6 +42,44 @@ MEASURES = {
 """Measures of a cell that a table can show, each with its unit; counts have none."""
 
 RATIOS = {"step_seconds": ("train_seconds", "steps"), "readout_seconds": ("fit_seconds", "tried")}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A stage on a task with settings; another cell as a setting stands for the folder of that cell."""
+
+    stage: str
+    task: str | None
+    settings: Mapping[str, Any]
+
+    @cached_property
+    def key(self) -> str:
+        """First 16 digits of the SHA-256 of stage, task and settings."""
+        return json_digest(self.to_dict())[:16]
+
+    @property
+    def needs(self) -> list["Cell"]:
+        """The cells whose folders this cell reads."""
+        return [value for value in self.settings.values() if isinstance(value, Cell)]
+
+    @property
+    def title(self) -> str:
+        """A short name for messages."""
+        backbone, depth = self.settings.get("backbone", ""), self.settings.get("depth")
+        words = [
+            self.stage,
+            self.task or self.settings.get("corpus", ""),
+            f"backbone of {backbone.settings.get('corpus')}" if isinstance(backbone, Cell) else backbone,
+            f"depth {depth}" if depth else "",
+            *(self.settings.get(name, "") for name in ("init", "train", "readout", "columns")),
+            f"seed {self.settings.get('seed', 0)}",
+        ]
+        return " ".join(word for word in words if word)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return stage, task and settings as JSON values, with the keys of other cells."""
+        settings = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
+        return {"stage": self.stage, "task": self.task, "settings": settings}
 
 
 class ReproductionFolder:
@@ -99,8 +139,7 @@ class ReproductionFolder:
     def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return a table with the numbers of the cells that have finished so far, and whether its claims hold.
 
-        Each number is the mean over the seeds, with its standard error if at least two seeds have finished. A test
-        score also has the number of test rows and the 95% interval over rows, whose ends are means over the seeds.
+        Each number is the mean over the seeds, with its standard error; a test score has its 95% interval over rows.
         """
         rows = [{**row, "spots": [s and {**s, **self._numbers(s)} for s in row["spots"]]} for row in table["rows"]]
         means = {

@@ -263,7 +263,9 @@ def test_unreadable_files_are_refused_in_one_line(refusal, cache, mnist_files, k
 
         monkeypatch.setattr(files, "file_digest", refuse)
     message = refusal("prepare", "mnist", "--data", mnist_files)
-    assert ("train-labels-idx1-ubyte" if kind == "pipe" else "Permission denied; check the path and its permissions") in message
+    assert (
+        "train-labels-idx1-ubyte" if kind == "pipe" else "Permission denied; check the path and its permissions"
+    ) in message
 
 
 @pytest.fixture

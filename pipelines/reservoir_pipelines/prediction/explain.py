@@ -16,7 +16,7 @@ from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import COLOURS, figure_of, save, saved_plot, style
+from reservoir_pipelines.plots import COLOURS, saved_figure, shorten, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
@@ -68,7 +68,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, task, x, lengths)]
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
-    _draw(plot, task, x, lengths, rows, unit)
+    _plot(plot, task, x, lengths, rows, unit)
     return Explanation(rows=tuple(rows), unit=unit, plot=plot)
 
 
@@ -93,25 +93,30 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
     return found
 
 
-@saved_plot
-def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
-    letters = bool(task.alphabet) and int(lengths.max()) <= MAX_LETTERS
+def _plot(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
+    """Save two plots for each row, one above the other: its values, and what each position adds to the score."""
     line = "steps-mid" if isinstance(task.form, Tokens) else "default"
-    figure = figure_of(9, 2.9 * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
-    panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=[1.0, 1.6] * len(rows))[:, 0]
-    for number, row in enumerate(rows):
-        above, below = panels[2 * number : 2 * number + 2]
-        positions, values = np.arange(lengths[number]), x[number, : lengths[number]]
-        above.plot(values, linewidth=1, drawstyle=line)
-        what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
-        style(above, "", "input", f"row {row.row}: {what}, score {row.score:+.2f}")
-        above.tick_params(labelbottom=False)
-        raises, lowers, drop = (None, None, None) if number else LEGEND
-        below.bar(positions, np.maximum(row.added, 0), width=1.0, color=COLOURS[0], label=raises)
-        below.bar(positions, np.minimum(row.added, 0), width=1.0, color=COLOURS[1], label=lowers)
-        below.step(positions, row.occluded, "k", where="mid", lw=1.2, label=drop)
-        below.sharex(above)
-        if letters:
-            below.set_xticks(positions, [task.alphabet[int(symbol)] for symbol in values], fontsize=8)
-        style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
-    save(figure, path)
+    height = 2.9 * len(rows) + 0.4
+    with saved_figure(path, 9, height, f"{task.name}: what each position adds to the score") as figure:
+        panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=[1.0, 1.6] * len(rows))[:, 0]
+        for number, row in enumerate(rows):
+            values = x[number, : lengths[number]]
+            above, below = panels[2 * number : 2 * number + 2]
+            what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
+            above.plot(values, linewidth=1, drawstyle=line)
+            style(above, "", "input", f"row {row.row}: {what}, score {row.score:+.2f}")
+            above.tick_params(labelbottom=False)
+            below.sharex(above)
+            _draw_parts(below, row, (None, None, None) if number else LEGEND)
+            if task.alphabet and int(lengths.max()) <= MAX_LETTERS:
+                letters = [shorten(task.alphabet[int(symbol)]) for symbol in values]
+                below.set_xticks(range(len(values)), letters, fontsize=8)
+            style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
+
+
+def _draw_parts(axes: Any, row: Explained, legend: Sequence[str | None]) -> None:
+    """Draw what each position adds to the score of a row, and how much the score drops if the position is hidden."""
+    positions = range(len(row.added))
+    axes.bar(positions, np.maximum(row.added, 0), width=1.0, color=COLOURS[0], label=legend[0])
+    axes.bar(positions, np.minimum(row.added, 0), width=1.0, color=COLOURS[1], label=legend[1])
+    axes.step(positions, row.occluded, "k", where="mid", lw=1.2, label=legend[2])

@@ -20,7 +20,7 @@ from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.files import remove_parts, replace_file, system_errors, temporary_path, write_checked
 from reservoir_pipelines.output import Record, notify
-from reservoir_pipelines.plots import plot_pretraining
+from reservoir_pipelines.plots import draw_bits, plot
 from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
 from reservoir_pipelines.training.train import train
 
@@ -151,7 +151,7 @@ def pretrain(
         )
         save_model(out, model, source.tokenizer)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
-        plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
+        plot(run.path / CURVE, (7, 4), title, draw_bits, run.history, source.unit, done.entropy)
         write_checked(run.path / RESULT, done.to_dict())  # last, so that a resumed run draws its plot
         return done
 

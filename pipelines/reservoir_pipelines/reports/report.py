@@ -35,9 +35,10 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     root = cache_root(place.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
     if not parts:
-        raise InputError(f"{root}: nothing to report yet; run reservoir fit TASK or reservoir reproduce TABLE first")
+        raise InputError(f"{root}: nothing to report yet; run reservoir fit or reservoir reproduce first")
     out = result.out or root / ("report.md" if markdown else "report.html")
-    text = _render(parts, "tables.md.j2", _on_one_line) if markdown else _render(parts, "page.html", _visible)
+    template, finalize = ("tables.md.j2", _on_one_line) if markdown else ("page.html", _visible)
+    text = _render(parts, template, finalize)
     with writing(out):
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))
     return Report(page=out, parts=len(parts), bytes=len(text.encode()))
@@ -70,8 +71,10 @@ def _part(path: Path, number: int) -> dict[str, Any]:
             return fit_part(path, number)
         if (path / "config.json").is_file() and (path / "run.json").is_file():
             return run_part(path, number)
-    except (KeyError, TypeError) as error:  # undamaged files whose fields have older names
-        problem = f"{path}: another version of reservoir wrote this folder ({error})"
+    except InputError:
+        raise
+    except (KeyError, TypeError, OSError, ValueError) as error:
+        problem = f"{path}: damaged, or written by another version of reservoir ({error})"
         raise InputError(f"{problem}; repeat the command that wrote it") from error
     raise InputError(f"{path}: not a folder with results of reproduce, fit or train; name such a folder")
 

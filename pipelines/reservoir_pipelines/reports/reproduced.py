@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from markupsafe import Markup
-
 from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.plots import COLOURS, shorten, style
-from reservoir_pipelines.reports.views import curve_plot, facts_of, plot_of, plots_of
-from reservoir_pipelines.reproduction_folder import CELL, ReproductionFolder
+from reservoir_pipelines.plots import COLOURS, page_plot, shorten, style
+from reservoir_pipelines.reports.views import Plot, Values, curve_plots, facts_of, plots_of
+from reservoir_pipelines.reproduction_folder import CELL, Cell, ReproductionFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It only tests that all cells run.",
-    "hour": "Hour scale: a small backbone, thousands of rows and hundreds of steps, fewer than in the paper.",
+    "hour": "Hour scale: a small backbone, thousands of rows and hundreds of steps.",
     "day": "Day scale: a small backbone, all training rows, thousands of steps.",
     "full": "Full scale: all training rows through the first blocks of GPT-2 small.",
     "paper": "Paper scale: the sizes of the paper.",
 }
-PROGRESS = re.compile(r" of [\d,]+ \(\d+%\), ")
-"""Pattern of progress lines, which are left out of the notes of a cell."""
-
-Values = Mapping[str, Any]
 
 
 def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]:
     """Return the page's part about a reproduction."""
     tables = folder.tables()
     if not tables:
-        what = "another version of reservoir wrote it" if any(folder.path.glob("tables/*.json")) else "it has no table"
-        raise InputError(f"{folder.path}: {what}; run the same reproduce command again")
+        problem = f"{folder.path}: no table of this version of reservoir"
+        raise InputError(f"{problem}; run the same reproduce command again")
     keys = dict.fromkeys(key for table in tables for key in table["keys"])
     results = {key: found for key in keys if (found := folder.result(key))}
     failed = sum(bool(folder.failure(key)) for key in keys if key not in results)
     waiting = len(keys) - len(results) - failed
     prefix = f"p{number}-"
+    versions = sorted({f"{name} {value}" for r in results.values() for name, value in r["made_with"].items()})
     passes = sum(r["values"].get("passes") or 0 for r in results.values())
     seconds, cpu = (sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds"))
     facts = [
@@ -51,7 +44,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         ("time", f"{seconds:.1f} minutes of wall time, {cpu:.1f} minutes of processor time"),
         ("forward passes", f"{passes:,} rows, without validations"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
-        ("versions", "; ".join(dict.fromkeys(_versions(r["made_with"]) for r in results.values()))),
+        ("versions", ", ".join(versions)),
     ]
     return {
         "id": f"{prefix}reproduction",
@@ -67,25 +60,21 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
 def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a table for the page; the reasons why numbers are missing are listed below it."""
     spots = [spot for row in table["rows"] for spot in row["spots"] if spot]
-    reasons = {why: n for n, why in enumerate(dict.fromkeys(s["reason"] for s in spots if s["reason"]), start=1)}
-    rows = [
-        {**row, "spots": [s and _spot(s, prefix, results) | {"number": reasons.get(s["reason"])} for s in row["spots"]]}
-        for row in table["rows"]
-    ]
+    reasons = list(dict.fromkeys(spot["reason"] for spot in spots if spot["reason"]))
+    rows = [{**row, "spots": [s and _spot(s, reasons, results, prefix) for s in row["spots"]]} for row in table["rows"]]
     seeds = max((s["seeds"] for s in spots), default=0)
-    unit = table["unit"] or "numbers as in the paper"
     drawn = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
-    caption = f"{unit[0].upper()}{unit[1:]}. Our numbers are in bold ({drawn})."
+    caption = f"Numbers are {table['unit'] or 'as in the paper'}. Ours are in bold ({drawn})."
     if any(s.get("interval") for s in spots):
-        caption += " Numbers in small type are the 95% interval over test rows, and the number of test rows."
+        caption += " Numbers in small type are the 95% interval over test rows, and their number."
     if any(s["later"] is not None for s in spots):
         caption += " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
-    shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "plots": _plots(table, results)}
-    return {**table, "id": prefix + table["name"], "name": _name(table["name"]), **shown}
+    shown = {"caption": caption, "rows": rows, "reasons": reasons, "plots": _plots(table, results)}
+    return {**table, "id": prefix + table["name"], **shown}
 
 
-def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our number with its standard error over seeds, the paper's number, and the number of a later paper."""
+def _spot(spot: Values, reasons: list[str], results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the texts of one position of a table."""
     measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
     difference = ""
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
@@ -99,6 +88,7 @@ def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, An
         "interval": f"{low:.1f} to {high:.1f}, {spot['rows']:,} rows" if spot.get("interval") else "",
         "paper": "" if paper is None else _number_text(paper, measure),
         "difference": difference,
+        "number": spot["reason"] and reasons.index(spot["reason"]) + 1,
         "later": "" if spot["later"] is None else _number_text(spot["later"], measure),
     }
 
@@ -113,113 +103,69 @@ def _number_text(value: Any, measure: str) -> str:
     return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _plots(table: Values, results: Mapping[str, Any]) -> list[Markup]:
+def _plots(table: Values, results: Mapping[str, Any]) -> list[Plot]:
     """Return the plots of a table; plots of costs are at the top of the page."""
-    cells = ((row["name"], k) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for k in c)
-    found = {key: (name, results[key]) for name, key in cells if key in results}
+    found: dict[str, tuple[str, Any]] = {}
+    for row in table["rows"]:
+        for spot in filter(None, row["spots"]):
+            keys = spot["cells"][0] if spot["cells"] else []
+            found |= {key: (row["name"], results[key]) for key in keys if key in results}
+    drawn: list[tuple[str, list[Plot]]] = []
     if table["drawn"] in ("attention", "deviations"):
-        return [
-            _named(name, plot)
-            for name, result in found.values()
-            for plot in plots_of(result["stage"], result["values"])
-        ]
+        drawn = [(name, plots_of(result["stage"], result["values"])) for name, result in found.values()]
     if table["drawn"] == "curve":
-        curves = {result["task"]: curve_plot(result["values"]) for _, result in found.values()}
-        return [_named(task, plot) for task, plot in curves.items() if plot]
-    if table["drawn"] != "bars":
-        return []
-    drawn = []
-    for whose, key in (("ours", "mean"), ("the paper's", "published")):
-        bars = {row["name"]: [_number(s and s[key]) for s in row["spots"]] for row in table["rows"]}
-        description = f"{table['title']}, {whose}, in percent"
-        drawn.append(plot_of(description, _draw_bars, table["columns"], bars, f"accuracy (%), {whose}"))
-    return drawn
+        drawn = list({result["task"]: curve_plots(result["values"]) for _, result in found.values()}.items())
+    return [plot | {"name": name} for name, plots in drawn for plot in plots]
 
 
-def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
+def _costs(table: Values, results: Mapping[str, Any]) -> list[Plot]:
     """Return the plots of accuracy against cost, one for each task."""
     drawn = []
     for number, task in enumerate(table["columns"]):
-        rows: dict[str, tuple[float, float, float]] = {}
+        points = {}
         for row in table["rows"]:
-            spot = row["spots"][number] or {"cells": [], "mean": None, "published": None}
-            costs = [results[key]["values"].get("cost") for cells in spot["cells"] for key in cells if key in results]
-            cost = fmean(costs) if costs and None not in costs and spot["mean"] is not None else np.nan
-            rows[row["name"]] = cost, _number(spot["mean"]), _number(spot["published"])
-        known = [f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in rows.items() if cost >= 0]
-        if known:
-            text = f"{task}, accuracy over cost: {'; '.join(known)}; dashed lines: the paper's accuracies"
-            drawn.append(_named(task, plot_of(text, _draw_costs, rows)))
+            spot = row["spots"][number] or {"cells": [], "mean": None}
+            keys = [key for cells in spot["cells"] for key in cells if key in results]
+            costs = [results[key]["values"].get("cost") for key in keys]
+            if costs and None not in costs and spot["mean"] is not None:
+                points[row["name"]] = fmean(costs), spot["mean"], spot["published"]
+        if points:
+            listed = "; ".join(f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in points.items())
+            text = f"{task}, accuracy over cost: {listed}; dashed lines: the paper's accuracies"
+            drawn.append(page_plot(text, _draw_costs, points) | {"name": task})
     return drawn
 
 
-def _named(name: str, plot: Markup) -> Markup:
-    return Markup("<div><h4>{}</h4>{}</div>").format(name, plot)
-
-
-def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float]], y: str) -> None:
-    """Draw the bars of each group side by side, one per name; NaN leaves a gap."""
-    width = 0.8 / max(1, len(bars))
-    for number, (name, heights) in enumerate(bars.items()):
-        places = np.arange(len(groups)) + (number + 0.5) * width - 0.4
-        axes.bar(places, heights, 0.92 * width, color=COLOURS[number % len(COLOURS)], label=name)
-    axes.set_xticks(range(len(groups)), [shorten(name) for name in groups], fontsize=8)
-    style(axes, "", y)
-
-
-def _draw_costs(axes: Axes, rows: Mapping[str, tuple[float, float, float]]) -> None:
+def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, Any]]) -> None:
     """Draw the test accuracy in percent against the seconds of each row, and the paper's as a dashed line."""
-    from matplotlib.ticker import NullFormatter, StrMethodFormatter
-
-    for number, (name, (cost, mean, published)) in enumerate(rows.items()):
+    for number, (name, (cost, mean, published)) in enumerate(points.items()):
         colour = COLOURS[number % len(COLOURS)]
-        if cost >= 0:
-            axes.plot(cost, mean, "o", color=colour, label=name, markersize=7)
-        if published >= 0:
+        axes.plot(cost, mean, "o", color=colour, label=shorten(name), markersize=7)
+        if isinstance(published, int | float):
             axes.axhline(published, color=colour, linestyle="--", linewidth=1)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
     style(axes, "seconds", "test accuracy (%)")
 
 
 def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     result = results[key]
-    settings, passes = result["settings"], result["values"].get("passes")
+    stage, settings, values = result["stage"], dict(result["settings"]), result["values"]
+    if made := results.get(str(settings.get("backbone")).removeprefix(CELL)):
+        settings["backbone"] = Cell("pretrain", None, made["settings"])
     facts = [
         ("folder", result["folder"]),
-        ("seed", settings.get("seed", 0)),
         ("processor time", f"{result['cpu_seconds']:.1f} s"),
-        ("time", f"{result['seconds']:.1f} s"),
-        *([] if passes is None else [("forward passes", f"{passes:,} rows")]),
+        *([("forward passes", f"{values['passes']:,} rows")] if "passes" in values else []),
         ("disk", size_text(result["bytes"])),
-        *facts_of(result["stage"], result["values"]),
-        ("made with", _versions(result["made_with"])),
-        *[("note", note) for note in result["notes"][:6] if not PROGRESS.search(note)],
+        *facts_of(stage, values),
+        *result["made_with"].items(),
+        *[("note", note) for note in result["notes"][:6] if "%), " not in note],  # no progress lines,
     ]
-    backbone, depth = str(settings.get("backbone", "")), f"depth {settings['depth']}" if settings.get("depth") else ""
-    if made := results.get(backbone.removeprefix(CELL)):
-        backbone = f"backbone of {made['settings'].get('corpus')}"
-    shape = [backbone, depth, settings.get("init"), settings.get("train")]
-    words = [result["stage"], result["task"], settings.get("corpus"), *shape, settings.get("columns")]
     return {
         "id": f"{prefix}cell-{key}",
-        "title": " ".join(str(word) for word in words if word),
-        "summary": f"seed {settings.get('seed', 0)}, {result['seconds']:.0f} s",
+        "title": Cell(stage, result["task"], settings).title,
+        "summary": f"{result['seconds']:.1f} s",
         "commands": result["commands"],
         "facts": facts,
-        "plots": plots_of(result["stage"], result["values"]),
+        "plots": plots_of(stage, values),
     }
-
-
-def _versions(made_with: Values) -> str:
-    return ", ".join(f"{name} {value}" for name, value in made_with.items())
-
-
-def _name(name: str) -> str:
-    found = re.fullmatch("(table|figure)-?(.+)", name)
-    return f"{found[1].capitalize()} {found[2]}" if found else name
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else np.nan

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 
-from reservoir.errors import InputError
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
-from reservoir_pipelines.output import percent, score_text
-from reservoir_pipelines.plots import COLOURS, INK, PAGE_SIZE, page_plot, style
+from reservoir_pipelines.output import as_json, score_text
+from reservoir_pipelines.plots import Sweep, page_plot
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from reservoir_pipelines.training.run_folder import Training
 
 MAX_POINTS = 60  # points of a stored curve
-MAX_CLASSES = 40  # largest number of classes of a confusion matrix on the page
-WORST = 10  # classes whose recall is listed
 Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
+Plot = dict[str, str]
 
 
 def fit_values(found: Values, results: Path) -> dict[str, Any]:
@@ -50,7 +45,7 @@ def _read_sweep(results: Path) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    tried = [line for line in lines if line["columns"] != "raw"] or lines
+    lines = [line for line in lines if line["columns"] != "raw"] or lines
     found = [
         Result(
             columns=tuple(line["columns"].split("+")),
@@ -58,13 +53,12 @@ def _read_sweep(results: Path) -> dict[str, Any]:
             alpha=float(line["alpha"]) if line["alpha"] else None,
             valid_score=float(line["valid_score"]),
         )
-        for line in tried
+        for line in lines
     ]
     columns, settings, scores = score_matrix(found)
-    chosen = next((one for one, line in zip(found, tried, strict=True) if line["chosen"] == "1"), found[0])
-    values = [[None if np.isnan(score) else score for score in row] for row in scores.tolist()]
+    chosen = found[next((i for i, line in enumerate(lines) if line["chosen"] == "1"), 0)]
     best = [columns.index(chosen.title), settings.index(chosen.setting)]
-    return {"columns": columns, "settings": settings, "scores": values, "best": best}
+    return {"columns": columns, "settings": settings, "scores": as_json(scores.tolist()), "best": best}
 
 
 def train_values(done: Training) -> dict[str, Any]:
@@ -90,21 +84,23 @@ def _thinned(history: list[dict[str, Any]], name: str) -> list[list[float]]:
 
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit."""
-    try:
-        found = read_checked(path / SUMMARY)
-        values = fit_values(found, path / "results.csv")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: damaged ({error}); run reservoir fit again") from error
+    found = read_checked(path / SUMMARY)
+    values = fit_values(found, path / "results.csv")
     entry, chosen_by = Path(found["entry"]), found["best"]["metric"]
-    facts = [("entry", entry), *facts_of("fit", values)]
+    facts = [("entry", entry), ("label", found.get("label")), *facts_of("fit", values)]
     for name, value in found["evaluation"].items():  # all metrics but the one that chose the readout
         if isinstance(value, int | float) and name != chosen_by:
-            facts.append((name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.3f}"))
+            facts.append((name.replace("_", " "), round(value, 3)))
     if found["p_value"] is not None:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
-    shown = {"plots": plots_of("fit", values), "commands": found["commands"]}
-    return {"id": f"p{number}", "name": _heading("Fit", entry, found.get("label")), "facts": facts, **shown}
+    return {
+        "id": f"p{number}",
+        "name": f"Fit: {entry.parent.name}, {path.name}",
+        "facts": facts,
+        "commands": found["commands"],
+        "plots": plots_of("fit", values),
+    }
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -115,14 +111,15 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     done = Training.from_dict({**(run.result or {}), "run": str(path)})
     values, config = train_values(done), run.config
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
+    facts.append(("label", config["settings"]["spec"]["task"]["parameters"].get("label")))
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
-    shown = {"plots": plots_of("train", values), "commands": [config["command"]]}
-    label = config["settings"]["spec"]["task"]["parameters"].get("label")
-    return {"id": f"p{number}", "name": _heading("Training", path, label), "facts": facts, **shown}
-
-
-def _heading(stage: str, folder: Path, label: str | None) -> str:
-    return ", ".join([f"{stage}: {folder.parent.name}", *([f"label {label}"] if label else []), folder.name])
+    return {
+        "id": f"p{number}",
+        "name": f"Training: {path.parent.name}, {path.name}",
+        "facts": facts,
+        "commands": [config["command"]],
+        "plots": plots_of("train", values),
+    }
 
 
 def facts_of(stage: str, values: Values) -> Facts:
@@ -136,25 +133,19 @@ def facts_of(stage: str, values: Values) -> Facts:
 
 
 def _fit_facts(values: Values, metric: str) -> Facts:
-    facts: Facts = []
-    if interval := values.get("test_interval"):
-        over = f" over {values['test_groups']} groups" if values.get("test_groups") else ""
-        facts.append((f"95% interval{over}", " to ".join(score_text(end, metric) for end in interval)))
-    facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
-    if layers := values.get("layers"):
-        listed = ", ".join(f"{name} {score_text(score, metric)}" for name, score in layers.items())
-        facts.append(("best on validation, by layer", listed))
-    facts += [
-        (f"baseline {name}, test", score_text(score, metric)) for name, score in values.get("baselines", {}).items()
+    def listed(scores: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {score_text(score, metric)}" for name, score in scores.items())
+
+    over = f" over {values['test_groups']} groups" if values.get("test_groups") else ""
+    facts = [
+        (f"95% interval{over}", " to ".join(score_text(end, metric) for end in values.get("test_interval") or ())),
+        ("chosen", values["readout"]),
+        ("tried", f"{values['tried']:,} readouts"),
+        ("best on validation, by layer", listed(values["layers"])),
+        ("baselines on test", listed(values["baselines"])),
+        ("this reservoir adds nothing to", ", ".join(values["adds_nothing_to"] or ())),
     ]
-    if level := values.get("adds_nothing_to"):
-        facts.append(("this reservoir adds nothing to", ", ".join(level)))
-    if bins := values["reliability"]:
-        gap = sum(n * abs(probability - right) for n, probability, right in bins) / sum(n for n, *_ in bins)
-        facts.append(("calibration error", f"{100 * gap:.1f} points between probability and share of correct labels"))
-    worst = sorted(values["recall"].items(), key=lambda item: item[1])[:WORST]
-    recalls = ", ".join(f"{name} {percent(share)}" for name, share in worst)
-    return facts + ([("recall by class, lowest first", recalls)] if recalls else [])
+    return [(name, text) for name, text in facts if text]
 
 
 def _training_facts(values: Values, metric: str) -> Facts:
@@ -168,13 +159,7 @@ def _training_facts(values: Values, metric: str) -> Facts:
     return facts
 
 
-def plot_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
-    """Return the HTML of the plot that ``draw(axes, ...)`` draws, or empty HTML if drawing fails."""
-    source = page_plot(size, draw, *arguments)
-    return Markup('<figure><img src="{}" alt="{}"></figure>' if source else "").format(source, description)
-
-
-def plots_of(stage: str, values: Values) -> list[Markup]:
+def plots_of(stage: str, values: Values) -> list[Plot]:
     """Return the plots of a result; an empty list for a stage without plots."""
     if stage == "fit":
         return _fit_plots(values)
@@ -184,8 +169,8 @@ def plots_of(stage: str, values: Values) -> list[Markup]:
         none, steps = np.zeros((0, 2)), f"over {values['steps']:,} steps"
         validations = f"validation {values['metric']} {steps}"
         return [
-            plot_of(f"training loss {steps}", plots.draw_course, losses, none, "loss"),
-            plot_of(validations, plots.draw_course, none, scores * (1, factor), unit),
+            page_plot(f"training loss {steps}", plots.draw_course, [losses, none], "loss"),
+            page_plot(validations, plots.draw_course, [none, scores * (1, factor)], unit),
         ]
     if stage == "attention":
         shown = np.array(values["map"], float)
@@ -194,47 +179,37 @@ def plots_of(stage: str, values: Values) -> list[Markup]:
         text = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows"
         text += f"; diagonals at {lines}" if lines else ""
         labels = [str(number + 1) for number in range(len(shown))]
-        return [plot_of(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
+        return [page_plot(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
     if stage == "backbone":
-        named = {kind: f"standard deviation of each {kind} in every block" for kind in ("weight", "bias")}
-        return [plot_of(text, plots.draw_deviations, values["deviations"], kind) for kind, text in named.items()]
+        drawn = plots.draw_deviations, values["deviations"]
+        return [page_plot(f"deviation of each {kind} in every block", *drawn, kind) for kind in ("weight", "bias")]
     return []
 
 
-def curve_plot(values: Values) -> Markup:
-    """Return the plot of the learning curve of a fit; empty without a curve."""
+def curve_plots(values: Values) -> list[Plot]:
+    """Return the plot of the learning curve of a fit, if it has one."""
     curve, metric = values.get("curve"), values["metric"]
     if not curve:
-        return Markup("")
+        return []
     listed = "; ".join(f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve)
-    return plot_of(f"test {metric} against the number of training rows: {listed}", plots.draw_curve, curve, metric)
+    text = f"test {metric} against the number of training rows: {listed}"
+    return [page_plot(text, plots.draw_curve, curve, metric)]
 
 
-def _fit_plots(values: Values) -> list[Markup]:
-    sweep, metric = values["sweep"], values["metric"]
-    columns, settings, best = sweep["columns"], sweep["settings"], tuple(sweep["best"])
-    scores, counts, classes = np.array(sweep["scores"], float), values["confusion"], values["classes"]
+def _fit_plots(values: Values) -> list[Plot]:
+    found, metric = values["sweep"], values["metric"]
+    counts, classes = values["confusion"], values["classes"]
+    sweep = Sweep(found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"]))
     drawn = []
-    if len(columns) > 1:
+    if len(sweep.columns) > 1:
         text = f"best validation {metric} of every layer, a line for each pooling"
-        drawn.append(plot_of(text, plots.draw_layers, columns, scores, best[0], None, metric))
-    if scores.size > 1:
-        text = f"validation {metric} of every layer under every setting"
-        drawn.append(plot_of(text, plots.draw_settings, columns, settings, scores, best, metric))
-    drawn.append(curve_plot(values))
-    if counts and len(counts) <= MAX_CLASSES:
+        drawn.append(page_plot(text, plots.draw_layers, sweep, None, metric))
+    if sweep.scores.size > 1:
+        text = f"validation {metric} of every column under every setting"
+        drawn.append(page_plot(text, plots.draw_settings, sweep, metric))
+    drawn += curve_plots(values)
+    if counts:
         text = "confusion matrix: how many rows of each class were predicted as each class"
         side = 0.75 * plots.confusion_side(classes)
-        drawn.append(plot_of(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
-    if bins := values["reliability"]:
-        listed = "; ".join(f"{n} labels with probability {100 * p:.0f}%: {100 * ok:.0f}% correct" for n, p, ok in bins)
-        drawn.append(plot_of(f"calibration on the test rows: {listed}", _draw_calibration, bins))
+        drawn.append(page_plot(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
     return drawn
-
-
-def _draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:
-    """Draw the share of correct labels against their mean probability; a bin is (labels, probability, share)."""
-    values = 100 * np.array([each[1:] for each in bins], float).T
-    axes.plot([0, 100], [0, 100], "--", color=INK, linewidth=1, label="calibrated")
-    axes.plot(*values, "o-", color=COLOURS[0], markersize=4, label="measured")
-    style(axes, "probability (%)", "correct (%)")

@@ -6,9 +6,9 @@ task also sets the task, unless the row, the column or the recipe sets another.
 """
 
 import tomllib
+from collections import ChainMap
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from typing import Any
 from reservoir import options
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.option_fields import Options, as_group, refuse_modules, without_where
-from reservoir_pipelines.files import json_digest
-from reservoir_pipelines.reproduction_folder import CELL, MEASURES
+from reservoir_pipelines.reproduction_folder import CELL, MEASURES, Cell
 
 SCALES = {
     "smoke": ("smoke",),
@@ -49,44 +48,6 @@ KEYS = {
 """The keys of each part; all but claims also have those of `SCALES`."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A stage on a task with settings; another cell as a setting stands for the folder of that cell."""
-
-    stage: str
-    task: str | None
-    settings: Mapping[str, Any]
-
-    @cached_property
-    def key(self) -> str:
-        """First 16 digits of the SHA-256 of stage, task and settings."""
-        return json_digest(self.to_dict())[:16]
-
-    @property
-    def needs(self) -> list["Cell"]:
-        """The cells whose folders this cell reads."""
-        return [value for value in self.settings.values() if isinstance(value, Cell)]
-
-    @property
-    def title(self) -> str:
-        """A short name for messages."""
-        backbone, depth = self.settings.get("backbone", ""), self.settings.get("depth")
-        words = [
-            self.stage,
-            self.task or self.settings.get("corpus", ""),
-            "a backbone of this reproduction" if isinstance(backbone, Cell) else backbone,
-            f"depth {depth}" if depth else "",
-            *(self.settings.get(name, "") for name in ("init", "train", "readout", "columns")),
-            f"seed {self.settings.get('seed', 0)}",
-        ]
-        return " ".join(word for word in words if word)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return stage, task and settings as JSON values, with the keys of other cells."""
-        settings = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
-        return {"stage": self.stage, "task": self.task, "settings": settings}
-
-
 def groups(stage: str, settings: Mapping[str, Any]) -> list[Any]:
     """Return settings as the groups of options that a stage takes, and the cache and device."""
     return [as_group(settings, kind) for kind in (*STAGES[stage], options.PlaceOptions)]
@@ -114,7 +75,7 @@ def load_recipe(
     scale: str,
     *,
     seeds: int | None = None,
-    override: Mapping[str, Any] | None = None,
+    override: Mapping[str, Any] = {},
     only: Sequence[str] = (),
 ) -> Recipe:
     """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
@@ -128,8 +89,8 @@ def load_recipe(
         choices = f"give one of {', '.join(known)}, or the path of a .toml file"
         raise InputError(f"no recipe {name!r}: {choices}{nearest(name, known)}")
     table, shared = _read(path or RECIPES / f"{name}.toml", name), _read(RECIPES / "cells.toml", "cells")
-    builder = _Builder(f"recipe {name}", scale, table, shared, override or {})
-    return builder.build(path.stem if path else name, seeds, [each.strip() for each in only])
+    builder = _Builder(f"recipe {name}", scale, table, shared, override)
+    return builder.build(path.stem if path else name, seeds, only)
 
 
 def _read(path: Any, name: str) -> dict[str, Any]:
@@ -153,9 +114,10 @@ class _Builder:
         for key in ("title", "rows", "columns"):
             if not self.table.get(key):
                 raise InputError(f"{self.where}: no {key}; add {key} = ... to the file")
-        _check_settings(without_where(self.override, "--override"), set[str]().union(*OPTIONS.values()), "--override")
+        all_options = set[str]().union(*OPTIONS.values())
+        _check_names(without_where(self.override, "--override"), all_options, "--override")
         for settings in self._settings(self.table):
-            self._check_file(settings)
+            self._check_settings(settings, all_options, self.where)
         named = self.table["columns"]
         columns = [self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
@@ -195,12 +157,7 @@ class _Builder:
 
     def _selected(self, spots: list[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:
         """Return the table positions that ``parts`` selects; it filters each kind (task, row, column) that it names."""
-        tasks, known = {*self.shared["tasks"]}, {spot[kind] for spot in spots for kind in ("row", "column")}
-        only: set[str] = set()
-        while parts:  # the command line splits at commas, also a name that has one, such as "pretrained, last layer"
-            size = next((size for size in range(len(parts), 1, -1) if ", ".join(parts[:size]) in known), 1)
-            only.add(", ".join(parts[:size]))
-            parts = parts[size:]
+        only, tasks = {*parts}, {*self.shared["tasks"]}
         chosen = {kind: only & {spot[kind] for spot in spots} for kind in ("row", "column", "task")}
         found = set[str]().union(*chosen.values())
         if any(names and not names & found for names in (only & tasks, only - tasks)):
@@ -233,19 +190,17 @@ class _Builder:
             raise InputError(f"{problem}; give one for each column")
         for number, column in zip(published, columns, strict=True):
             name = column["name"]
-            measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")
+            task_names = [{"task": n} for n in (row["name"], name) if n in self.shared["tasks"]]
+            given = ChainMap(row, column, *task_names, self.table)
+            measure, task = given.get("measure", "test_score"), given.get("task")
             if measure not in MEASURES:
                 raise InputError(f"{self.where}: no measure {measure!r}; the measures are {', '.join(MEASURES)}")
-            at = row.get("at", {}).get(name)
-            named = at or row.get("cell") or column.get("cell") or self.table.get("cell") or []
-            names, combine = (named, "ratio") if isinstance(named, list) else ([named], "")
-            if not at and "best" in row:
-                names, combine = row["best"], "best"
-            reason = row.get("reason", "") or ("" if names else "the recipe names no cell for this place of the table")
+            cells = row.get("at", {}).get(name) or row.get("best") or given.get("cell") or []
+            names = cells if isinstance(cells, list) else [cells]
+            combine = "best" if names is row.get("best") else "ratio" if names is cells and names else ""
+            reason = row.get("reason", "") or ("" if names else "the recipe names no cell here")
             if self.scale not in LARGE:
                 reason = reason or row.get("absent", {}).get(name, "")
-            tasks = (each["name"] for each in (row, column) if each["name"] in self.shared["tasks"])
-            task = row.get("task") or column.get("task") or next(tasks, None) or self.table.get("task")
             keys = [[self._cell(n, row, column, task, seed).key for n in names] for seed in seeds if not reason]
             yield {
                 "row": row["name"],
@@ -253,7 +208,7 @@ class _Builder:
                 "task": task,
                 "measure": measure,
                 "cells": keys,
-                "combine": combine if names else "",
+                "combine": combine,
                 "published": None if number == "" else number,
                 "later": row.get("later", {}).get(name),
                 "reason": reason,
@@ -271,8 +226,7 @@ class _Builder:
             settings = _merged(settings, {key: value for key, value in layer.items() if key in known})
         of_task = row.get("tasks", {}).get(task, {})
         for layer in (*self._settings(named), *self._settings(row), *self._settings(column), of_task):
-            _check_settings(layer, known, f"{self.where}: {name}")
-            self._check_file(layer)
+            self._check_settings(layer, known, f"{self.where}: {name}")
             settings = _merged(settings, layer)
         for key, value in settings.items():
             if isinstance(value, str) and value.startswith(CELL):
@@ -290,15 +244,16 @@ class _Builder:
         yield entry.get("settings", {})
         yield next((entry[name] for name in SCALES[self.scale] if name in entry), {})
 
-    def _check_file(self, settings: Mapping[str, Any]) -> None:
-        """Raise `InputError` for settings that no file may decide: folders, devices, and modules to import."""
+    def _check_settings(self, settings: Mapping[str, Any], known: set[str], where: str) -> None:
+        """Raise `InputError` for unknown settings, and for those that no file may decide: folders, devices, modules."""
         run = str(settings.get("run", ""))
         # A recipe may name only one kind of folder: that of another cell of this reproduction.
-        without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, self.where)
-        refuse_modules(settings, self.where)
+        without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, where)
+        refuse_modules(settings, where)
+        _check_names(settings, known, where)
 
 
-def _check_settings(settings: Mapping[str, Any], known: set[str], where: str) -> None:
+def _check_names(settings: Mapping[str, Any], known: set[str], where: str) -> None:
     for key in settings.keys() - known:
         meant = nearest(key, known) or f"; the settings are {', '.join(sorted(known))}"
         raise InputError(f"{where}: no setting {key!r}{meant}")

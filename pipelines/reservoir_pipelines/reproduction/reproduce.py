@@ -16,8 +16,8 @@ from reservoir.errors import InputError, first_line
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import Record, notify, silenced
-from reservoir_pipelines.reproduction.recipe import Cell, Recipe, load_recipe, recipe_names
-from reservoir_pipelines.reproduction_folder import ReproductionFolder
+from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
+from reservoir_pipelines.reproduction_folder import Cell, ReproductionFolder
 from reservoir_pipelines.workers import map_pieces, run_processes
 
 _one_cell = threading.Lock()  # a dask worker runs one cell at a time, because a model uses all cores
@@ -83,16 +83,17 @@ def planned(
     names: Sequence[str], options: ReproduceOptions, source: TaskOptions, place: PlaceOptions
 ) -> tuple[list[Recipe], list[Cell], ReproductionFolder, dict[str, Any]]:
     """Return recipes, their cells, the folder of the results, and the given cache, data folder and device."""
-    only = options.only.split(",") if isinstance(options.only, str) else list(options.only or ())
-    given: dict[str, Any] = {"seeds": options.seeds, "override": options.override, "only": only}
+    # Names such as "pretrained, last layer" contain a comma with a space.
+    only = re.split(",(?! )", options.only) if isinstance(options.only, str) else list(options.only or ())
+    given: dict[str, Any] = {"seeds": options.seeds, "override": options.override or {}, "only": only}
     loaded = [load_recipe(name, options.scale, **given) for name in names or recipe_names()]
     recipes = [recipe for recipe in loaded if recipe.table["rows"]]
-    if len(recipes) < len(loaded) and (names or not recipes):
-        empty = next(each.table["name"] for each in loaded if each not in recipes) if names else "every recipe"
-        raise InputError(f"--only {','.join(only)}: {empty} lacks some of these; name other tasks, rows or columns")
+    empty = [recipe.table["name"] for recipe in loaded if recipe not in recipes]
+    if empty and (names or not recipes):
+        raise InputError(f"--only {','.join(only)}: {empty[0]} lacks some of these; name other tasks, rows or columns")
     cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
-    changed = "-".join(f"{name}-{value}" for name, value in sorted((options.override or {}).items()))
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
+    changed = [f"{name}-{value}" for name, value in sorted((options.override or {}).items())]
+    name = re.sub(r"[^\w.-]", "-", "-".join([options.scale, *changed]))
     folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
     data = data_folder(source.data) if source.data else None
     # Workers may have other working directories.
@@ -106,15 +107,18 @@ def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any
     """Run cells in this process, in local processes, or each as a task of a dask cluster."""
     since = time.time()
     if cluster.scheduler:
-        left = {cell.key: cell for cell in cells}
-        while left:  # cells that others need are submitted first
-            ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
-            tasks = [(cell, folder, places) for cell in ready]
-            map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, done=notify)
-            left = {key: cell for key, cell in left.items() if cell not in ready}
+        needed = {need.key for cell in cells for need in cell.needs}
+        for early in (True, False):  # cells that others need are submitted first
+            tasks = [(cell, folder, places) for cell in cells if (cell.key in needed) == early]
+            if tasks:
+                map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, done=notify)
         return
     if cluster.workers > 1 and len(cells) > 1:
-        run_processes(run_cells, [(cells, folder, places, since, number) for number in range(cluster.workers)])
+        import torch
+
+        gpus = torch.cuda.device_count()
+        own = [{"device": f"cuda:{n % gpus}"} if gpus > 1 else {} for n in range(cluster.workers)]
+        run_processes(run_cells, [(cells, folder, {**device, **places}, since) for device in own])
     run_cells(cells, folder, places, since)  # also runs the cells of a worker that was killed
 
 
@@ -125,37 +129,21 @@ def run_on_worker(cell: Cell, folder: ReproductionFolder, places: Mapping[str, A
     return _message(cell, folder)
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    folder: ReproductionFolder,
-    places: Mapping[str, Any],
-    since: float,
-    process: int | None = None,
-) -> None:
+def run_cells(cells: Sequence[Cell], folder: ReproductionFolder, places: Mapping[str, Any], since: float) -> None:
     """Run the unfinished cells, starting with those that no other process is running.
 
-    ``cells`` lists each cell after the cells that it needs. A cell that failed before the time ``since`` is tried
-    again. With several GPUs, the number ``process`` selects one of them.
+    ``cells`` lists each cell after those that it needs. Cells that failed before the time ``since`` are tried again.
     """
-    if process is not None and "device" not in places:
-        import torch
-
-        if (gpus := torch.cuda.device_count()) > 1:
-            places = {**places, "device": f"cuda:{process % gpus}"}
-    left = dict(enumerate(cells, 1))
 
     def has_ended(cell: Cell) -> bool:
         return folder.result(cell.key) is not None or folder.failed_since(cell.key, since)
 
     for wait in (False, True):  # then wait for other processes, and run their cells if they die
-        for number, cell in list(left.items()):
+        for number, cell in enumerate(cells, start=1):
             if not wait and not all(map(has_ended, cell.needs)):
                 continue  # another process is still running what this cell needs
             with folder.lock(cell.key, wait=wait) as locked:
-                if not locked:
-                    continue
-                del left[number]
-                if not has_ended(cell):
+                if locked and not has_ended(cell):
                     _run_one(cell, folder, places, f"{number} of {len(cells)}")
 
 

@@ -25,11 +25,13 @@ from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.pretraining.pretrain import pretrain
 from reservoir_pipelines.reports.views import fit_values, train_values
-from reservoir_pipelines.reproduction.recipe import Cell, groups
+from reservoir_pipelines.reproduction.recipe import groups
+from reservoir_pipelines.reproduction_folder import Cell
 from reservoir_pipelines.training.train import train
 
 STEPS, ROWS = 8, 32  # steps and rows of a trial
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
+COSTLY = "backbone", "depth", "init", "train", "pool", "layers"  # settings that determine the cost of a cell
 MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
 
@@ -78,10 +80,10 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> Ran:
     given = groups("attention", settings | {"out": plot})
     done = attention(task, *given)
     shown = np.nan_to_num(done.mean.mean(axis=0))
-    if (factor := -(-len(shown) // MAX_TOKENS)) > 1:
-        side = len(shown) // factor
-        whole = side * factor
-        shown = shown[:whole, :whole].reshape(side, factor, side, factor).mean(axis=(1, 3))
+    factor = -(-len(shown) // MAX_TOKENS)
+    side = len(shown) // factor
+    whole = side * factor
+    shown = shown[:whole, :whole].reshape(side, factor, side, factor).mean(axis=(1, 3))
     values = {
         "diagonals": done.diagonal_strength,
         "map": shown.round(5).tolist(),
@@ -141,7 +143,7 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
     tried: dict[tuple[Any, ...], Cost] = {}
     costs: dict[str, Cost] = {}
     for cell in cells:
-        kind = _kind(cell)
+        kind = cell.stage, cell.task, *(str(cell.settings.get(name)) for name in COSTLY)
         if kind not in tried:
             notify(f"trying {cell.title}")
             tried[kind] = _try(cell, places)
@@ -149,21 +151,12 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
     if costs:
         seconds, size = sum(cost.seconds for cost in costs.values()), sum(cost.bytes for cost in costs.values())
         untried = sum(not cost.seconds and not cost.reason for cost in costs.values())
-        rest = f"; {untried} without an estimate (pretraining, attention maps)" if untried else ""
-        without = " without fitting readouts" if any(cell.stage == "fit" for cell in cells) else ""
-        notify(f"{len(costs)} cells to run: about {time_text(seconds)}{without}, {size_text(int(size))}{rest}")
+        rest = f"; {untried} without an estimate" if untried else ""
+        time = f"{time_text(seconds)} without fitting readouts"
+        notify(f"{len(costs)} cells to run: about {time}, {size_text(int(size))}{rest}")
     if reasons := [cost.reason for cost in costs.values() if cost.reason]:
         notify(f"{len(reasons)} of the cells cannot run here: {'; '.join(dict.fromkeys(reasons))}")
     return costs
-
-
-def _kind(cell: Cell) -> tuple[Any, ...]:
-    """Return the settings that determine the cost of a cell."""
-    settings = cell.settings
-    shape, train = settings.get("backbone"), settings.get("train", "")
-    most = any(group in train for group in ("all", "attention", "feedforward"))
-    model = "" if isinstance(shape, Cell) else shape, settings.get("depth"), settings.get("init")
-    return (cell.stage, cell.task, *model, most, train == "output", settings.get("pool"), settings.get("layers"))
 
 
 def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
