@@ -47,13 +47,19 @@ from reservoir.reservoir import choose_compute, choose_device
 BATCH = 16  # the authors'
 DIM = 4
 ISA = {
-    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
 }
 
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", default="64,512,1024")
     parser.add_argument("--work", type=int, default=16_384)
     parser.add_argument("--turns", type=int, default=1)
@@ -61,7 +67,8 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, help="folder of the authors' code")
     parser.add_argument("--isa", choices=tuple(ISA), help="limit torch to these instructions")
     asked = parser.parse_args()
-    if asked.isa and not ISA[asked.isa].items() <= os.environ.items():  # torch reads them when it is imported
+    # torch reads them when it is imported
+    if asked.isa and not ISA[asked.isa].items() <= os.environ.items():
         raise SystemExit(subprocess.call([sys.executable, *sys.argv], env={**os.environ, **ISA[asked.isa]}))
     device = choose_device("auto")
     compute = choose_compute("auto", device)
@@ -69,7 +76,13 @@ def main() -> None:
     print(f"{capability}, {torch.get_num_threads()} threads, {device}, {compute}", file=sys.stderr)
     which = int(device.type == "cpu" and torch.get_num_threads() == 1)
     heads = ["authors", *(["their code"] if asked.peer else []), "model alone", "`extract`"]
-    titles = ["tokens", "rows", *heads, *(f"relative to {head}" for head in heads[:-1]), "ratios by wall time"]
+    titles = [
+        "tokens",
+        "rows",
+        *heads,
+        *(f"relative to {head}" for head in heads[:-1]),
+        "ratios by wall time",
+    ]
     print(f"| {' | '.join(titles)} |\n|{'|'.join(['--:'] * len(titles))}|", flush=True)
     for tokens in map(int, asked.tokens.split(",")):
         rows = max(BATCH, asked.work // tokens)
@@ -81,7 +94,9 @@ def main() -> None:
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def speeds(asked: argparse.Namespace, rows: int, tokens: int, device: torch.device, compute: str) -> np.ndarray:
+def speeds(
+    asked: argparse.Namespace, rows: int, tokens: int, device: torch.device, compute: str
+) -> np.ndarray:
     """Return the rows per second of each program, by wall time and by processor time."""
     found = [authors(asked.backbone, rows, tokens, device)]
     if asked.peer:
@@ -98,7 +113,9 @@ def sizes(tokens: int) -> list[int]:
 def authors(backbone: str, rows: int, tokens: int, device: torch.device) -> np.ndarray:
     """Return rows per second of the authors' forward pass, by wall time and by processor time."""
     model = model_of(backbone, "eager", torch.float32, device)
-    return per_second(rows, BATCH, lambda x: model(inputs_embeds=x).last_hidden_state[:, -1], tokens, model, device)
+    return per_second(
+        rows, BATCH, lambda x: model(inputs_embeds=x).last_hidden_state[:, -1], tokens, model, device
+    )
 
 
 def released(peer: Path, backbone: str, rows: int, tokens: int, device: torch.device) -> np.ndarray:
@@ -112,7 +129,9 @@ def released(peer: Path, backbone: str, rows: int, tokens: int, device: torch.de
     return per_second(rows, BATCH, lambda x: model(x).cpu(), tokens, inner, device, DIM)
 
 
-def plain(backbone: str, rows: int, tokens: int, size: int, device: torch.device, compute: str) -> np.ndarray:
+def plain(
+    backbone: str, rows: int, tokens: int, size: int, device: torch.device, compute: str
+) -> np.ndarray:
     """Return rows per second of the model alone."""
     model = model_of(backbone, "sdpa", getattr(torch, compute), device)
     return per_second(rows, size, lambda x: model(inputs_embeds=x, use_cache=False), tokens, model, device)
@@ -163,7 +182,12 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         root, file = Path(folder), Path(folder) / "random.npz"
         draw = np.random.default_rng(0)
         split = np.array(["valid", "test", *["train"] * (rows - 2)])
-        np.savez(file, x=draw.normal(size=(rows, tokens, DIM)).astype(np.float32), y=np.arange(rows) % 2, split=split)
+        np.savez(
+            file,
+            x=draw.normal(size=(rows, tokens, DIM)).astype(np.float32),
+            y=np.arange(rows) % 2,
+            split=split,
+        )
         reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1}
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)

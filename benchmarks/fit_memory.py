@@ -64,7 +64,9 @@ def write_entry(root: Path, rows: int, width: int) -> Path:
 
 def main() -> None:
     """Print one line per entry."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[4000, 16000, 64000])
     parser.add_argument("--widths", type=int, nargs="+", default=[384, 768, 1536])
     arguments = parser.parse_args()
@@ -78,7 +80,10 @@ def main() -> None:
                     [sys.executable, "-c", CHILD, str(entry)], stdout=subprocess.PIPE, text=True, check=True
                 )
                 before, peak = (int(value) * unit for value in done.stdout.split())
-                print(f"{rows:<7} {width:<6} {rows * width * 2 / 1e6:<12.1f} {(peak - before) / 1e6:.0f}", flush=True)
+                print(
+                    f"{rows:<7} {width:<6} {rows * width * 2 / 1e6:<12.1f} {(peak - before) / 1e6:.0f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

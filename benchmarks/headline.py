@@ -21,7 +21,8 @@ from results import block, parsed
 
 OUT = Path(__file__).parent.parent / "docs" / "pictures" / "headline.png"
 RECIPE = Path(reservoir_pipelines.__file__).parent / "recipes" / "headline.toml"
-TASKS = ("bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology")  # the order of the recipe
+# the order of the recipe
+TASKS = ("bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology")
 OURS, BASELINE = "untrained GPT-2 small, exact readout", "best baseline without a transformer"
 # Marker, colour and size of each series. The published rows have the recipe's names.
 STYLES = {
@@ -59,9 +60,19 @@ def main() -> None:
     for name, (marker, colour, size) in STYLES.items():
         points = [(found[name][task], place) for place, task in enumerate(order) if task in found[name]]
         edge = {"markeredgewidth": 3 if marker == "|" else 1, "markeredgecolor": INK}
-        axes.plot(*zip(*points, strict=True), marker, color=colour, markersize=size, label=name, linestyle="", **edge)
+        axes.plot(
+            *zip(*points, strict=True),
+            marker,
+            color=colour,
+            markersize=size,
+            label=name,
+            linestyle="",
+            **edge,
+        )
     for place, task in enumerate(order):
-        axes.annotate(f"{found[OURS][task]:.1f}", (104, place), va="center", color=COLOURS[0], weight="bold")
+        axes.annotate(
+            f"{found[OURS][task]:.1f}", (104, place), va="center", color=COLOURS[0], weight="bold"
+        )
     axes.set_yticks(range(len(order)), order)
     axes.set_xlim(0, 112)
     axes.set_xticks(range(0, 101, 20))

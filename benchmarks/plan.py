@@ -40,14 +40,18 @@ def write_rows(path: Path, rows: int, tokens: int, seed: int) -> str:
 def ask(command: list[str], folder: Path, *, processor: bool) -> dict[str, Any]:
     """Run a command on an empty cache and return what it prints as JSON."""
     code = [sys.executable, "-c", (PROCESSOR if processor else "") + RUN]
-    environment = os.environ | {"RESERVOIR_CACHE": str(folder)} | ({"OMP_NUM_THREADS": "1"} if processor else {})
+    environment = (
+        os.environ | {"RESERVOIR_CACHE": str(folder)} | ({"OMP_NUM_THREADS": "1"} if processor else {})
+    )
     done = subprocess.run([*code, *command, "--json"], check=True, stdout=subprocess.PIPE, env=environment)
     return json.loads(done.stdout)
 
 
 def main() -> None:
     """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processor", action="store_true", help="measure processor seconds")
     parser.add_argument("--case", type=int, action="append", help="only this case; may be repeated")
     options = parser.parse_args()
@@ -56,12 +60,23 @@ def main() -> None:
         backbone, tokens, rows = CASES[number]
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            settings = ["--backbone", backbone, "--init", "random", "--layers", "all", "--pool", "last,mean"]
+            settings = [
+                "--backbone",
+                backbone,
+                "--init",
+                "random",
+                "--layers",
+                "all",
+                "--pool",
+                "last,mean",
+            ]
             settings += ["--device", "cpu"]
             sample, whole = (
                 write_rows(folder / f"{n}.npz", count, tokens, n) for n, count in enumerate((SAMPLE, rows))
             )
-            said = ask(["plan", sample, "--rows", str(rows), *settings], folder, processor=options.processor)
+            said = ask(
+                ["plan", sample, "--rows", str(rows), *settings], folder, processor=options.processor
+            )
             took = ask(["extract", whole, *settings], folder, processor=options.processor)
         case = {"backbone": backbone, "tokens": tokens, "rows": rows, "compute": said["compute"]}
         times = {"planned": round(said["seconds"], 2), "taken": round(took["seconds"], 2)}

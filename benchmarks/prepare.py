@@ -79,7 +79,9 @@ def prepared(task: str, data: Path, workers: int, **parameters: Any) -> tuple[in
 
 def main() -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--data", type=Path, required=True)
     options.add_argument("--rows", type=int, default=20_000, help="expressions of listops")
     options.add_argument("--sample", type=int, default=500, help="rows of the plain loops")
@@ -95,7 +97,9 @@ def main() -> None:
     }
     print(f"{'task':12} {'how':14} {'rows':>8} {'seconds':>8} {'rows/s':>9}")
     for task, (plain, parameters) in tasks.items():
-        results = {"plain loop": (given.sample, seconds(lambda plain=plain: plain(given.data, given.sample)))}
+        results = {
+            "plain loop": (given.sample, seconds(lambda plain=plain: plain(given.data, given.sample)))
+        }
         for workers in (0, given.workers):
             results[f"{workers} workers" if workers else "this process"] = prepared(
                 task, given.data, workers, **parameters
@@ -104,7 +108,9 @@ def main() -> None:
             print(f"{task:12} {how:14} {rows:8} {taken:8.2f} {rows / taken:9.0f}")
     print(f"\nlistops: seconds in this process and with {given.workers} workers")
     for rows in (4096, 8192, 16_384, 32_768, 65_536):
-        here, there = (prepared("listops", given.data, w, **length, train_rows=rows)[1] for w in (0, given.workers))
+        here, there = (
+            prepared("listops", given.data, w, **length, train_rows=rows)[1] for w in (0, given.workers)
+        )
         print(f"{rows:8} rows {here:8.2f} {there:8.2f}")
         if there < here:
             print(f"processes pay off from {rows} rows, {here:.1f} s of work")

@@ -66,7 +66,10 @@ def write(folder: Path, rows: int, width: int, columns: int, classes: int) -> li
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, (total, 1))
     for number in range(columns):
-        mix = rng.standard_normal((width, width), np.float32) * np.geomspace(1, 0.01, width, dtype=np.float32)[:, None]
+        mix = (
+            rng.standard_normal((width, width), np.float32)
+            * np.geomspace(1, 0.01, width, dtype=np.float32)[:, None]
+        )
         centers = rng.standard_normal((classes, width), np.float32) / np.sqrt(width, dtype=np.float32)
         path = folder / f"{number:02d}.f16"
         with path.open("wb") as file:
@@ -100,7 +103,11 @@ def measure_ridge(pairs: list[tuple[Column, Column]], targets: Targets, penaltie
         seconds, _ = timed(lambda data=moments: ridge_path(data, np.logspace(0, 3, penalties)))
         parts["further_grid_per_column"] = max(parts["further_grid_per_column"], seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return parts | {"total": parts["pass"] + parts["solve"] + parts["score"], "peak_gb": peak, "best_accuracy": best}
+    return parts | {
+        "total": parts["pass"] + parts["solve"] + parts["score"],
+        "peak_gb": peak,
+        "best_accuracy": best,
+    }
 
 
 def measure_floor(pairs: list[tuple[Column, Column]]) -> dict[str, float]:
@@ -138,15 +145,23 @@ def measure_sklearn(train: Column, columns: int, penalties: int, fits: int) -> d
     single, _ = timed(lambda: [RidgeClassifier(alpha=alpha).fit(x, y) for alpha in chosen])
     leave_one_out, _ = timed(lambda: RidgeClassifierCV(alphas).fit(x, y))
     factor = columns * penalties / len(chosen)
-    return {"fits": single * factor, "fits_factor": factor, "cv": leave_one_out * columns, "cv_factor": columns}
+    return {
+        "fits": single * factor,
+        "fits_factor": factor,
+        "cv": leave_one_out * columns,
+        "cv_factor": columns,
+    }
 
 
-def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targets: Targets) -> dict[str, Any]:
+def measure_logistic(
+    pair: tuple[Column, Column], columns: int, rows: int, targets: Targets
+) -> dict[str, Any]:
     """Return accuracies, and seconds of a logistic path and of cold fits for all columns, scaled up from one column."""
     from sklearn.linear_model import LogisticRegression
 
     x, y = in_memory(pair[0], rows)
-    held, labels = in_memory(pair[1], pair[1].stop)  # standardised by its own statistics, for both libraries
+    # standardised by its own statistics, for both libraries
+    held, labels = in_memory(pair[1], pair[1].stop)
     data = [(x, y[:, None])]
     ours, path = timed(lambda: logistic_path(data, targets, LOGISTIC_PENALTIES, gather(data, targets)))
 
@@ -175,8 +190,16 @@ def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targe
 
 def main() -> None:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("rows", 50_000), ("width", 768), ("columns", 13), ("penalties", 50), ("classes", 10)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("rows", 50_000),
+        ("width", 768),
+        ("columns", 13),
+        ("penalties", 50),
+        ("classes", 10),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--fits", type=int, default=5, help="RidgeClassifier fits that are timed")
     parser.add_argument("--logistic-rows", type=int, default=20_000, help="0 leaves the logistic part out")
@@ -188,12 +211,16 @@ def main() -> None:
         ours, floor = measure_ridge(pairs, targets, options.penalties), measure_floor(pairs)
         sklearn = measure_sklearn(pairs[0][0], options.columns, options.penalties, options.fits)
         logistic = (
-            measure_logistic(pairs[0], options.columns, options.logistic_rows, targets) if options.logistic_rows else {}
+            measure_logistic(pairs[0], options.columns, options.logistic_rows, targets)
+            if options.logistic_rows
+            else {}
         )
     show(ours, floor, sklearn, logistic)
 
 
-def show(ours: dict[str, float], floor: dict[str, float], sklearn: dict[str, float], logistic: dict[str, Any]) -> None:
+def show(
+    ours: dict[str, float], floor: dict[str, float], sklearn: dict[str, float], logistic: dict[str, Any]
+) -> None:
     """Print the table, and peak memory."""
     total = ours["total"]
     parts = f"one pass {ours['pass']:.2f}, solutions {ours['solve']:.2f}, scores {ours['score']:.2f}"
@@ -214,7 +241,11 @@ def show(ours: dict[str, float], floor: dict[str, float], sklearn: dict[str, flo
         rows += [
             ("logistic, 10 penalties", path, 1.0),
             ("the same, cold `LogisticRegression` fits", cold, cold / path),
-            (f"the same to the optimum, accuracies within {apart:.2f} points of ours", optimal, optimal / path),
+            (
+                f"the same to the optimum, accuracies within {apart:.2f} points of ours",
+                optimal,
+                optimal / path,
+            ),
         ]
     print("| | seconds | times ours |\n|---|--:|--:|")
     for name, seconds, ratio in rows:

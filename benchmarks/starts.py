@@ -18,7 +18,9 @@ STARTS = {"orthogonal rows of norm 1.41": None, "torch's default for `Linear`, a
 
 def main() -> None:
     """Print a row for each initialisation."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
     asked = parser.parse_args()
@@ -27,7 +29,8 @@ def main() -> None:
         for name, protocol in STARTS.items():
             found = []
             for seed in range(asked.seeds):
-                place = {"cache": Path(folder), "compute": "float32"}  # bfloat16 differs more between processors
+                # bfloat16 differs more between processors
+                place = {"cache": Path(folder), "compute": "float32"}
                 run = train("digits", protocol=protocol, seed=seed, steps=asked.steps, **place)
                 found.append((run.losses[0], np.mean(run.losses), 100 * (run.test_score or 0.0)))
             first, mean, test = np.mean(found, axis=0)

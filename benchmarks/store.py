@@ -67,7 +67,9 @@ def new_entry(root: Path, rows: int, layout: Layout, digest: str = "d") -> Entry
     )
     entry = Entry.create(root, "benchmark", spec, layout, {})
     index = np.arange(rows)
-    write_targets(entry, "train", {"y": np.zeros((rows, 1, 1)), "lengths": np.ones(rows, np.int32), "index": index})
+    write_targets(
+        entry, "train", {"y": np.zeros((rows, 1, 1)), "lengths": np.ones(rows, np.int32), "index": index}
+    )
     return entry
 
 
@@ -86,9 +88,14 @@ def compare(root: Path, rows: int, columns: int, width: int) -> None:
     x = np.random.default_rng(0).standard_normal((rows, 1, width), dtype=np.float32)
     names = [f"block{number:02d}/mean" for number in range(1, columns + 1)]
     plain, mapped, shape = root / "plain.h5", root / "mapped", (columns, rows, 1, width)
-    layout = Layout(batch_rows=32, block_rows=rows_per_block(2 * columns * width, UNIT, rows // 8), offset_rows=UNIT)
+    layout = Layout(
+        batch_rows=32, block_rows=rows_per_block(2 * columns * width, UNIT, rows // 8), offset_rows=UNIT
+    )
 
-    entries, stores = [new_entry(root / str(number), rows, layout) for number in range(REPEATS)], list[FeatureStore]()
+    entries, stores = (
+        [new_entry(root / str(number), rows, layout) for number in range(REPEATS)],
+        list[FeatureStore](),
+    )
 
     def write() -> None:
         entry = entries.pop()
@@ -126,7 +133,10 @@ def compare(root: Path, rows: int, columns: int, width: int) -> None:
 
     written = [cost(write), cost(write_h5py), cost(write_memmap)]
     found = [cost(read, 1), cost(read), cost(read_h5py), cost(read_memmap)]
-    cells = " / ".join(f"{seconds:.3f}" for seconds in written), " / ".join(f"{seconds:.3f}" for seconds in found)
+    cells = (
+        " / ".join(f"{seconds:.3f}" for seconds in written),
+        " / ".join(f"{seconds:.3f}" for seconds in found),
+    )
     print(f"{rows:9,} x {columns:2} x {width:3} | {cells[0]:>23} | {cells[1]:>31} |", end=" ")
     print(f"{written[0] / written[1]:.2f} x h5py, {found[1] / found[3]:.2f} x memmap", flush=True)
     if rows == SHAPES[-1][0]:
@@ -154,11 +164,16 @@ def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
     ]
     for line in lines:
         (folder / line["file"]).write_bytes(bytes(8))
-    first = read_json(folder / "manifest.json") | {"columns": {name: {"tokens": 1, "width": 1} for name in names}}
+    first = read_json(folder / "manifest.json") | {
+        "columns": {name: {"tokens": 1, "width": 1} for name in names}
+    }
     for page in range(-(-count // PAGE_BLOCKS)):
         listed = lines[page * PAGE_BLOCKS : (page + 1) * PAGE_BLOCKS]
         more = {"targets": None} if page else {}
-        publish_json(folder / (f"manifest-{page}.json" if page else "manifest.json"), first | more | {"shards": listed})
+        publish_json(
+            folder / (f"manifest-{page}.json" if page else "manifest.json"),
+            first | more | {"shards": listed},
+        )
     return entry
 
 
@@ -181,13 +196,17 @@ def add(entry: Entry, names: list[str], blocks: range) -> None:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--columns", type=int, default=10)
     parser.add_argument("--dir", type=Path)
     asked = parser.parse_args()
     names = [f"block{number:02d}/mean" for number in range(1, asked.columns + 1)]
-    print("rows x columns x width | write: store/h5py/memmap | read: first/later/h5py/memmap   | store, later")
+    print(
+        "rows x columns x width | write: store/h5py/memmap | read: first/later/h5py/memmap   | store, later"
+    )
     for shape in SHAPES:
         with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
             compare(Path(folder), *shape)

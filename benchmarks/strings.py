@@ -49,13 +49,22 @@ def save_model(folder: Path) -> Path:
 
     pieces = sorted({word[:end] for word in WORDS for end in range(1, len(word) + 1)})
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces]
-    made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+    made = Tokenizer(
+        models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]")
+    )
     made.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
     PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", model_max_length=512
     ).save_pretrained(folder)
-    size: Any = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=1024, **size)).save_pretrained(folder)
+    size: Any = {
+        "num_hidden_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=1024, **size)).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -90,7 +99,9 @@ def peak_megabytes() -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--kinds", nargs="+", default=["letters", "words"], choices=["letters", "words"])
     parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
@@ -119,7 +130,13 @@ def main() -> None:
                 found = json.loads(done.stdout.splitlines()[-1])
                 padding = f"{100 * found['padding']:.1f}%" if "padding" in found else ""
                 size = f"{asked.rows:,} ({path.stat().st_size / 1e6:.0f} MB)"
-                cells = (f"{name} {kind}", size, f"{found['megabytes']:,.0f}", padding, f"{found['seconds']:,.0f}")
+                cells = (
+                    f"{name} {kind}",
+                    size,
+                    f"{found['megabytes']:,.0f}",
+                    padding,
+                    f"{found['seconds']:,.0f}",
+                )
                 print(f"| {' | '.join(cells)} |", flush=True)
 
 

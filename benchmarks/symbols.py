@@ -71,7 +71,9 @@ def promoter(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
     motifs, y = draw.integers(0, LETTERS, (2, 6)), draw.integers(0, 2, len(x))
     for row in np.flatnonzero(y):
         start = x.shape[1] // 4 + draw.integers(-3, 4)
-        for motif, begin in zip(motifs, (start, start + x.shape[1] // 3 + draw.integers(-1, 2)), strict=True):
+        for motif, begin in zip(
+            motifs, (start, start + x.shape[1] // 3 + draw.integers(-1, 2)), strict=True
+        ):
             part = x[row, begin : begin + 6]
             part[:] = np.where(draw.random(6) < 0.8, motif, part)
     return y
@@ -95,7 +97,9 @@ def composition(draw: np.random.Generator, x: np.ndarray) -> np.ndarray:
     chances = np.cumsum(draw.dirichlet(np.full(LETTERS, 4.0), (2, LETTERS, LETTERS)), axis=-1)
     y, chance = draw.integers(0, 2, len(x)), draw.random(x.shape)
     for place in range(2, x.shape[1]):
-        x[:, place] = (chance[:, place, None] > chances[y, x[:, place - 2], x[:, place - 1], :-1]).sum(axis=1)
+        x[:, place] = (chance[:, place, None] > chances[y, x[:, place - 2], x[:, place - 1], :-1]).sum(
+            axis=1
+        )
     return y
 
 
@@ -141,13 +145,16 @@ def scores_of(kind: Kind, number: int, rows: int, length: int) -> tuple[list[flo
 
 def main() -> None:
     """Print the accuracy of each kind and method, and the means."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kinds", nargs="*", help="Kinds; all by default.")
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--length", type=int, default=60)
     parser.add_argument("--draws", type=int, default=1)
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning)  # scikit-learn's models with default parameters
+    # scikit-learn's models with default parameters
+    warnings.filterwarnings("ignore", category=FutureWarning)
     print("| kind | default | tokens | raw ridge | counts | chosen |\n|---|--:|--:|--:|--:|---|")
     means = []
     for kind in KINDS:
@@ -155,7 +162,10 @@ def main() -> None:
             continue
         drawn = [scores_of(kind, number, options.rows, options.length) for number in range(options.draws)]
         means.append(np.mean([scores for scores, _ in drawn], axis=0))
-        print(line(kind.__name__, means[-1], ", ".join(dict.fromkeys(title for _, title in drawn))), flush=True)
+        print(
+            line(kind.__name__, means[-1], ", ".join(dict.fromkeys(title for _, title in drawn))),
+            flush=True,
+        )
     print(line("mean", np.mean(means, axis=0), ""))
 
 

@@ -62,7 +62,9 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
     return model
 
 
-def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool) -> Callable[[int], None]:
+def our_steps(
+    model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool
+) -> Callable[[int], None]:
     """Return a function that runs a number of further steps, as `train` does."""
     forward: Any = torch.compile(model.fpt) if compiled else model.fpt
     convert = raw_rows(model, None)
@@ -70,8 +72,11 @@ def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, comp
     engine = FPTSteps(model.fpt, forward, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes())
 
     def run(steps: int) -> None:
-        with patch.object(engine, "validate", lambda _step: {"valid_loss": 0.0}):  # validation is not measured
-            Trainer(model.fpt, engine, eval_every=steps, report=lambda *_: None, keep=lambda _: None).run(steps)
+        # validation is not measured
+        with patch.object(engine, "validate", lambda _step: {"valid_loss": 0.0}):
+            Trainer(model.fpt, engine, eval_every=steps, report=lambda *_: None, keep=lambda _: None).run(
+                steps
+            )
 
     return run
 
@@ -184,7 +189,9 @@ def compare_losses(ours: LoadedModel, theirs: nn.Module, split: Split, batch: in
 def main() -> None:
     """Measure each length and print a row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--peer", type=Path, help="folder of the authors' code; without it only ours is measured")
+    parser.add_argument(
+        "--peer", type=Path, help="folder of the authors' code; without it only ours is measured"
+    )
     parser.add_argument("--tokens", default="64,512,1024")
     parser.add_argument("--batch", type=int, help="rows of a step, instead of those by length")
     parser.add_argument("--depth", type=int)
@@ -196,11 +203,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     if asked.peer and not (asked.peer / "universal_computation").is_dir():
-        parser.error(f"--peer {asked.peer}: no folder universal_computation there; clone the authors' repository")
+        parser.error(
+            f"--peer {asked.peer}: no folder universal_computation there; clone the authors' repository"
+        )
     device = torch.device(asked.device)
     top = peak(device)
     print(f"{device}, {torch.get_num_threads()} threads, bfloat16 product {top / 1e12:.2f} TFLOP/s")
-    print(f"{'tokens':>6} {'rows':>5} {'compute':>9} {'steps/s':>8} {'of peak':>8} {'authors':>8} {'ratio':>6}  loss")
+    print(
+        f"{'tokens':>6} {'rows':>5} {'compute':>9} {'steps/s':>8} {'of peak':>8} {'authors':>8} {'ratio':>6}  loss"
+    )
     for tokens in map(int, asked.tokens.split(",")):
         batch = asked.batch or ROWS[device.type][tokens]
         split = rows_of(tokens, batch)
@@ -218,7 +229,10 @@ def main() -> None:
         speeds = [statistics.median(s) for s in zip(*turns(runs, asked.steps, asked.rounds), strict=True)]
         share = product_flops(ours, tokens, batch) * speeds[0] / top
         line = f"{tokens:6} {batch:5} {ours.compute:>9} {speeds[0]:8.3f} {share:8.1%}"
-        print(line + (f" {speeds[1]:8.3f} {speeds[0] / speeds[1]:6.2f}  {apart}" if asked.peer else ""), flush=True)
+        print(
+            line + (f" {speeds[1]:8.3f} {speeds[0] / speeds[1]:6.2f}  {apart}" if asked.peer else ""),
+            flush=True,
+        )
 
 
 def turns(runs: list[Callable[[int], None]], steps: int, rounds: int) -> list[list[float]]:

@@ -44,7 +44,17 @@ def build(folder: Path) -> Path:
     SystemExit
         If it is too large, or lacks the pretrained backbone.
     """
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(pip, check=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -86,7 +96,9 @@ def cut_off(folder: Path, programs: Path) -> tuple[tuple[str, ...], dict[str, st
         prefix = ()
         (folder / "sitecustomize.py").write_text(GUARD)
         environment |= {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
-    probe = subprocess.run([*prefix, "python", "-c", PROBE], env=environment, check=False, capture_output=True)
+    probe = subprocess.run(
+        [*prefix, "python", "-c", PROBE], env=environment, check=False, capture_output=True
+    )
     if probe.returncode == 0:
         raise SystemExit("a connection succeeded, although the network should be off")
     print(f"network off by {'a namespace' if prefix else 'a guard'}")
@@ -107,7 +119,9 @@ def main() -> None:
         for command in ("extract", "fit"):
             started = time.perf_counter()
             print(f"\n$ reservoir {command} digits", flush=True)
-            subprocess.run([*prefix, "reservoir", command, "digits"], cwd=empty, env=environment, check=True)
+            subprocess.run(
+                [*prefix, "reservoir", command, "digits"], cwd=empty, env=environment, check=True
+            )
             print(f"reservoir {command} digits: {time.perf_counter() - started:.1f} s")
 
 

@@ -25,7 +25,9 @@ def command_line() -> str:
     import typer
     from reservoir_pipelines.cli import app
 
-    return "\n".join(_command(name, found) for name, found in _commands("reservoir", typer.main.get_command(app)))
+    return "\n".join(
+        _command(name, found) for name, found in _commands("reservoir", typer.main.get_command(app))
+    )
 
 
 def options() -> str:
@@ -50,7 +52,9 @@ def _command(name: str, found: Any) -> str:
     arguments = [p for p in found.params if p.param_type_name == "argument"]
     flags = [p for p in found.params if p.param_type_name == "option"]
     metavars = [p.metavar or p.name.upper() for p in arguments]
-    usage = " ".join([name, *(m if p.required else f"[{m}]" for m, p in zip(metavars, arguments, strict=True))])
+    usage = " ".join(
+        [name, *(m if p.required else f"[{m}]" for m, p in zip(metavars, arguments, strict=True))]
+    )
     lines = [f"## {name}", "", found.help or "", "", f"    {usage} [FLAGS]", ""]
     rows = [f"| `{m}` | {_cell(p.help)} |" for m, p in zip(metavars, arguments, strict=True)]
     rows += [f"| `{', '.join(p.opts + p.secondary_opts)}` | {_cell(p.help)} |" for p in flags]
@@ -96,6 +100,8 @@ def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
     return make_refnode(app.builder, node["refdoc"], place.docname, place.node_id, inner, found[0])
 
 
-def _signature(app: Any, what: str, name: str, thing: Any, settings: Any, signature: str, returns: str) -> Any:
+def _signature(
+    app: Any, what: str, name: str, thing: Any, settings: Any, signature: str, returns: str
+) -> Any:
     """Leave out the signatures of classes, because users never create results."""
     return ("", "") if what == "class" else None

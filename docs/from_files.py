@@ -63,7 +63,9 @@ def _give_sizes(app: Any, page: str, template: str, context: dict[str, Any], tre
 
     def sized(found: re.Match[str]) -> str:
         name = found[2].rpartition("/")[2]
-        file = next((f for f in (files.get(name), made / name, made / "thumb" / name) if f and f.is_file()), None)
+        file = next(
+            (f for f in (files.get(name), made / name, made / "thumb" / name) if f and f.is_file()), None
+        )
         width, height = get(file) if file else (-1, -1)
         return found[0] if width < 0 else f'{found[1]} width="{width}" height="{height}"{found[3]}'
 

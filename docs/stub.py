@@ -32,7 +32,10 @@ def stub() -> str:
     """Return the text of the stub."""
     import reservoir_pipelines as package
 
-    classes = [f"from reservoir_pipelines.{place} import {name} as {name}" for name, place in package.PLACES.items()]
+    classes = [
+        f"from reservoir_pipelines.{place} import {name} as {name}"
+        for name, place in package.PLACES.items()
+    ]
     listed = "".join(f'    "{name}",\n' for name in sorted(package.__all__))
     functions = "\n".join(_function(getattr(package, name)) for name in package.FUNCTIONS)
     return f"{HEAD}{chr(10).join(sorted(classes, key=_order))}\n\n__all__ = [\n{listed}]\n{ALIASES}\n{functions}"

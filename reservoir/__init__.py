@@ -9,8 +9,9 @@ from reservoir.errors import InputError
 if TYPE_CHECKING:
     from reservoir import backbones, options, pooling, readouts, tasks
 
-# OpenMP threads that spin while they wait take processor time from each other: while another program used one of two
-# cores, an extraction took four times the processor time. The setting works only before torch is imported.
+# OpenMP threads that spin while they wait take processor time from each other: while another program
+# used one of two cores, an extraction took four times the processor time. The setting works only
+# before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["InputError", "backbones", "options", "pooling", "readouts", "tasks"]

@@ -31,7 +31,9 @@ def check_backbone_name(name: str) -> None:
     known = name.partition(":")[0] in KNOWN or name in SHORT
     if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
         near = nearest(name, [*KNOWN, *SHORT])
-        raise InputError(f"backbone {name!r}: neither a known name nor a folder; known: {', '.join(KNOWN)}{near}")
+        raise InputError(
+            f"backbone {name!r}: neither a known name nor a folder; known: {', '.join(KNOWN)}{near}"
+        )
 
 
 def full_name(backbone: str) -> str:

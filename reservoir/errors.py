@@ -10,7 +10,8 @@ from os import PathLike, fspath
 class InputError(ValueError):
     """Bad input: a name, a file, a shape or a setting.
 
-    The message is one line: what is wrong, where, and what to do. The command line prints it and exits with code 2.
+    The message is one line: what is wrong, where, and what to do. The command line prints it and
+    exits with code 2.
     """
 
 
@@ -41,7 +42,9 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{problem} ({first_line(error, problem.partition(': ')[0])}); {remedy}") from error
+        raise InputError(
+            f"{problem} ({first_line(error, problem.partition(': ')[0])}); {remedy}"
+        ) from error
 
 
 def require_path(value: object, what: str) -> str:

@@ -26,7 +26,9 @@ def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, t
     """Return (tokens, width) of one row of each column, such as ``block06/mean``, at a hidden width."""
     if task.each:
         return dict.fromkeys(columns, (task.readout_tokens, width))
-    return {c: pooled_shape(parse_column(c)[1], width, task.max_tokens, task.readout_tokens) for c in columns}
+    return {
+        c: pooled_shape(parse_column(c)[1], width, task.max_tokens, task.readout_tokens) for c in columns
+    }
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Loaded:
     owner: np.ndarray | None  # the row of each piece of a text
 
 
-def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int) -> Loaded:
+def load(
+    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, batch_rows: int
+) -> Loaded:
     """Make batches of stored sequences on the host: tokenize, scale, and group rows of similar length."""
     task, places, owner, stored = model.fpt.task, None, None, None
     if task.each and isinstance(model.reader, TextReader):  # the token of each label; -1 after the last
@@ -68,7 +72,8 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
     batches = [
         Batch(
             rows=put(rows),
-            # Windows are cut on the model's device, because they are many times larger than the values.
+            # Windows are cut on the model's device, because they are many times larger than the
+            # values.
             x=put(x[rows, :tokens] if stored is None else x[rows]),
             lengths=put(lengths[rows].astype(np.int64)),
             tokens=tokens,
@@ -80,11 +85,16 @@ def load(model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np
     return Loaded(batches, lengths, owner)
 
 
-def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
+def launch(
+    model: LoadedModel, loaded: Loaded, columns: Sequence[str]
+) -> Callable[[], dict[str, np.ndarray]]:
     """Run the model over loaded rows; return a function that waits for the device and returns features by column."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    # A tensor for each column, because one large tensor returns its memory to the system, and new memory is slow.
-    out = {column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns}
+    # A tensor for each column, because one large tensor returns its memory to the system, and new
+    # memory is slow.
+    out = {
+        column: torch.empty(len(loaded.lengths), *shapes[column], device=model.device) for column in columns
+    }
 
     def put(x: Tensor) -> Tensor:
         return x.to(model.device, non_blocking=True)
@@ -133,7 +143,8 @@ def forward(
     batch_rows: int,
 ) -> dict[str, np.ndarray]:
     """Return the pooled hidden states (rows, kept tokens, kept width) of stored sequences by column."""
-    # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
+    # The result depends on these rows and the batch size alone, because rows of similar length share
+    # a batch.
     return launch(model, load(model, scaling, x, lengths, batch_rows), columns)()
 
 
@@ -144,7 +155,9 @@ def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
         model.fpt.backbone.check_length(int(model.windows.counts(lengths[row])), f"{where} {row}: ")
 
 
-def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
+def model_batches(
+    model: LoadedModel, lengths: np.ndarray, batch_rows: int
+) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the rows of each batch and the length in tokens to which they are padded."""
     # Texts count with a typical length, other rows with the greatest.
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)

@@ -18,16 +18,23 @@ GAIN = 1.41
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain``, or by ``gain`` times ``weights``
-    (width, dim). Symbols get Gaussian embeddings of standard deviation ``gain / 1.41``.
+    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain``, or by ``gain`` times
+    ``weights`` (width, dim). Symbols get Gaussian embeddings of standard deviation ``gain / 1.41``.
     """
 
     def __init__(
-        self, form: Vectors | Tokens, width: int, seed: int = 0, gain: float = GAIN, weights: np.ndarray | None = None
+        self,
+        form: Vectors | Tokens,
+        width: int,
+        seed: int = 0,
+        gain: float = GAIN,
+        weights: np.ndarray | None = None,
     ) -> None:
         super().__init__()
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
-        self.map: nn.Module = nn.Linear(size, width) if isinstance(form, Vectors) else nn.Embedding(size, width)
+        self.map: nn.Module = (
+            nn.Linear(size, width) if isinstance(form, Vectors) else nn.Embedding(size, width)
+        )
         self.dropout: nn.Module = nn.Dropout(0.0)  # after vectors, not after symbols, as published
         if weights is not None:
             _set(self.map, gain * weights)
@@ -49,8 +56,9 @@ class InputLayer(nn.Module):
 def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, an input layer for windows.
 
-    As in ROCKET (Dempster et al. 2020), the Gaussian weights of a unit sum to zero over the taps of one dilation and
-    one of the channels' `row_forms`. Units cycle through the dilations, then through the forms.
+    As in ROCKET (Dempster et al. 2020), the Gaussian weights of a unit sum to zero over the taps of
+    one dilation and one of the channels' `row_forms`. Units cycle through the dilations, then through
+    the forms.
     """
     dilations, patch, forms, _ = shape
     weights = generator(seed, "input").standard_normal((width, *shape))
@@ -66,8 +74,8 @@ def kernels(width: int, seed: int, shape: tuple[int, int, int, int]) -> np.ndarr
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases; with ``"linear"``, as
-    in torch's `Linear` and the authors' code (rows of norm 0.58).
+    With ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases; with
+    ``"linear"``, as in torch's `Linear` and the authors' code (rows of norm 0.58).
     """
 
     def __init__(
@@ -109,7 +117,8 @@ class FPT(nn.Module):
         for layer, pooling in map(parse_column, columns):
             poolings.setdefault(layer, []).append(pooling)
 
-        # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
+        # A layer is pooled inside its hook, so that the hidden states of only one layer are in
+        # memory.
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # it would round means
                 of_layer = LayerPooling(hidden, lengths, self.task.readout_tokens, self.task.max_tokens)

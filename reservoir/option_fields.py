@@ -40,15 +40,24 @@ Check = Callable[[Any], str | None]  # returns what to do about an invalid value
 
 
 def option(
-    default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "", where: bool = False
+    default: Any,
+    text: str,
+    check: Check | None = None,
+    *,
+    flag: str = "",
+    shown: str = "",
+    where: bool = False,
 ) -> Any:
     """Return a field of a group of options; its default is None if it depends on the data.
 
-    ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. In the help, ``flag``
-    and ``shown`` replace the name and the default. ``where`` marks a folder, a device, a process or a network address,
-    which no file may set (see `without_where`).
+    ``text`` is one line of help. ``check`` returns what to do about an invalid value, or None. In the
+    help, ``flag`` and ``shown`` replace the name and the default. ``where`` marks a folder, a device,
+    a process or a network address, which no file may set (see `without_where`).
     """
-    return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
+    return field(
+        default=default,
+        metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where},
+    )
 
 
 def _must(fit: Callable[[Any], object], remedy: str) -> Check:
@@ -57,7 +66,9 @@ def _must(fit: Callable[[Any], object], remedy: str) -> Check:
 
 def at_least(low: int) -> Check:
     """Return a check that a number is whole and at least ``low``."""
-    return _must(lambda value: value == int(value) and value >= low, f"give a whole number of at least {low}")
+    return _must(
+        lambda value: value == int(value) and value >= low, f"give a whole number of at least {low}"
+    )
 
 
 def one_of(*names: str) -> Check:
@@ -74,9 +85,12 @@ positive = _must(lambda value: 0 < value < float("inf"), "give a positive number
 share = _must(lambda value: 0 <= value < 1, "give a number of at least 0 and below 1")
 seed_number = _must(lambda value: 0 <= value < SEEDS, f"give a whole number from 0 to {SEEDS - 1}")
 dilation_list = _must(
-    re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch, "give auto, or positive whole numbers such as 1,2,4"
+    re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch,
+    "give auto, or positive whole numbers such as 1,2,4",
 )
-span = _must(re.compile(r"(?=.*[1-9])\d+(\.\d+)?[smhd]").fullmatch, "give a time such as 90s, 10m, 1h or 30d")
+span = _must(
+    re.compile(r"(?=.*[1-9])\d+(\.\d+)?[smhd]").fullmatch, "give a time such as 90s, 10m, 1h or 30d"
+)
 
 
 def seconds_of(text: str) -> float:
@@ -111,7 +125,9 @@ class Options:
             if not texts or not any(isinstance(value, KINDS[kind][0]) for kind in kinds):
                 words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
                 shown = " ".join(reprlib.repr(value).split())
-                raise InputError(f"{flag_of(item)} {shown}: give {words}. {item.metadata.get('help', '')}".strip())
+                raise InputError(
+                    f"{flag_of(item)} {shown}: give {words}. {item.metadata.get('help', '')}".strip()
+                )
             check = item.metadata.get("check")
             if check and value is not None and (fault := check(value)):
                 raise InputError(f"{flag_of(item)} {value}: {fault}")
@@ -137,8 +153,9 @@ def _plain(value: Any) -> Any:
 def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     """Return the options that a file, such as an entry, a recipe or a run, may set.
 
-    Only a person may set where work runs and where results are written: a file could name a scheduler that sends
-    harmful code. With ``source``, the file's name, such options raise `InputError`; without it, they are dropped.
+    Only a person may set where work runs and where results are written: a file could name a scheduler
+    that sends harmful code. With ``source``, the file's name, such options raise `InputError`;
+    without it, they are dropped.
     """
     named = sorted(_where & values.keys())
     if named and source:
@@ -152,7 +169,9 @@ def refuse_modules(values: Mapping[str, Any], source: str) -> None:
     # A module is imported only if a person types its name in the same command or Python call.
     path = str(values.get("readout") or "").partition(":")[0]
     if "." in path and not path.startswith("sklearn."):
-        problem = f"{source}: the readout {values['readout']!r} would import a module, which a file may not do"
+        problem = (
+            f"{source}: the readout {values['readout']!r} would import a module, which a file may not do"
+        )
         raise InputError(f"{problem}; if you trust the module, type it on the command line")
 
 

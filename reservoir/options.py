@@ -1,6 +1,7 @@
 """Every option, declared once: its name, type, default, check and one line of help.
 
-They become keywords of Python, flags, keys of a configuration file, and the record of an entry or a run.
+They become keywords of Python, flags, keys of a configuration file, and the record of an entry or a
+run.
 """
 
 from __future__ import annotations
@@ -31,26 +32,34 @@ BY_DATA = "depends on the data; extract --dry-run prints it"
 
 def own_parameters(given: Mapping[str, Any]) -> str | None:
     """Check that no task parameter is one of the options, which have flags."""
-    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")}
+    flags = {
+        item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")
+    }
     return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
 
 
 class LabelsOptions(Options, panel="Data"):
     """Where the labels are, if not in the data."""
 
-    labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records, joined by name.")
+    labels: str | None = option(
+        None, "Table with the labels of a folder's files or of FASTA records, joined by name."
+    )
 
 
 class OwnDataOptions(LabelsOptions, panel="Data"):
     """How your own files are read."""
 
-    label: str | None = option(None, "Column of the labels; for FASTA, a regular expression for the header.")
+    label: str | None = option(
+        None, "Column of the labels; for FASTA, a regular expression for the header."
+    )
     id: str | None = option(None, "Column of row names; in long form, of sequence names.")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(None, "Column of groups, each in one split; for FASTA, see --label.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts, or of letter sequences.")
-    decimal: str = option("auto", "Decimal mark: . or , or auto (that of most numbers).", one_of("auto", ".", ","))
+    decimal: str = option(
+        "auto", "Decimal mark: . or , or auto (that of most numbers).", one_of("auto", ".", ",")
+    )
     values: bool = option(False, "Read whole numbers as values.")
     symbols: bool = option(False, "Read whole numbers as symbols.")
     regression: bool = option(False, "Read whole-number labels as regression targets.")
@@ -120,14 +129,18 @@ class DownloadOptions(Options, panel="Data"):
 class CorpusOptions(Options, panel="Data"):
     """The corpus of a recipe's language model."""
 
-    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory.")
+    corpus: str | None = option(
+        None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory."
+    )
 
 
 class ShapeOptions(Options, panel="Model"):
     """The backbone, and the seed of all random numbers."""
 
     backbone: str | None = option(
-        None, "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.", shown="mini"
+        None,
+        "Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name.",
+        shown="mini",
     )
     seed: int = option(0, "Seed of random weights, the input layer and the order of rows.", seed_number)
 
@@ -146,7 +159,9 @@ class ModelOptions(ShapeOptions, panel="Model"):
     @property
     def title(self) -> str:
         """Short name for folders and tables, such as ``gpt2-random`` or ``gpt2-depth6-random``."""
-        name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(self.backbone or "").name).strip("-.")
+        name = "".join(
+            c if c.isalnum() or c in "._-" else "-" for c in Path(self.backbone or "").name
+        ).strip("-.")
         depth = f"-depth{self.depth}" if self.depth else ""
         return f"{name or 'backbone'}{depth}-{self.init}"
 
@@ -161,9 +176,13 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         shown=BY_DATA,
     )
     long: str = option(
-        "cut", "Texts longer than the model's context: cut, or windows (mean over windows).", one_of("cut", "windows")
+        "cut",
+        "Texts longer than the model's context: cut, or windows (mean over windows).",
+        one_of("cut", "windows"),
     )
-    gain: float | None = option(None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41")
+    gain: float | None = option(
+        None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41"
+    )
     patch: int | None = option(None, "Values per token (window length).", at_least(1), shown=BY_DATA)
     stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown=BY_DATA)
     dilations: str | None = option(
@@ -189,7 +208,9 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 class CacheOptions(Options, panel="Output"):
     """The root folder of the cache."""
 
-    cache: Path | None = option(None, "Root folder of the cache.", shown="RESERVOIR_CACHE, else the user's", where=True)
+    cache: Path | None = option(
+        None, "Root folder of the cache.", shown="RESERVOIR_CACHE, else the user's", where=True
+    )
 
 
 class DeviceOptions(Options, panel="Run"):
@@ -206,7 +227,9 @@ class ComputeOptions(Options, panel="Run"):
     """The precision in which a model runs."""
 
     compute: str = option(
-        "auto", "Precision: float32, bfloat16, or auto (the faster one).", one_of("auto", "float32", "bfloat16")
+        "auto",
+        "Precision: float32, bfloat16, or auto (the faster one).",
+        one_of("auto", "float32", "bfloat16"),
     )
 
 
@@ -268,7 +291,9 @@ class FitOptions(OutOptions, panel="Readout"):
     select: str = option(
         "auto", "Choose readouts by valid (the split), cvK (K folds of train and valid), or auto (by rows)."
     )
-    class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
+    class_weight: str | None = option(
+        None, "balanced: every class has the same weight.", one_of("balanced")
+    )
     curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
 
 
@@ -276,14 +301,18 @@ class TuneOptions(Options, panel="Search"):
     """How long tune searches for reservoirs, and how many it may join."""
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
-    trials: int | None = option(None, "Maximum number of trials.", at_least(1), shown="as the budget allows")
+    trials: int | None = option(
+        None, "Maximum number of trials.", at_least(1), shown="as the budget allows"
+    )
     join: int = option(4, "Most reservoirs to concatenate.", at_least(1))
 
 
 class StepOptions(Options, panel="Training"):
     """The steps of train and of pretrain."""
 
-    steps: int | None = option(None, "Total optimizer steps.", at_least(1), shown="5000, or 2000 for pretrain")
+    steps: int | None = option(
+        None, "Total optimizer steps.", at_least(1), shown="5000, or 2000 for pretrain"
+    )
     learning_rate: float | None = option(
         None, "Learning rate of Adam.", positive, shown="by model and task, about 1e-3; 2e-3 for pretrain"
     )
@@ -354,10 +383,16 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
-    vocabulary: int = option(256, "Vocabulary size of generated corpora; that of texts is 256.", within(2, 10**6))
+    vocabulary: int = option(
+        256, "Vocabulary size of generated corpora; that of texts is 256.", within(2, 10**6)
+    )
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
-    context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
-    short: int | None = option(None, "Context in the first steps.", at_least(1), shown="a quarter of context")
+    context: int | None = option(
+        None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum"
+    )
+    short: int | None = option(
+        None, "Context in the first steps.", at_least(1), shown="a quarter of context"
+    )
     short_share: float = option(0.6, "Share of the steps with the short context.", within(0, 1))
     warm_up: int = option(200, "Steps of linear warm-up before a cosine schedule.", at_least(0))
     weight_decay: float = option(0.1, "Weight decay of AdamW on matrices.", within(0, 1e9))
@@ -381,8 +416,12 @@ class ReproduceOptions(OutOptions, panel="Tables"):
         one_of("smoke", "hour", "day", "full", "paper"),
     )
     only: str | Sequence[str] | None = option(None, "Only these tasks, rows or columns, comma-separated.")
-    seeds: int | None = option(None, "Number of seeds, from 0.", at_least(1), shown="3 for day, full and paper, else 1")
-    override: Mapping[str, Any] | None = option(None, "Replace a value of the scale, such as backbone=gpt2.")
+    seeds: int | None = option(
+        None, "Number of seeds, from 0.", at_least(1), shown="3 for day, full and paper, else 1"
+    )
+    override: Mapping[str, Any] | None = option(
+        None, "Replace a value of the scale, such as backbone=gpt2."
+    )
 
 
 class ExplainOptions(OutOptions, panel="Output"):

@@ -44,8 +44,9 @@ VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for the values of a
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
 SEGMENTS = "segments8"  # shows where values are
 
-# Poolings for more rows, from most to fewest columns: the first that fits is the default. With ``tokens``, and with the
-# last poolings, every second layer is left out until the columns fit. Columns without shares are stored as float16.
+# Poolings for more rows, from most to fewest columns: the first that fits is the default. With
+# ``tokens``, and with the last poolings, every second layer is left out until the columns fit.
+# Columns without shares are stored as float16.
 FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "series": (
         "quantiles9,shares7,max,min,segments4",
@@ -72,7 +73,8 @@ FEWER = "all columns would take more than 200 MB and 4 times the input"
 MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
-# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a batch.
+# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a
+# batch.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
@@ -116,8 +118,13 @@ class Plan:
         """Return the value of each option and the reason for it, as JSON values."""
         select = f"cv{self.folds}" if self.folds else "valid"
         select += f", repeated {self.repeats} times" if self.repeats > 1 else ""
-        values = self.reservoir.to_dict() | {"layers": ",".join(self.layers), "pool": ",".join(self.poolings)}
-        values |= {name: getattr(self, name) for name in ("device", "compute", "store", "block_rows", "batch_rows")}
+        values = self.reservoir.to_dict() | {
+            "layers": ",".join(self.layers),
+            "pool": ",".join(self.poolings),
+        }
+        values |= {
+            name: getattr(self, name) for name in ("device", "compute", "store", "block_rows", "batch_rows")
+        }
         values |= {"select": select, "columns": list(self.candidates)}
         return {option: {"value": value, "why": self.reasons[option]} for option, value in values.items()}
 
@@ -125,7 +132,10 @@ class Plan:
         """Return a line for each option: its name, its value, and the reason for it."""
         shown = {name: entry["value"] for name, entry in self.to_dict().items()}
         shown["columns"] = f"{len(self.candidates)}, which --json lists"
-        return [(name, "-" if value is None else str(value), self.reasons[name]) for name, value in shown.items()]
+        return [
+            (name, "-" if value is None else str(value), self.reasons[name])
+            for name, value in shown.items()
+        ]
 
     @property
     def note(self) -> str:
@@ -137,7 +147,9 @@ class Plan:
         return f"{self.task.name}: {note}" if note else ""
 
 
-def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
+def resolve(
+    task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None
+) -> Plan:
     """Return the plan of a task with ``rows`` in each split and a ``longest`` training row; refuse misfits."""
     reasons: dict[str, str] = {}
     defaults = {item.name: item.default for item in fields(options)}
@@ -169,22 +181,31 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         thin, tokens = reasons["layers"] != GIVEN, "tokens" in poolings and train <= MAX_KERNEL_ROWS
         fewer = [poolings, *map(split_names, () if native else FEWER_POOLINGS.get(kind, ()))]
         fewer = [names for names in fewer if tokens or "tokens" not in names]
-        layers, poolings, more = _columns_that_fit(task, seen, shape.width, used, layers, poolings, fewer, thin=thin)
+        layers, poolings, more = _columns_that_fit(
+            task, seen, shape.width, used, layers, poolings, fewer, thin=thin
+        )
         reasons |= dict.fromkeys(["pool"] + ["layers"] * thin, FEWER) if more else {}
     device = choose_device(options.device)
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
-    # Many shares are 0 in all but a few rows. In float16 the offset of a block adds rounding errors to the zeros, and
-    # if all training rows are zeros, standardisation scales these errors up to variance 1.
+    # Many shares are 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
+    # these zeros, and standardisation scales the errors up to variance 1 if all training rows are 0.
     precise = not native and kind in ("series", "symbols") and "shares" in ",".join(poolings)
     store = "float32" if precise else "float16"
-    shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
+    stored = "shares near 0 need float32" if precise else "half the size of float32"
+    columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
+    shapes = column_shapes(seen, shape.width, columns)
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
     block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place, pieces)
+    batch_rows = decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")
     folds, repeats = default_folds(train, valid)
-    widths = {c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1}
-    candidates = readout_candidates(task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native)
-    tried = f"known to suit {kind}" if candidates[0] == RAW else "each alone, and all of a layer concatenated"
+    widths = {
+        c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1
+    }
+    candidates = readout_candidates(
+        task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native
+    )
+    tried = f"known to suit {kind}" if candidates[0] == RAW else "each alone, and each layer as a whole"
     return Plan(
         task=task,
         reservoir=reservoir,
@@ -193,9 +214,9 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         shapes=shapes,
         device=decide("device", str(device), "a GPU is used if there is one"),
         compute=decide("compute", compute, "the faster one here; recurrent states need float32"),
-        store=decide("store", store, "shares near 0 need float32" if precise else "half the size of float32"),
+        store=decide("store", store, stored),
         block_rows=decide("block_rows", block_rows, "a killed run loses little"),
-        batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
+        batch_rows=min(block_rows, batch_rows),
         folds=decide("select", folds, f"{valid:,} validation rows; {MIN_VALID_ROWS:,} are enough"),
         repeats=repeats,
         candidates=decide("columns", candidates, tried),
@@ -239,11 +260,14 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
     """Return the number of folds that choose a readout, 0 for the validation split, and the number of their repeats."""
     if valid >= MIN_VALID_ROWS:
         return 0, 1
-    # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
+    # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of
+    # its rows.
     return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), repeats_of(train)
 
 
-def choose_folds(options: FitOptions, rows: Mapping[str, int], groups: int | None = None) -> tuple[int, int]:
+def choose_folds(
+    options: FitOptions, rows: Mapping[str, int], groups: int | None = None
+) -> tuple[int, int]:
     """Return the folds, 0 for the validation split, and the repeats of a fit; ``groups`` is the number of groups."""
     select = options.select
     if select == "valid" or (select == "auto" and options.readout != "ridge"):
@@ -273,12 +297,13 @@ def readout_candidates(
 ) -> tuple[str, ...]:
     """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
 
-    ``available`` may include ``raw``; ``widths`` holds the widths of columns with one sample per row; ``rows`` counts
-    training rows. ``native`` is True for native input and for several entries.
+    ``available`` may include ``raw``; ``widths`` holds the widths of columns with one sample per row;
+    ``rows`` counts training rows. ``native`` is True for native input and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS and (known := _known_columns(task, available)):
         return known
-    # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels of all tokens.
+    # With many rows, a readout needs moments, whose size limits the width; it cannot fit the labels
+    # of all tokens.
     many_targets = task.readout_tokens * task.outputs > MAX_TARGETS
     wide = 0 if many_targets else MAX_ALL_WIDTH if rows > MAX_KERNEL_ROWS else math.inf
     alone = single_columns(available)
@@ -287,7 +312,11 @@ def readout_candidates(
     for column in widths:
         if column in alone:
             layers.setdefault(column.partition("/")[0], []).append(column)
-    joined = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH]
+    joined = [
+        "+".join(of)
+        for of in layers.values()
+        if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH
+    ]
     whole = [column for of in layers.values() for column in of]
     few = cross_validated and rows <= MAX_KERNEL_ROWS
     if few and len(layers) > 1 and sum(widths[column] for column in whole) <= MAX_ALL_WIDTH:
@@ -379,7 +408,8 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     stride = max(-(-longest // most), -(-task.max_tokens // MAX_WINDOWS))
     kernels = {"input": "kernels", "stride": stride, "pad": "same"}
     if kind == "series":
-        # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
+        # The kernels read values on the scale of the channel, values on the scale of the row, and
+        # differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
 
@@ -411,7 +441,15 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
 
 
 def _columns_that_fit(
-    task: Task, seen: Task, width: int, rows: int, layers: Names, poolings: Names, fewer: Sequence[Names], *, thin: bool
+    task: Task,
+    seen: Task,
+    width: int,
+    rows: int,
+    layers: Names,
+    poolings: Names,
+    fewer: Sequence[Names],
+    *,
+    thin: bool,
 ) -> tuple[Names, Names, str]:
     """Return the layers and poolings that fit, and a note if they are fewer; ``thin`` allows fewer layers."""
 
@@ -425,7 +463,8 @@ def _columns_that_fit(
         kept = layers
         choices.append((kept, names))
         while thin and len(kept) > 1 and ("tokens" in names or names == fewer[-1]):
-            # Labels of every token depend on the neighbouring tokens, which the first layers show best.
+            # Labels of every token depend on the neighbouring tokens, which the first layers show
+            # best.
             kept = kept[::2] if poolings == ("all",) else kept[::-2][::-1]
             choices.append((kept, names))
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
@@ -437,7 +476,9 @@ def _columns_that_fit(
     return *found, f"{rows:,} rows have fewer columns by default; {given}"
 
 
-def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
+def _check_columns(
+    task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]
+) -> None:
     """Raise `InputError` if a pooling is unknown, or if layers or poolings do not fit the task or the model."""
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):

@@ -60,7 +60,9 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
         return 1, width * max(1, number)
     if max_tokens * width > MAX_TOKEN_FEATURES:
         have = f"{max_tokens:,} tokens of {width:,} channels have {max_tokens * width:,} features"
-        raise InputError(f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK")
+        raise InputError(
+            f"pooling tokens: {have}, more than {MAX_TOKEN_FEATURES:,}; use segmentsK or quantilesK"
+        )
     return 1, max_tokens * width
 
 
@@ -86,16 +88,19 @@ class LayerPooling:
     | ``tokens`` | all tokens concatenated, zero at padding, ``max_tokens`` of them (default: as in the batch) |
     | ``all`` | each token, zero at padding |
 
-    Hidden states (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the padding may hold any
-    values. Poolings of sorted values share one sorted copy.
+    Hidden states (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the
+    padding may hold any values. Poolings of sorted values share one sorted copy.
     """
 
-    def __init__(self, hidden: Tensor, lengths: Tensor, readout_tokens: int = 1, max_tokens: int | None = None) -> None:
+    def __init__(
+        self, hidden: Tensor, lengths: Tensor, readout_tokens: int = 1, max_tokens: int | None = None
+    ) -> None:
         self._hidden, self._lengths = hidden.float(), lengths
         self._readout_tokens, self._max_tokens = readout_tokens, max_tokens
         tokens = torch.arange(hidden.shape[1], device=hidden.device)
         self._padding: Tensor | None = (tokens >= lengths[:, None])[:, :, None]
-        # A compiled or exported graph must work for all lengths, and reading the lengths would wait for a GPU.
+        # A compiled or exported graph must work for all lengths, and reading the lengths would wait
+        # for a GPU.
         exported = torch.compiler.is_compiling() or hidden.requires_grad
         self._on_host = not (exported or devices.on_gpu(hidden.device))
         if self._on_host and int(lengths.min()) == hidden.shape[1]:
@@ -116,14 +121,18 @@ class LayerPooling:
                 return self._filled(0.0).clone() if self._padding is None else self._filled(0.0)
             case "max" | "min" if "_ordered" in vars(self):  # the ends of the sorted copy
                 rank = (lengths - 1) * (kind == "max")
-                kept = self._ordered.gather(2, rank[:, None, None].expand(-1, self._ordered.shape[1], 1))[:, :, 0]
+                kept = self._ordered.gather(2, rank[:, None, None].expand(-1, self._ordered.shape[1], 1))[
+                    :, :, 0
+                ]
             case "max":
                 kept = self._filled(float("-inf")).amax(dim=1)
             case "min":
                 kept = self._filled(float("inf")).amin(dim=1)
             case "std":
                 apart = hidden - self("mean")
-                squares = (apart if self._padding is None else apart.masked_fill(self._padding, 0.0)).square()
+                squares = (
+                    apart if self._padding is None else apart.masked_fill(self._padding, 0.0)
+                ).square()
                 kept = (squares.sum(dim=1) / lengths[:, None]).sqrt()
             case "tokens":
                 missing = 0 if self._max_tokens is None else self._max_tokens - hidden.shape[1]
@@ -135,7 +144,9 @@ class LayerPooling:
             case "gridK":
                 kept = self._grid(number)
             case _:
-                kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), self._filled(0.0))
+                kept = torch.bmm(
+                    stretch_weights(lengths, hidden.shape[1], max(1, number)), self._filled(0.0)
+                )
         return kept.flatten(1)[:, None]
 
     def _filled(self, value: float) -> Tensor:
@@ -161,7 +172,8 @@ class LayerPooling:
         def at(rank: Tensor) -> Tensor:
             return ordered.gather(2, rank[:, None].expand(-1, ordered.shape[1], -1)).transpose(1, 2)
 
-        # The rank of level (i + 1) / (K + 1) is (i + 1) (n - 1) / (K + 1); integers have no rounding errors.
+        # The rank of level (i + 1) / (K + 1) is (i + 1) (n - 1) / (K + 1); integers have no rounding
+        # errors.
         place = (lengths - 1) * torch.arange(1, number + 1, device=lengths.device)
         low = place // (number + 1)
         share = ((place % (number + 1)).float() / (number + 1))[:, :, None]
@@ -170,12 +182,16 @@ class LayerPooling:
     def _shares(self, number: int) -> Tensor:
         """Return the share of tokens above each of K levels, (batch, K, width), for each channel."""
         if self._on_host:
-            levels = torch.tensor(share_levels(number)).expand(*self._ordered.shape[:2], number).contiguous()
+            levels = (
+                torch.tensor(share_levels(number)).expand(*self._ordered.shape[:2], number).contiguous()
+            )
             below = torch.searchsorted(self._ordered, levels, right=True).transpose(1, 2)
             above = (self._lengths[:, None, None] - below).float()
         else:
             hidden = self._filled(float("-inf"))
-            above = torch.stack([(hidden > level).float().sum(dim=1) for level in share_levels(number)], dim=1)
+            above = torch.stack(
+                [(hidden > level).float().sum(dim=1) for level in share_levels(number)], dim=1
+            )
         return above / self._lengths[:, None, None]
 
     def _grid(self, number: int) -> Tensor:
@@ -197,7 +213,8 @@ def share_levels(number: int) -> list[float]:
 
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
     """Return the weights (batch, segments, tokens) whose product with the hidden states gives means of segments."""
-    # With s segments and n real tokens, segment i begins at token floor(i n / s) and has a token even if n < s.
+    # With s segments and n real tokens, segment i begins at token floor(i n / s) and has a token even
+    # if n < s.
     bounds = lengths[:, None] * torch.arange(stretches + 1, device=lengths.device) // stretches
     start = bounds[:, :-1]
     stop = torch.maximum(bounds[:, 1:], start + 1)

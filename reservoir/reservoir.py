@@ -72,7 +72,9 @@ class Reservoir(ReservoirOptions):
             problem = f"windows support up to {MAX_SYMBOLS} symbols, and task {task.name!r} has {channels}"
             raise InputError(f"{what}{problem}; leave out the window options")
         if task.readout_tokens > 1 and not (task.each and self.stride == 1 and self.pad == "same"):
-            raise InputError(f"{what}task {task.name!r} labels tokens, not windows; leave out the window options")
+            raise InputError(
+                f"{what}task {task.name!r} labels tokens, not windows; leave out the window options"
+            )
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
             problem = f"no window fits the sequences of up to {task.max_tokens} values"
@@ -96,7 +98,11 @@ class LoadedModel:
 
 
 def load_model(
-    task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto", output_init: str = "orthogonal"
+    task: Task,
+    settings: Reservoir,
+    device: str = "auto",
+    compute: str = "auto",
+    output_init: str = "orthogonal",
 ) -> LoadedModel:
     """Load or draw the model for a task, in evaluation mode on its device."""
     place = choose_device(device)
@@ -155,10 +161,13 @@ def choose_compute(name: str, device: torch.device) -> str:
     if on_gpu(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        # These functions are private in torch; without them the answer is float32. The first one asks oneDNN, which can
-        # be limited to fewer instructions than the processor has (ONEDNN_MAX_CPU_ISA).
+        # These functions are private in torch; without them the answer is float32. The first one asks
+        # oneDNN, which can be limited to fewer instructions than the processor has
+        # (ONEDNN_MAX_CPU_ISA).
         used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
-        tiles, products = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
+        tiles, products = (
+            getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16")
+        )
         native = device.type == "cpu" and used and (tiles or (products and bfloat16_is_faster()))
     return "bfloat16" if native else "float32"
 
@@ -167,8 +176,9 @@ def choose_compute(name: str, device: torch.device) -> str:
 def bfloat16_is_faster() -> bool:
     """Return whether a short trial takes less processor time in bfloat16 than in float32."""
 
-    # Some processors with bfloat16 instructions but no tiles (AMX) are slower in bfloat16: a Xeon whose tiles are
-    # disabled takes 1.6 times as long. The ratio is so far from 1 that all trials agree, as the cache key must.
+    # Some processors with bfloat16 instructions but no tiles (AMX) are slower in bfloat16: a Xeon
+    # whose tiles are disabled takes 1.6 times as long. The ratio is so far from 1 that all trials
+    # agree, as the cache key must.
     def seconds(dtype: torch.dtype) -> float:
         x, weight = torch.ones(512, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)
         multiply = partial(torch.nn.functional.linear, x, weight)

@@ -51,7 +51,11 @@ class SequenceModel(nn.Module):
     bias: Tensor
 
     def __init__(
-        self, task: Task, scaling: Scaling | None, branches: Sequence[Branch | RawInput], readout: LinearReadout
+        self,
+        task: Task,
+        scaling: Scaling | None,
+        branches: Sequence[Branch | RawInput],
+        readout: LinearReadout,
     ) -> None:
         super().__init__()
         self.scaled = scaling is not None
@@ -71,14 +75,15 @@ class SequenceModel(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits of stored, unscaled, right-padded sequences (batch, tokens, ...) with int64 ``lengths``.
 
-        The logits are float32 (batch, readout_tokens, outputs, classes), and their softmax gives the probabilities of
-        `predict`. For regression, return the predictions (batch, readout_tokens, outputs).
+        The logits are float32 (batch, readout_tokens, outputs, classes), and their softmax gives the
+        probabilities of `predict`. For regression, return the predictions (batch, readout_tokens,
+        outputs).
         """
         if self.scaled:
             x = (x - self.offset) * self.scale
         features = torch.cat([values for branch in self.branches for values in branch(x, lengths)], dim=1)
-        # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of their products in
-        # float32 would lose all the digits in which two rows differ.
+        # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of
+        # their products in float32 would lose all the digits in which two rows differ.
         return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.shape)
 
 
@@ -113,9 +118,10 @@ class PixelsModel(nn.Module):
 def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
     """Return the contribution of each position to the logits relative to a mean token, (rows, positions, k), float64.
 
-    If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, so are the logits of a linear readout:
-    W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the explained rows. Poolings that
-    are no such sums, as quantiles and extremes, contribute nothing here.
+    If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, so are the logits of a linear
+    readout: W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the
+    explained rows. Poolings that are no such sums, as quantiles and extremes, contribute nothing
+    here.
     """
     scaled = (x - model.offset) * model.scale if model.scaled else x
     found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)
@@ -138,7 +144,8 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
             if isinstance(branch.fpt.task.form, Tokens) or windows.plain:
                 found += added
                 continue
-            # The contribution of a window is spread over the values from its own position to the next window's.
+            # The contribution of a window is spread over the values from its own position to the next
+            # window's.
             stride = windows.stride
             begin = 0 if windows.pad == "same" else (windows.reach - stride) // 2
             position = (torch.arange(added.shape[1] * stride) + max(begin, 0)).clamp(max=x.shape[1] - 1)
@@ -146,7 +153,9 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
     return found
 
 
-def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0) -> Tensor:
+def occlusion(
+    model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0
+) -> Tensor:
     """Return the decrease of the logits when a stretch of the input is hidden, per position (rows, positions, k)."""
     draw, falls = torch.Generator().manual_seed(0), []
     for row, length in zip(x, lengths.tolist(), strict=True):
@@ -156,7 +165,11 @@ def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Ten
             for _ in range(DRAWS if symbols else 1):
                 # Random symbols, or the mean of each channel in the row, replace what is hidden.
                 other = row.clone()
-                drawn = torch.randint(symbols, (end - begin,), generator=draw) if symbols else row[:length].mean(0)
+                drawn = (
+                    torch.randint(symbols, (end - begin,), generator=draw)
+                    if symbols
+                    else row[:length].mean(0)
+                )
                 other[begin:end] = drawn.to(row.dtype)
                 hidden.append(other)
         logits = model(torch.stack(hidden), lengths.new_full((len(hidden),), length)).flatten(1).double()

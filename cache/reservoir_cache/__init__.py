@@ -42,14 +42,40 @@ if TYPE_CHECKING:
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import ShardWriter, write_targets
 
-__all__ = ["EntrySummary", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries", "prunable"]
+__all__ = [
+    "EntrySummary",
+    "broken_entries",
+    "check_space",
+    "folder_bytes",
+    "last_entry",
+    "list_entries",
+    "prunable",
+]
 __all__ += ["CacheError", "Entry", "Problem", "check_column_name", "remove", "required_bytes"]
-__all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "summarize"]
+__all__ += [
+    "file_crc32",
+    "make_folder",
+    "open_lock",
+    "path_below",
+    "publish_json",
+    "read_json",
+    "summarize",
+]
 __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
-__all__ += ["FeatureStore", "SplitFeatures", "ahead", "new_file", "refuse_links", "repair", "untracked", "verify"]
+__all__ += [
+    "FeatureStore",
+    "SplitFeatures",
+    "ahead",
+    "new_file",
+    "refuse_links",
+    "repair",
+    "untracked",
+    "verify",
+]
 __all__ += ["ShardWriter", "read_regular", "write_targets"]
 
-# Modules that are imported when a name in them is first used, because h5py would slow down the command line's start.
+# Modules that are imported when a name in them is first used, because h5py would slow down the
+# command line's start.
 _LATER = ("derived", "reader", "shard", "verification", "writer")
 
 

@@ -11,7 +11,8 @@ Item = TypeVar("Item")
 def ahead(items: Iterable[Item], depth: int = 1) -> Generator[Item]:
     """Yield the items in order; another thread computes up to ``depth`` of them in advance.
 
-    An error is raised in place of its item. Close the iterator to end the thread if you do not read all items.
+    An error is raised in place of its item. Close the iterator to end the thread if you do not read
+    all items.
     """
     iterator, end = iter(items), object()
     thread = ThreadPoolExecutor(1)

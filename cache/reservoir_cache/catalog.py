@@ -17,7 +17,8 @@ from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
 _FILE_OVERHEAD = 4096  # superblock, root group and attributes of a shard
-_COLUMN_OVERHEAD = 3072  # upper bound of a column's groups, object headers and line in the manifest, as measured
+# upper bound of a column's groups, object headers and line in the manifest, as measured
+_COLUMN_OVERHEAD = 3072
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ def broken_entries(root: Path) -> list[Problem]:
     return [found for found in _scan(root) if isinstance(found, Problem)]
 
 
-def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True) -> Entry | None:
+def last_entry(
+    root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True
+) -> Entry | None:
     """Return the entry of this task that was extracted last and that ``accept`` allows, or None."""
     entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
     # The access time decides among entries made within `untracked`, whose modification time is 0.
@@ -89,7 +92,8 @@ def remove(path: Path) -> None:
             path.unlink()  # its target does not belong to the cache
             return
         with entry_locks(path).removal() if is_regular(path / LOCK_FILE) else nullcontext():
-            # The specification goes first and the lock last: a half-removed folder is no entry and never unlocked.
+            # The specification goes first and the lock last: a half-removed folder is no entry and
+            # never unlocked.
             (path / SPEC_FILE).unlink(missing_ok=True)
             sync(path)
             for item in path.iterdir():
@@ -109,8 +113,9 @@ def prunable(
 ) -> list[EntrySummary]:
     """Return the entries that may be removed to save space, least recently used first; nothing is removed.
 
-    Entries that were not used for longer than ``older`` are chosen, and others until the remaining entries need at most
-    ``keep_bytes``; unfinished entries only with ``unfinished``, after the finished ones, and no entry that a run uses.
+    Entries that were not used for longer than ``older`` are chosen, and others until the remaining
+    entries need at most ``keep_bytes``; unfinished entries only with ``unfinished``, after the
+    finished ones, and no entry that a run uses.
     """
     now, chosen = datetime.now(UTC), list[EntrySummary]()
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
@@ -124,10 +129,13 @@ def prunable(
     return chosen
 
 
-def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:
+def required_bytes(
+    spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]
+) -> int:
     """Return an upper bound of the bytes that columns need on disk.
 
-    ``rows`` maps each split to its number of rows to extract, and ``shapes`` maps each column to (tokens, width).
+    ``rows`` maps each split to its number of rows to extract, and ``shapes`` maps each column to
+    (tokens, width).
     """
     per_row = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
     per_block = _FILE_OVERHEAD + len(shapes) * _COLUMN_OVERHEAD
@@ -144,7 +152,9 @@ def check_space(root: Path, needed: int) -> None:
     free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
     if free < needed:
         problem = f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free"
-        raise CacheError(f"{problem}; extract less (--limit, --layers, --pool), or choose another disk with --cache")
+        raise CacheError(
+            f"{problem}; extract less (--limit, --layers, --pool), or choose another disk with --cache"
+        )
 
 
 def folder_bytes(folder: Path | str) -> int:

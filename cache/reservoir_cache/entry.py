@@ -23,7 +23,8 @@ from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, re
 
 MAX_BLOCKS = 1_000_000
 NAME = "manifest.json"  # the first page, which also names the labels
-PAGE_BLOCKS = 128  # blocks of a page of a manifest; adding a shard writes only its page, whatever the number of shards
+# blocks of a page of a manifest; adding a shard writes only its page, whatever the number of shards
+PAGE_BLOCKS = 128
 TARGETS_FILE = "targets.h5"
 
 _PAGE_FILE = re.compile(r"manifest(?:-([1-9][0-9]*))?\.json")
@@ -154,9 +155,13 @@ def _check(manifest: Manifest, page: int, blocks: int) -> None:
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
         held = {(shard.block, name) for name in shard.columns}
-        elsewhere = block_of(shard.file) != shard.block or page_of(shard.block) != page or shard.block >= blocks
+        elsewhere = (
+            block_of(shard.file) != shard.block or page_of(shard.block) != page or shard.block >= blocks
+        )
         if elsewhere or seen & held or not shard.columns.keys() <= manifest.columns.keys():
-            raise CacheError(f"{shard.file} is of another block, or has a column that is repeated or not listed")
+            raise CacheError(
+                f"{shard.file} is of another block, or has a column that is repeated or not listed"
+            )
         seen |= held
         crcs += shard.columns.values()
     for file, line in manifest.files.items():
@@ -177,7 +182,8 @@ class Entry:
     path: Path  # <root>/features/<task>/<name>-<key16>
     spec: Spec
     layout: Layout
-    made_with: Mapping[str, Any] = field(compare=False)  # host, library versions and the like, for information only
+    # host, library versions and the like, for information only
+    made_with: Mapping[str, Any] = field(compare=False)
 
     def __post_init__(self) -> None:
         """Refuse more than `MAX_BLOCKS` blocks: a damaged file may claim any number."""
@@ -186,11 +192,13 @@ class Entry:
             raise CacheError(f"{problem}; extract fewer rows (--limit)")
 
     @classmethod
-    def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> "Entry":
+    def create(
+        cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]
+    ) -> "Entry":
         """Open or create the entry of a specification, and make it its task's last entry unless within ``untracked``.
 
-        ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps its layout, and
-        may be read-only. Two processes may call this at the same time.
+        ``name`` is the first part of the folder's name, like ``gpt2-random``. An existing entry keeps
+        its layout, and may be read-only. Two processes may call this at the same time.
         """
         folder = Path(root) / "features" / spec.task["name"]
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
@@ -245,13 +253,18 @@ class Entry:
         for page in pages:
             for name, shape in page.columns.items():
                 if columns.setdefault(name, shape) != shape:
-                    raise CacheError(f"{self.path}: column {name} has two shapes; remove the entry and extract again")
+                    raise CacheError(
+                        f"{self.path}: column {name} has two shapes; remove the entry and extract again"
+                    )
             shards += page.shards
         return replace(pages[0], columns=columns, shards=tuple(shards))
 
     def page(self, split: str, page: int) -> Manifest:
         """Return one page of a split's manifest, which is empty if it is not written yet."""
-        empty, where = Manifest(FORMAT, self.key, split, self._rows(split)), self.path / split / page_name(page)
+        empty, where = (
+            Manifest(FORMAT, self.key, split, self._rows(split)),
+            self.path / split / page_name(page),
+        )
         try:
             content = read_json(where)
             parts = {
@@ -266,7 +279,9 @@ class Entry:
         except FileNotFoundError:
             return empty
         except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise CacheError(f"{where}: not a valid manifest ({error}); {repair_command(self.key)}") from error
+            raise CacheError(
+                f"{where}: not a valid manifest ({error}); {repair_command(self.key)}"
+            ) from error
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
@@ -285,13 +300,16 @@ class Entry:
     def progress(self, manifests: Mapping[str, Manifest] | None = None) -> dict[str, tuple[int, int]]:
         """Return for each split the number of finished blocks, and of all blocks.
 
-        A block is finished if its split has labels and it has every column that any block of any split has.
+        A block is finished if its split has labels and it has every column that any block of any
+        split has.
         """
         manifests = manifests or {split: self.manifest(split) for split in self.splits}
         columns = {name for manifest in manifests.values() for name in manifest.columns}
         done = {}
         for split, manifest in manifests.items():
-            finished = sum(held.keys() == columns for held in manifest.held().values()) if manifest.targets else 0
+            finished = (
+                sum(held.keys() == columns for held in manifest.held().values()) if manifest.targets else 0
+            )
             done[split] = finished, self.block_count(split)
         return done
 

@@ -1,7 +1,8 @@
 """Locks of an entry, which end with the process that holds them; FORMAT.md lists the bytes that are locked.
 
-POSIX record locks belong to the process, so a table coordinates its threads. Closing *any* descriptor of a file drops
-all of the process's locks on it, so a process has one descriptor per lock file until the entry has been removed.
+POSIX record locks belong to the process, so a table coordinates its threads. Closing *any* descriptor
+of a file drops all of the process's locks on it, so a process has one descriptor per lock file until
+the entry has been removed.
 """
 
 import errno
@@ -41,7 +42,8 @@ class EntryLocks:
     def mutex(self, *, whole: bool = True) -> Iterator[None]:
         """Wait for the entry's mutex and hold it, to replace a manifest; not reentrant.
 
-        Raises CacheError if the entry was removed or replaced meanwhile, or, if ``whole``, has no ``spec.json``.
+        Raises CacheError if the entry was removed or replaced meanwhile, or, if ``whole``, has no
+        ``spec.json``.
         """
         with self._guard:
             self._lock(MUTEX_BYTE, fcntl.LOCK_EX)
@@ -55,7 +57,9 @@ class EntryLocks:
     def claim(self, number: int) -> bool:
         """Lock block ``number``; returns False if this or another process already holds it."""
         with self._guard:
-            if number in self._claims or not self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if number in self._claims or not self._lock(
+                FIRST_BLOCK_BYTE + number, fcntl.LOCK_EX | fcntl.LOCK_NB
+            ):
                 return False
             self._claims.add(number)
             return True
@@ -118,7 +122,9 @@ class EntryLocks:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return False
             problem = f"{self._folder}: this file system does not support file locks ({error.strerror})"
-            raise CacheError(f"{problem}; put the cache on a local disk with --cache or RESERVOIR_CACHE") from error
+            raise CacheError(
+                f"{problem}; put the cache on a local disk with --cache or RESERVOIR_CACHE"
+            ) from error
         return True
 
 
@@ -136,9 +142,13 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
         try:
             descriptor = open_lock(path, create=create)
         except FileNotFoundError as error:
-            raise CacheError(f"{folder}: missing, or removed meanwhile; run the same command again") from error
+            raise CacheError(
+                f"{folder}: missing, or removed meanwhile; run the same command again"
+            ) from error
         except OSError as error:
-            raise CacheError(f"{path}: cannot be opened for writing ({error.strerror}); check permissions") from error
+            raise CacheError(
+                f"{path}: cannot be opened for writing ({error.strerror}); check permissions"
+            ) from error
         return _open_locks.setdefault(_inode(os.fstat(descriptor)), EntryLocks(folder, descriptor))
 
 
@@ -166,7 +176,9 @@ def touch(folder: Path, *, new: bool = False) -> None:
             return
         try:
             os.utime(path, ns=(now, now))
-        except PermissionError:  # another user's file: write permission allows only the current time, which is coarse
+        except (
+            PermissionError
+        ):  # another user's file: write permission allows only the current time, which is coarse
             os.utime(path)
 
 
@@ -181,7 +193,8 @@ def live_runs(folder: Path) -> list[dict[str, Any]]:
     """Return the records (host, pid, started) of the runs that are working on the entry in ``folder``."""
     found = []
     for path in _records(folder):
-        if path.stem == run_identity():  # this process must not open its own record: closing it would drop the lock
+        # this process must not open its own record: closing it would drop the lock
+        if path.stem == run_identity():
             found.append(_run_record())
         elif _is_locked(path):
             with suppress(FileNotFoundError, CacheError):  # the run may end between the two checks

@@ -47,9 +47,11 @@ def repair_command(key: str) -> str:
 def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, str]:
     """Write a file that is complete under its final name or unchanged; return its size and CRC-32.
 
-    If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written or read back.
+    If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written
+    or read back.
     """
-    # The identity of the run is part of the name, so that a later run recognises the files of dead runs.
+    # The identity of the run is part of the name, so that a later run recognises the files of dead
+    # runs.
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
@@ -71,7 +73,9 @@ def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, 
     return len(content), f"{zlib.crc32(content):08x}"
 
 
-def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
+def publish_json(
+    final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True
+) -> None:
     """Publish a JSON document with the CRC-32 of its compact text."""
     publish(final, _text({**content, "crc32": _checksum(content)}, indent).encode("ascii"), durable=durable)
 
@@ -142,10 +146,13 @@ def refuse_links(*paths: Path) -> None:
 
 def path_below(root: Path, *names: str) -> Path:
     """Return the path of a file or folder below a root; raises CacheError if a name leads elsewhere or is a link."""
-    path = Path(root)  # the user chose the root, which may be a link; its content may come from other people
+    # the user chose the root, which may be a link; its content may come from other people
+    path = Path(root)
     for name in names:
         if "/" in name or name in ("", ".", ".."):
-            raise CacheError(f"{path}: {name!r} is not the name of a file or folder in it; remove what contains it")
+            raise CacheError(
+                f"{path}: {name!r} is not the name of a file or folder in it; remove what contains it"
+            )
         path /= name
         refuse_links(path)
     return path
@@ -168,7 +175,9 @@ def sync(path: Path) -> None:
 
 def _holds(path: Path, content: bytes) -> bool:
     with path.open("rb") as file:  # in parts, because the content may be large
-        return all(file.read(_PART) == content[low : low + _PART] for low in range(0, len(content) + 1, _PART))
+        return all(
+            file.read(_PART) == content[low : low + _PART] for low in range(0, len(content) + 1, _PART)
+        )
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -30,7 +30,8 @@ FEW = 1 / 8  # rows are read one by one if they are less than this share of a bl
 Stamp = tuple[int, int, int, int]
 """Device, inode, modification time and size of a file, which change with its content."""
 
-# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file.
+# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the
+# whole file.
 _checked: set[tuple[int, int, int, int, str]] = set()
 
 
@@ -101,7 +102,8 @@ class SplitFeatures:
         out = np.empty(0, np.float32)
         for block, (low, high) in enumerate(self._ranges):
             encoded = self._encoded(block, column)
-            if not block:  # allocate only after reading a block, because a damaged file may claim any number of rows
+            # allocate only after reading a block, because a damaged file may claim any number of rows
+            if not block:
                 out = np.empty((self.rows, *encoded.values.shape[1:]), np.float32)
             self._decode(encoded, out[low:high])
         return out
@@ -131,7 +133,9 @@ class SplitFeatures:
     def _targets(self) -> dict[str, NDArray]:
         line = self._manifest.targets
         if line is None:
-            raise CacheError(f"{self._folder}: has no labels; run the extract that made {self.entry.path.name} again")
+            raise CacheError(
+                f"{self._folder}: has no labels; run the extract that made {self.entry.path.name} again"
+            )
         path = self._folder / line.file
         try:
             stamp = (*_stamp(path.stat()), "")
@@ -142,7 +146,9 @@ class SplitFeatures:
                 found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
-        if any(array.ndim != TARGET_RANKS[name] or len(array) != self.rows for name, array in found.items()):
+        if any(
+            array.ndim != TARGET_RANKS[name] or len(array) != self.rows for name, array in found.items()
+        ):
             raise self._damaged(line)
         _checked.add(stamp)
         return found
@@ -181,7 +187,8 @@ class SplitFeatures:
         try:
             with (self._folder / shard.file).open("rb", buffering=0) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
-                if (shard.file, stamp) not in self._extents:  # the structure is read once for all columns of the file
+                # the structure is read once for all columns of the file
+                if (shard.file, stamp) not in self._extents:
                     with h5py.File(self._folder / shard.file, "r", locking=False) as opened:
                         self._extents[shard.file, stamp] = find_columns(opened, shard.columns)
                 extents = self._extents[shard.file, stamp]
@@ -189,7 +196,9 @@ class SplitFeatures:
                     if (extents[name].shape, extents[name].dtype) != described:
                         raise self._damaged(shard, column)
                 verified = (*stamp, column) in _checked
-                few = verified and rows is not None and len(rows) < FEW * extents[f"{column}/values"].shape[0]
+                few = (
+                    verified and rows is not None and len(rows) < FEW * extents[f"{column}/values"].shape[0]
+                )
                 encoded = read_column(file, extents, column, rows if few else None)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
@@ -200,7 +209,11 @@ class SplitFeatures:
 
     def _stored(self, block: int, column: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Return the shapes and data types that the datasets of a column must have in a shard."""
-        (low, high), shape, store = self._ranges[block], self._manifest.columns[column], self.entry.spec.store
+        (low, high), shape, store = (
+            self._ranges[block],
+            self._manifest.columns[column],
+            self.entry.spec.store,
+        )
         values = {f"{column}/values": ((high - low, shape.tokens, shape.width), STORED_DTYPE[store])}
         if store == "float32":
             return values
@@ -214,7 +227,9 @@ class SplitFeatures:
         what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
         if column in self._manifest.columns:
             what = f"column {column} of {self.split} is missing in some blocks"
-        raise CacheError(f"{self.entry.path}: {what}; run its extract again with this column (--layers, --pool)")
+        raise CacheError(
+            f"{self.entry.path}: {what}; run its extract again with this column (--layers, --pool)"
+        )
 
     def _damaged(self, line: Shard | Targets, column: str = "") -> CacheError:
         where = f" (column {column})" if column else ""
@@ -224,8 +239,8 @@ class SplitFeatures:
 class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
-    ``column[rows]`` reads only these rows. NumPy's functions, operators and methods read the whole column each time;
-    ``numpy.asarray(column)`` reads it once.
+    ``column[rows]`` reads only these rows. NumPy's functions, operators and methods read the whole
+    column each time; ``numpy.asarray(column)`` reads it once.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:

@@ -45,7 +45,8 @@ class Extent:
     @classmethod
     def of(cls, group: h5py.Group, name: str) -> "Extent":
         """Find a dataset of numbers; raises KeyError if its values are not stored in this file."""
-        # Links and datasets may name other files (virtual and external storage); one without storage reads as zeros.
+        # Links and datasets may name other files (virtual and external storage); one without storage
+        # reads as zeros.
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             if group.id.links.get_info("/".join(parts[:depth]).encode()).type != h5l.TYPE_HARD:
@@ -56,7 +57,11 @@ class Extent:
         properties = item.id.get_create_plist()
         contiguous = properties.get_layout() == h5py.h5d.CONTIGUOUS and not properties.get_external_count()
         position = item.id.get_offset()
-        if not contiguous or item.id.get_storage_size() != item.nbytes or (position is None and item.nbytes):
+        if (
+            not contiguous
+            or item.id.get_storage_size() != item.nbytes
+            or (position is None and item.nbytes)
+        ):
             raise KeyError(f"{name} is not stored contiguously in the file")
         return cls(position or 0, item.shape, item.dtype)
 
@@ -138,7 +143,9 @@ def encode(
             mean = part.mean(axis=0, dtype=np.float64)
             if not np.isfinite(mean).all():  # a float64 sum of finite float32 values is finite
                 place, where = _first(~np.isfinite(x), column, first_row)
-                start = f"{where}: {x[place]} is not finite and cannot be stored; the forward pass failed there"
+                start = (
+                    f"{where}: {x[place]} is not finite and cannot be stored; the forward pass failed there"
+                )
                 raise CacheError(f"{start}: check that row of the input, or compute in float32")
             if store != "float32":
                 offset[...] = mean
@@ -146,7 +153,8 @@ def encode(
     if store == "float32":
         return Encoded(values, None)
     bits, infinity = values.view(np.uint16), _INFINITY[store]
-    # The largest signed number is positive infinity, if there is one; the largest unsigned number, negative infinity.
+    # The largest signed number is positive infinity, if there is one; the largest unsigned number,
+    # negative infinity.
     if bits.view(np.int16).max() >= infinity or bits.max() >= infinity + 0x8000:
         place, where = _first(bits & infinity == infinity, column, first_row)
         distance = abs(x[place] - offsets[place[0] // step, place[2]])
@@ -178,7 +186,8 @@ def decode(
 def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round finite float32 to bfloat16, ties to even, and return its bits."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
-    # bfloat16 is the upper half of float32. Adding 0x7FFF, and one if that half is odd, rounds it up where necessary.
+    # bfloat16 is the upper half of float32. Adding 0x7FFF, and one if that half is odd, rounds it up
+    # where necessary.
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
@@ -186,7 +195,8 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
     """Round finite float32 to float16 or bfloat16, ties to even."""
     if store == "bfloat16":
         out[...] = bfloat16_bits(x)
-    # torch rounds ten times as fast as numpy; this package does not need it, but extract has imported it.
+    # torch rounds ten times as fast as numpy; this package does not need it, but extract has imported
+    # it.
     elif torch := sys.modules.get("torch"):
         torch.from_numpy(out).copy_(torch.from_numpy(x))
     else:
@@ -194,13 +204,18 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
 
 
 def file_content(
-    datasets: Mapping[str, NDArray], attributes: Mapping[str, Mapping[str, int | str]] = MappingProxyType({})
+    datasets: Mapping[str, NDArray],
+    attributes: Mapping[str, Mapping[str, int | str]] = MappingProxyType({}),
 ) -> bytes:
     """Return an HDF5 file with some datasets, and with attributes by the name of their dataset, "/" for the file."""
     image = io.BytesIO()
     with h5py.File(image, "w") as file:
         for name in ("/", *datasets):
-            item = file.create_dataset(name, data=datasets[name], track_times=False) if name in datasets else file
+            item = (
+                file.create_dataset(name, data=datasets[name], track_times=False)
+                if name in datasets
+                else file
+            )
             for key, value in attributes.get(name, {}).items():
                 item.attrs[key] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
     return image.getvalue()
@@ -222,7 +237,9 @@ def inspect_shard(path: Path) -> tuple[dict[str, int | str], dict[str, Column], 
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
         header = {name: v.decode() if isinstance(v, bytes) else int(v) for name, v in file.attrs.items()}
-        for name in [name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")]:
+        for name in [
+            name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")
+        ]:
             check_column_name(name)
             encoded = read_column(raw, find_columns(file, [name]), name)
             crcs[name] = encoded.crc32
@@ -235,4 +252,8 @@ def inspect_shard(path: Path) -> tuple[dict[str, int | str], dict[str, Column], 
 def _first(wrong: NDArray[np.bool_], column: str, first_row: int) -> tuple[tuple[int, ...], str]:
     """Return the index of the first wrong value, and a description of its position."""
     row, token, channel = (int(i) for i in np.unravel_index(int(wrong.argmax()), wrong.shape))
-    return (row, token, channel), f"column {column}, row {first_row + row}, token {token}, channel {channel}"
+    return (
+        row,
+        token,
+        channel,
+    ), f"column {column}, row {first_row + row}, token {token}, channel {channel}"

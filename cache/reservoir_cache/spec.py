@@ -16,7 +16,8 @@ BLOCK_BYTES = 2**24
 """Size of a shard in bytes: many small files are slow to write, and a killed run loses the current block."""
 
 SPEC_FILE = "spec.json"
-STORES = {"float16": 2, "bfloat16": 2, "float32": 4}  # the data types on disk, and the bytes of a value in each
+# the data types on disk, and the bytes of a value in each
+STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REQUIRED = {
@@ -32,7 +33,8 @@ _REQUIRED = {
 class Spec:
     """Everything that affects the features of an entry, and nothing else; FORMAT.md describes the fields.
 
-    Values are JSON. The order of mappings, and whether a whole number is written 1 or 1.0, do not change the key.
+    Values are JSON. The order of mappings, and whether a whole number is written 1 or 1.0, do not
+    change the key.
     """
 
     task: Mapping[str, Any]
@@ -51,7 +53,9 @@ class Spec:
         for name, needed in _REQUIRED.items():
             value = getattr(self, name)
             if not isinstance(value, dict) or not {*needed} <= value.keys():
-                raise CacheError(f"specification: {name} must be a mapping with {', '.join(needed)}, not {value!r}")
+                raise CacheError(
+                    f"specification: {name} must be a mapping with {', '.join(needed)}, not {value!r}"
+                )
         check_name(self.task["name"], "task name")
         if not isinstance(rows := self.data["rows"], dict) or not rows:
             raise CacheError("specification: data.rows must map each split to its number of rows")
@@ -83,7 +87,8 @@ class Spec:
 class Layout:
     """The division of an entry into files, chosen when it is created and stored in it; not part of the key."""
 
-    batch_rows: int  # rows of one forward pass; later runs keep this number, because it changes the last bits
+    # rows of one forward pass; later runs keep this number, because it changes the last bits
+    batch_rows: int
     block_rows: int = 256  # rows of one shard
     offset_rows: int = 0  # rows that are computed together and share an offset; by default all of a block
 
@@ -95,7 +100,11 @@ class Layout:
 
     def to_dict(self) -> dict[str, int]:
         """Return the fields; ``offset_rows`` only if a block has several offsets: earlier versions cannot read it."""
-        return {name: rows for name, rows in vars(self).items() if name != "offset_rows" or rows < self.block_rows}
+        return {
+            name: rows
+            for name, rows in vars(self).items()
+            if name != "offset_rows" or rows < self.block_rows
+        }
 
     def count(self, rows: int) -> int:
         """Return the number of blocks of a split."""
@@ -123,7 +132,9 @@ def canonical_json(value: Any) -> str:
 def check_name(name: object, what: str) -> str:
     """Return a name that is safe as a part of a path; raises CacheError for any other."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise CacheError(f"{what} {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        raise CacheError(
+            f"{what} {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
     return name
 
 
@@ -144,13 +155,20 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         content = read_json(path, indent=2)
         spec, layout = Spec(**content["spec"]), Layout(**content["layout"])
         key, made_with = content["key"], content["made_with"]
-        objects = made_with, made_with.get("call", {}), made_with.get("kept", {}), made_with.get("reservoir", {})
+        objects = (
+            made_with,
+            made_with.get("call", {}),
+            made_with.get("kept", {}),
+            made_with.get("reservoir", {}),
+        )
         if not isinstance(key, str) or not all(isinstance(each, dict) for each in objects):
             raise TypeError("its key is not a string, or a part of made_with is not an object")
         if spec.key != key:
             raise CacheError(f"it hashes to {spec.key[:16]}, not to its key {key[:16]}")
     except (OSError, CacheError, KeyError, TypeError, AttributeError) as error:
-        raise CacheError(f"{path}: not a valid specification ({error}); remove {folder} and extract again") from error
+        raise CacheError(
+            f"{path}: not a valid specification ({error}); remove {folder} and extract again"
+        ) from error
     return spec, layout, made_with
 
 
@@ -159,7 +177,9 @@ def _plain(value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False), parse_float=_number)
     except (TypeError, ValueError) as error:
-        raise CacheError(f"specification: only JSON types and finite numbers can be part of a key ({error})") from error
+        raise CacheError(
+            f"specification: only JSON types and finite numbers can be part of a key ({error})"
+        ) from error
 
 
 def _number(text: str) -> int | float:

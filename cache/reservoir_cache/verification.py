@@ -17,7 +17,8 @@ from reservoir_cache.spec import FORMAT
 def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     """Read every file of an entry and return all damaged files and the folders of unfinished splits.
 
-    `Entry.progress` defines finished splits. Without ``contents``, files are not read; only their sizes are compared.
+    `Entry.progress` defines finished splits. Without ``contents``, files are not read; only their
+    sizes are compared.
     """
     problems, remedy = list[Problem](), repair_command(entry.key)
     for split in entry.splits:
@@ -39,7 +40,9 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     if lines is None:
         problems.append(Problem(path, "damaged", remedy))
     else:
-        problems += _damage(path, lines, remedy, files_exist=any(path.parent.glob("*.h5")), contents=contents)
+        problems += _damage(
+            path, lines, remedy, files_exist=any(path.parent.glob("*.h5")), contents=contents
+        )
     with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (done, count) in entry.progress().items():
             if done < count and split not in damaged:
@@ -49,7 +52,12 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
 
 
 def _damage(
-    manifest: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, files_exist: bool, contents: bool
+    manifest: Path,
+    lines: Mapping[str, Mapping[str, Any]],
+    remedy: str,
+    *,
+    files_exist: bool,
+    contents: bool,
 ) -> list[Problem]:
     """Compare files with the lines of their manifest, which must not be empty if ``files_exist``."""
     if not lines and files_exist:
@@ -62,8 +70,9 @@ def _damage(
 def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Problem]:
     """Remove damaged files and their lines in the manifests; return the problems that were repaired.
 
-    A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has repaired, and
-    unfinished splits, are not changed. ``problems`` are the results of ``verify``, which runs by default.
+    A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has
+    repaired, and unfinished splits, are not changed. ``problems`` are the results of ``verify``,
+    which runs by default.
     """
     repaired = []
     for problem in verify(entry) if problems is None else problems:

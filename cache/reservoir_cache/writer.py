@@ -9,7 +9,16 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from reservoir_cache.entry import TARGETS_FILE, Column, Entry, Shard, Targets, check_column_name, is_sound, page_of
+from reservoir_cache.entry import (
+    TARGETS_FILE,
+    Column,
+    Entry,
+    Shard,
+    Targets,
+    check_column_name,
+    is_sound,
+    page_of,
+)
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
 from reservoir_cache.shard import TARGET_RANKS, Encoded, encode, file_content, shard_content
@@ -24,7 +33,8 @@ PENDING = 6  # blocks in memory that are not on disk yet
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
     """Write the labels, lengths and source row numbers of a split, unless they exist.
 
-    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps ``groups``.
+    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps
+    ``groups``.
     """
     folder = entry.path / split
     if is_sound(folder, entry.page(split, 0).targets):
@@ -39,8 +49,9 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
 class ShardWriter:
     """Context manager with threads that encode and write blocks.
 
-    A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for all blocks, even after an
-    exception, because each of them is complete. An error in a thread is raised by the next ``put`` or on leaving.
+    A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for all
+    blocks, even after an exception, because each of them is complete. An error in a thread is raised
+    by the next ``put`` or on leaving.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -55,12 +66,15 @@ class ShardWriter:
 
     def __enter__(self) -> "ShardWriter":
         self._run.__enter__()
-        # All threads start here: one that Ctrl-C meets while ``put`` starts it would not be waited for on leaving.
+        # All threads start here: one that Ctrl-C meets while ``put`` starts it would not be waited
+        # for on leaving.
         started = threading.Barrier(WRITERS)
         list(self._threads.map(lambda _: started.wait(), range(WRITERS)))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._threads.shutdown()
         for number in self._claimed:
             self._locks.release(number)
@@ -89,7 +103,8 @@ class ShardWriter:
         self._room.acquire()
         if self._error:
             raise self._error
-        self._threads.submit(self._work, split, block, arrays)  # after an interruption, the claim ends with the context
+        # after an interruption, the claim ends with the context
+        self._threads.submit(self._work, split, block, arrays)
 
     def _work(self, split: str, block: int, arrays: Arrays | Callable[[], Arrays]) -> None:
         try:
@@ -123,18 +138,23 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
 def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded]) -> int:
     """Write columns of a claimed block as one shard; return the bytes written."""
     folder, number = entry.path / split, page_of(block)
-    page, shapes = entry.page(split, number), {name: Column(*each.values.shape[1:]) for name, each in encoded.items()}
+    page, shapes = (
+        entry.page(split, number),
+        {name: Column(*each.values.shape[1:]) for name, each in encoded.items()},
+    )
     for name, shape in shapes.items():
         if shape != (other := page.columns.get(name, shape)):
             each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"
             raise CacheError(f"column {name}: shape {each}")
-    # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a repair makes
-    # the same names, and replaces an unlisted file of a killed run.
+    # The lowest part number that no undamaged shard has, so that a rerun after an interruption or a
+    # repair makes the same names, and replaces an unlisted file of a killed run.
     of_block = [shard for shard in page.shards if shard.block == block]
     taken = {shard.file for shard in of_block if is_sound(folder, shard)}
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
     content = shard_content(entry.header(split, block), encoded, entry.spec.store)
-    line = Shard(file, block, *publish(folder / file, content), {name: each.crc32 for name, each in encoded.items()})
+    line = Shard(
+        file, block, *publish(folder / file, content), {name: each.crc32 for name, each in encoded.items()}
+    )
     unsound = {shard.file for shard in of_block} - taken
     with entry_locks(entry.path).mutex():
         entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)

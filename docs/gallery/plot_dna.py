@@ -42,7 +42,11 @@ why = explain("reads-readout", "new.fasta", first=6)
 
 figure, panel = plt.subplots(figsize=(11, 3.2), layout="constrained")
 panel.axis("off")
-panel.set(xlim=(-1, 60), ylim=(-6, 1.5), title="How much the readout relies on each letter (the motif is underlined)")
+panel.set(
+    xlim=(-1, 60),
+    ylim=(-6, 1.5),
+    title="How much the readout relies on each letter (the motif is underlined)",
+)
 for line, (letters, each) in enumerate(zip(reads, why.rows, strict=True)):
     falls = np.clip(each.occluded, 0, None) / max(*each.occluded, 1e-9)
     start = letters.find("TATAAA")

@@ -29,7 +29,11 @@ for name, photo in zip(("temple", "flower"), load_sample_images().images, strict
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(photo[top : top + SIDE, left : left + SIDE]).save(folder / f"{number:02d}.png")
 config = {"model_type": "dinov2", "hidden_size": 384, "num_attention_heads": 6, "image_size": 518}
-processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 224, "width": 224}, "resample": 3}
+processor = {
+    "image_processor_type": "ViTImageProcessor",
+    "size": {"height": 224, "width": 224},
+    "resample": 3,
+}
 processor |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 if not Path("vit-s").exists():
     Path("focus").mkdir(exist_ok=True)

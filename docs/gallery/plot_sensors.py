@@ -37,7 +37,13 @@ for panel, row, each in zip(panels, chosen, why.rows, strict=True):
     window = x[row] - x[row].mean(0)
     place = (0, 10, window.min(), window.max())
     panel.imshow(
-        falls[None], aspect="auto", cmap="Oranges", vmin=0, vmax=max(falls.max(), 1e-9), alpha=0.8, extent=place
+        falls[None],
+        aspect="auto",
+        cmap="Oranges",
+        vmin=0,
+        vmax=max(falls.max(), 1e-9),
+        alpha=0.8,
+        extent=place,
     )
     panel.plot(np.linspace(0, 10, len(window)), window, lw=1, color="0.15", alpha=0.6)
     panel.set_title(f"{y[row]}, predicted: {each.label}", loc="left")

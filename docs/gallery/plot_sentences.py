@@ -22,15 +22,28 @@ from reservoir_pipelines import extract, fit, predict
 # Write sentences and labels as lines of JSON. The name of each library is removed from its sentences.
 LIBRARIES = {
     "NumPy": [vars(np), vars(np.linalg), vars(np.random), vars(np.fft)],
-    "scikit-learn": [dict(sklearn.utils.all_estimators()), vars(sklearn.metrics), vars(sklearn.model_selection)],
+    "scikit-learn": [
+        dict(sklearn.utils.all_estimators()),
+        vars(sklearn.metrics),
+        vars(sklearn.model_selection),
+    ],
     "Matplotlib": [vars(plt), vars(matplotlib.axes.Axes)],
     "PyTorch": [vars(torch.nn), vars(torch.optim), vars(torch.nn.init), vars(torch.utils.data)],
 }
 rows = []
 for library, spaces in LIBRARIES.items():
-    things = {name: thing for space in spaces for name, thing in space.items() if callable(thing) and name[0] != "_"}
-    firsts = {re.split(r"\.\s", " ".join((inspect.getdoc(thing) or "").split()))[0] for thing in things.values()}
-    plain = {re.sub(r"numpy|scikit-learn|matplotlib|torch|`+|[:{}*]", "", first, flags=re.I) for first in firsts}
+    things = {
+        name: thing
+        for space in spaces
+        for name, thing in space.items()
+        if callable(thing) and name[0] != "_"
+    }
+    firsts = {
+        re.split(r"\.\s", " ".join((inspect.getdoc(thing) or "").split()))[0] for thing in things.values()
+    }
+    plain = {
+        re.sub(r"numpy|scikit-learn|matplotlib|torch|`+|[:{}*]", "", first, flags=re.I) for first in firsts
+    }
     kept = sorted(first for first in plain if 25 < len(first) < 150)[:150]
     rows += [{"text": first, "label": library} for first in kept]
 with open("sentences.jsonl", "w") as file:
@@ -64,6 +77,8 @@ shown = panel.imshow(chances, cmap="Purples", vmin=0, vmax=1, aspect="auto")
 panel.set_xticks(range(len(given[0].classes)), given[0].classes)
 panel.set_yticks(range(len(ASKED)), ASKED)
 for (row, column), chance in np.ndenumerate(chances):
-    panel.text(column, row, f"{chance:.0%}", ha="center", va="center", color="white" if chance > 0.5 else "0.2")
+    panel.text(
+        column, row, f"{chance:.0%}", ha="center", va="center", color="white" if chance > 0.5 else "0.2"
+    )
 figure.suptitle(f"Predicted library (accuracy {found.best.test_score:.0%} on the test sentences)")
 plt.show()

@@ -27,7 +27,9 @@ for (when, found), line in zip(maps.items(), panels, strict=True):
     for head, panel in enumerate(line):
         shown = panel.imshow(found.mean[head], cmap="magma", vmin=0, vmax=1)
         for asked in range(5, 10):
-            panel.plot([asked - 5, asked], [asked, asked], "o", ms=9, mfc="none", mec="deepskyblue", mew=1.2)
+            panel.plot(
+                [asked - 5, asked], [asked, asked], "o", ms=9, mfc="none", mec="deepskyblue", mew=1.2
+            )
         panel.set_title(f"{when}, head {head + 1}", fontsize=10)
         panel.set_xticks(range(10), found.labels, fontsize=7, rotation=90)
         panel.set_yticks(range(10), found.labels, fontsize=7)

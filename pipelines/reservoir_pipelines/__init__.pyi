@@ -115,8 +115,8 @@ def attention(
 ) -> Attention:
     """Plot which tokens attend to which in one block.
 
-    The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run of `train`, the
-    model, the task's parameters and the scaling come from that run.
+    The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run
+    of `train`, the model, the task's parameters and the scaling come from that run.
 
 
     Parameters
@@ -238,7 +238,8 @@ def explain(
 ) -> Explanation:
     """Plot what each position adds to the score of a label.
 
-    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its folder by default.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its
+    folder by default.
 
 
     Parameters
@@ -279,12 +280,13 @@ def export(
 ) -> Export:
     """Write a readout with its model as one file.
 
-    The file maps raw sequences to logits and runs without this program.
-    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
-    its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
-    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or images
-    by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
-    are then the input, and the file of the tokenizer or processor is written as ``reader``.
+    The file maps raw sequences to logits and runs without this program. ``torch`` writes a program
+    for ``torch.export.load``, in the precision that the readout was fitted in, so that its results
+    equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16
+    operators. ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model
+    that reads texts or images by its own tokenizer or processor is exported without it: ``input_ids``
+    and ``attention_mask``, or ``pixel_values``, are then the input, and the file of the tokenizer or
+    processor is written as ``reader``.
 
 
     Parameters
@@ -363,9 +365,10 @@ def extract(
 ) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
-    Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
-    is added without computing the others again. ``batch_rows`` applies to new entries only, because it changes the last
-    bits. A larger ``limit`` includes the rows of a smaller one.
+    Cached features are reused: a finished extraction computes nothing, an interrupted one continues,
+    and a new column is added without computing the others again. ``batch_rows`` applies to new
+    entries only, because it changes the last bits. A larger ``limit`` includes the rows of a smaller
+    one.
 
 
     Parameters
@@ -502,9 +505,9 @@ def fit(
 ) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
-    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns. A readout chosen on the validation
-    split is then fitted to train and valid.
+    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and
+    the raw input, which is chosen if nothing scores better. ``a+b`` concatenates two columns. A
+    readout chosen on the validation split is then fitted to train and valid.
 
 
     Parameters
@@ -578,10 +581,11 @@ def import_features(
 ) -> Extraction:
     """Cache features that another program computed.
 
-    They become an entry of a task, which `fit` reads like any other entry. The file holds one array (rows, width) per
-    split, named ``train``, ``valid`` and ``test``, with the rows of the prepared task in their order. With several
-    columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet file, the column ``split`` names the split of
-    each row, and the features are columns of lists or of floats (joined).
+    They become an entry of a task, which `fit` reads like any other entry. The file holds one array
+    (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the prepared
+    task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a
+    Parquet file, the column ``split`` names the split of each row, and the features are columns of
+    lists or of floats (joined).
 
 
     Parameters
@@ -707,7 +711,8 @@ def plan(
 ) -> Forecast:
     """Estimate time, disk and memory of an extraction.
 
-    A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the data is enough.
+    A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the
+    data is enough.
 
 
     Parameters
@@ -907,8 +912,9 @@ def prepare(
 ) -> Prepared:
     """Read a task's files into arrays, and split them.
 
-    The other stages do this themselves when they need the data. The prepared data is in a cache folder that is named
-    after the task's parameters and the contents of the source files. If a source file changes, another is written.
+    The other stages do this themselves when they need the data. The prepared data is in a cache
+    folder that is named after the task's parameters and the contents of the source files. If a source
+    file changes, another is written.
 
 
     Parameters
@@ -1007,8 +1013,9 @@ def pretrain(
 ) -> Pretraining:
     """Pretrain a backbone from random weights.
 
-    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives. ``vocabulary``
-    is the number of tokens of a stream, or for bit-memory the size of the token embeddings, which are not trained.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its
+    relatives. ``vocabulary`` is the number of tokens of a stream, or for bit-memory the size of the
+    token embeddings, which are not trained.
 
 
     Parameters
@@ -1287,13 +1294,14 @@ def train(
 ) -> Training:
     """Train groups of parameters with the rest frozen.
 
-    The best checkpoint is chosen by validation and scored on test once. On a CPU the same settings give the same
-    weights, even if the run was stopped and resumed. If ``accelerate launch`` starts several processes, each process
-    takes ``batch`` times ``accumulate`` rows per step.
+    The best checkpoint is chosen by validation and scored on test once. On a CPU the same settings
+    give the same weights, even if the run was stopped and resumed. If ``accelerate launch`` starts
+    several processes, each process takes ``batch`` times ``accumulate`` rows per step.
 
-    ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
-    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that affect the result.
-    With ``sweep``, every run is kept, and the run with the best valid score is returned.
+    ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier
+    steps of the run. Without ``run``, the folder is in the cache, and its name contains a hash of all
+    settings that affect the result. With ``sweep``, every run is kept, and the run with the best
+    valid score is returned.
 
 
     Parameters
@@ -1470,13 +1478,14 @@ def tune(
 ) -> Tuning:
     """Search for the reservoirs that suit your data.
 
-    The candidates are the default reservoir and random variations of it. They are scored by cross-validation on train
-    and valid: first all of them, on so few rows that the budget allows at least ten, then the best quarter on more
-    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. One readout
-    of their columns is then scored on the test rows once. The same call continues an interrupted search.
+    The candidates are the default reservoir and random variations of it. They are scored by
+    cross-validation on train and valid: first all of them, on so few rows that the budget allows at
+    least ten, then the best quarter on more rows. The best reservoirs are joined as long as the score
+    on held-out rows improves by more than noise. One readout of their columns is then scored on the
+    test rows once. The same call continues an interrupted search.
 
-    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is tried. ``out`` is
-    the folder of the fit.
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is
+    tried. ``out`` is the folder of the fit.
 
 
     Parameters

@@ -1,7 +1,8 @@
 """The public functions: one per stage, every option a keyword.
 
-Each function fills its stage's groups of options with the keywords and calls the stage. The decorator `takes` adds the
-options to its signature and docstring; ``__init__.pyi`` is a stub for editors and type checkers.
+Each function fills its stage's groups of options with the keywords and calls the stage. The decorator
+`takes` adds the options to its signature and docstring; ``__init__.pyi`` is a stub for editors and
+type checkers.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[An
 def prepare(task: StrPath, **options: Any) -> results.Prepared:
     """Read a task's files into arrays, and split them.
 
-    The other stages do this themselves when they need the data. The prepared data is in a cache folder that is named
-    after the task's parameters and the contents of the source files. If a source file changes, another is written.
+    The other stages do this themselves when they need the data. The prepared data is in a cache
+    folder that is named after the task's parameters and the contents of the source files. If a source
+    file changes, another is written.
 
     Examples
     --------
@@ -132,9 +134,10 @@ def prepare(task: StrPath, **options: Any) -> results.Prepared:
 def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> results.Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
-    Cached features are reused: a finished extraction computes nothing, an interrupted one continues, and a new column
-    is added without computing the others again. ``batch_rows`` applies to new entries only, because it changes the last
-    bits. A larger ``limit`` includes the rows of a smaller one.
+    Cached features are reused: a finished extraction computes nothing, an interrupted one continues,
+    and a new column is added without computing the others again. ``batch_rows`` applies to new
+    entries only, because it changes the last bits. A larger ``limit`` includes the rows of a smaller
+    one.
 
     Returns
     -------
@@ -162,10 +165,11 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
 def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) -> results.Extraction:
     """Cache features that another program computed.
 
-    They become an entry of a task, which `fit` reads like any other entry. The file holds one array (rows, width) per
-    split, named ``train``, ``valid`` and ``test``, with the rows of the prepared task in their order. With several
-    columns, the arrays are named ``train/COLUMN`` and so on. In a Parquet file, the column ``split`` names the split of
-    each row, and the features are columns of lists or of floats (joined).
+    They become an entry of a task, which `fit` reads like any other entry. The file holds one array
+    (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the prepared
+    task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a
+    Parquet file, the column ``split`` names the split of each row, and the features are columns of
+    lists or of floats (joined).
 
     Returns
     -------
@@ -196,7 +200,8 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
     """Estimate time, disk and memory of an extraction.
 
-    A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the data is enough.
+    A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the
+    data is enough.
 
     Examples
     --------
@@ -218,9 +223,9 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
 def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
-    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and the raw input,
-    which is chosen if nothing scores better. ``a+b`` concatenates two columns. A readout chosen on the validation
-    split is then fitted to train and valid.
+    With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and
+    the raw input, which is chosen if nothing scores better. ``a+b`` concatenates two columns. A
+    readout chosen on the validation split is then fitted to train and valid.
 
     Examples
     --------
@@ -234,17 +239,20 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     return run(features, *groups_of(fit, options))
 
 
-@takes(opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions)
+@takes(
+    opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions
+)
 def tune(task: StrPath, **options: Any) -> results.Tuning:
     """Search for the reservoirs that suit your data.
 
-    The candidates are the default reservoir and random variations of it. They are scored by cross-validation on train
-    and valid: first all of them, on so few rows that the budget allows at least ten, then the best quarter on more
-    rows. The best reservoirs are joined as long as the score on held-out rows improves by more than noise. One readout
-    of their columns is then scored on the test rows once. The same call continues an interrupted search.
+    The candidates are the default reservoir and random variations of it. They are scored by
+    cross-validation on train and valid: first all of them, on so few rows that the budget allows at
+    least ten, then the best quarter on more rows. The best reservoirs are joined as long as the score
+    on held-out rows improves by more than noise. One readout of their columns is then scored on the
+    test rows once. The same call continues an interrupted search.
 
-    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is tried. ``out`` is
-    the folder of the fit.
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is
+    tried. ``out`` is the folder of the fit.
 
     Examples
     --------
@@ -290,7 +298,8 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
     """Plot what each position adds to the score of a label.
 
-    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its folder by default.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its
+    folder by default.
 
     Examples
     --------
@@ -311,12 +320,13 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanat
 def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Export:
     """Write a readout with its model as one file.
 
-    The file maps raw sequences to logits and runs without this program.
-    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
-    its results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
-    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model that reads texts or images
-    by its own tokenizer or processor is exported without it: ``input_ids`` and ``attention_mask``, or ``pixel_values``,
-    are then the input, and the file of the tokenizer or processor is written as ``reader``.
+    The file maps raw sequences to logits and runs without this program. ``torch`` writes a program
+    for ``torch.export.load``, in the precision that the readout was fitted in, so that its results
+    equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16
+    operators. ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model
+    that reads texts or images by its own tokenizer or processor is exported without it: ``input_ids``
+    and ``attention_mask``, or ``pixel_values``, are then the input, and the file of the tokenizer or
+    processor is written as ``reader``.
 
     Examples
     --------
@@ -334,13 +344,14 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 def train(task: StrPath, **options: Any) -> results.Training:
     """Train groups of parameters with the rest frozen.
 
-    The best checkpoint is chosen by validation and scored on test once. On a CPU the same settings give the same
-    weights, even if the run was stopped and resumed. If ``accelerate launch`` starts several processes, each process
-    takes ``batch`` times ``accumulate`` rows per step.
+    The best checkpoint is chosen by validation and scored on test once. On a CPU the same settings
+    give the same weights, even if the run was stopped and resumed. If ``accelerate launch`` starts
+    several processes, each process takes ``batch`` times ``accumulate`` rows per step.
 
-    ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier steps of the run.
-    Without ``run``, the folder is in the cache, and its name contains a hash of all settings that affect the result.
-    With ``sweep``, every run is kept, and the run with the best valid score is returned.
+    ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier
+    steps of the run. Without ``run``, the folder is in the cache, and its name contains a hash of all
+    settings that affect the result. With ``sweep``, every run is kept, and the run with the best
+    valid score is returned.
 
     Examples
     --------
@@ -363,8 +374,9 @@ def train(task: StrPath, **options: Any) -> results.Training:
 def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretraining:
     """Pretrain a backbone from random weights.
 
-    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its relatives. ``vocabulary``
-    is the number of tokens of a stream, or for bit-memory the size of the token embeddings, which are not trained.
+    The model learns to predict the next token, so it has to be causal: GPT-2, Llama and its
+    relatives. ``vocabulary`` is the number of tokens of a stream, or for bit-memory the size of the
+    token embeddings, which are not trained.
 
     Examples
     --------
@@ -382,8 +394,8 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretra
 def attention(task: StrPath, **options: Any) -> results.Attention:
     """Plot which tokens attend to which in one block.
 
-    The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run of `train`, the
-    model, the task's parameters and the scaling come from that run.
+    The maps are those of the first rows of a split, and their mean. If ``run`` is the folder of a run
+    of `train`, the model, the task's parameters and the scaling come from that run.
 
     Returns
     -------
@@ -432,7 +444,9 @@ def reproduce(
     sources="The folders. An empty sequence means all reproductions and the latest fits of the cache.",
     markdown="Write only the tables, as Markdown.",
 )
-def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any) -> results.Report:
+def report(
+    sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any
+) -> results.Report:
     """Write a page with the results in folders of `reproduce`, `fit` and `train`.
 
     Examples

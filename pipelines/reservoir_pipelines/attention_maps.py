@@ -33,10 +33,11 @@ BATCH_PAIRS = 2**21  # pairs of tokens in one batch: 100 MiB of maps for 12 head
 class Attention(Record):
     """One block's attention maps for one sequence, and their mean over rows.
 
-    ``one`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names. ``mean`` (heads,
-    tokens, tokens) is the mean over the rows in which both tokens are real, or NaN without such rows. For bit tasks,
-    ``diagonals`` has the distances in tokens at which readout tokens attend in the paper, each with its name. ``top``
-    is the attention at the top of the colour scale that all maps of the plot share.
+    ``one`` (heads, queries, keys) covers the real tokens of a sequence, which ``labels`` names.
+    ``mean`` (heads, tokens, tokens) is the mean over the rows in which both tokens are real, or NaN
+    without such rows. For bit tasks, ``diagonals`` has the distances in tokens at which readout
+    tokens attend in the paper, each with its name. ``top`` is the attention at the top of the colour
+    scale that all maps of the plot share.
     """
 
     task: str
@@ -72,7 +73,11 @@ class Attention(Record):
 
 
 def attention(
-    task: str, reservoir: ReservoirOptions, source: TaskOptions, options: AttentionOptions, place: PlaceOptions
+    task: str,
+    reservoir: ReservoirOptions,
+    source: TaskOptions,
+    options: AttentionOptions,
+    place: PlaceOptions,
 ) -> Attention:
     """Plot and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
@@ -85,7 +90,9 @@ def attention(
     else:
         prepared = prepare(task, source, cache=root)
         scaling = prepared.scaling
-        model = load_model(prepared.task, resolve_model(reservoir, published=source.published), place.device, "float32")
+        model = load_model(
+            prepared.task, resolve_model(reservoir, published=source.published), place.device, "float32"
+        )
     settings, name = model.settings, prepared.task.name
     whole = prepared.split(options.split)
     part = whole.read(0, min(options.average, len(whole)))
@@ -114,7 +121,8 @@ def attention(
 
 def _plot(done: Attention) -> None:
     """Save the mean of the maps over the heads, for the sequence and over all rows, and the mean of each head."""
-    # Only tokens of bit strings, which are named by their position, have the same names in every sequence.
+    # Only tokens of bit strings, which are named by their position, have the same names in every
+    # sequence.
     places = done.labels if done.diagonals else [str(number + 1) for number in range(done.mean.shape[1])]
     maps = [("one sequence", done.one.mean(axis=0), done.labels)]
     maps += [(f"mean over {done.rows} sequences", done.mean.mean(axis=0), places)]
@@ -185,8 +193,9 @@ def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
 def bit_diagonals(task: Task) -> dict[int, str]:
     """Return the distances at which readout tokens of bit tasks attend in the paper (Figure 2), each with its name.
 
-    A readout token of ``bit-xor`` attends to the bits that it adds: itself, and the bit at the same position of every
-    other string. A readout token of ``bit-memory`` compares the masked bits with the stored bits at the same position.
+    A readout token of ``bit-xor`` attends to the bits that it adds: itself, and the bit at the same
+    position of every other string. A readout token of ``bit-memory`` compares the masked bits with
+    the stored bits at the same position.
     """
     if task.name not in BIT_TASKS:
         return {}
@@ -201,13 +210,18 @@ def _prepare_for(
     """Return the data of a run's task and the scaling of its training; raise if options contradict the run."""
     config = RunFolder(run).config
     with as_input_error(f"--run {run}: not a run of reservoir train", "name another run"):
-        trained, scaling = Task.from_dict(config["settings"]["spec"]["task"]), scaling_from_json(config["scaling"])
+        trained, scaling = (
+            Task.from_dict(config["settings"]["spec"]["task"]),
+            scaling_from_json(config["scaling"]),
+        )
     if trained.name != (task if task in TASKS else own_name(task)):
         problem = f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}"
         raise InputError(f"{problem}; pass {trained.name!r}")
     settings = resolve_model(reservoir, published=source.published)
     if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
-        raise InputError(f"--run {run}: the run determines the model; leave out the options that choose another")
+        raise InputError(
+            f"--run {run}: the run determines the model; leave out the options that choose another"
+        )
     # Use the parameters that the user gave for the training: those that differ from the defaults.
     named, known = task in TASKS, OwnDataOptions.__dataclass_fields__
     default = task_named(task, data=data_folder(source.data)).task.parameters if named else {}

@@ -24,7 +24,13 @@ def card(
 ) -> dict[str, Any]:
     """Describe a backbone, plot the spread of its weights, and count the parameters that a task trains."""
     from reservoir.backbones import describe_weights, load_backbone
-    from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
+    from reservoir.backbones.backbone import (
+        deviations,
+        group_counts,
+        paper_counts,
+        trained_counts,
+        whole_count,
+    )
     from reservoir.tasks import task_named
 
     settings = resolve_model(replace(model, backbone=name), published=source.published)
@@ -36,7 +42,9 @@ def card(
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
     means = {kind: float(np.nanmean(values)) for kind, values in spread.items()}
-    weights, biases = ([m for kind, m in means.items() if ("bias" in kind) == bias] for bias in (False, True))
+    weights, biases = (
+        [m for kind, m in means.items() if ("bias" in kind) == bias] for bias in (False, True)
+    )
     whole = whole_count(backbone)
     found = {
         "name": name,
@@ -52,14 +60,19 @@ def card(
         "whole": whole,  # parameters of the whole model, its token embeddings included
         "task": described.name if described else None,
         "trained": described and trained_counts(backbone, described),  # parameters that an FPT trains
-        "paper": described and paper_counts(backbone, described),  # the same, counted as in the paper; GPT-2 only
+        # the same, counted as in the paper; GPT-2 only
+        "paper": described and paper_counts(backbone, described),
         "deviations": as_json({kind: values.tolist() for kind, values in spread.items()}),
-        "weight_deviation": fmean(weights) if weights else None,  # mean over blocks, then over kinds of weights
+        # mean over blocks, then over kinds of weights
+        "weight_deviation": fmean(weights) if weights else None,
         "bias_deviation": fmean(biases) if biases else None,
         "plot": plot,
     }
     plot_deviations(plot, found["deviations"], title=f"{name}, {settings.init}")
     for counted in ("trained", "paper"):
         if counts := found[counted]:
-            found |= {f"{counted}_total": sum(counts.values()), f"{counted}_share": sum(counts.values()) / whole}
+            found |= {
+                f"{counted}_total": sum(counts.values()),
+                f"{counted}_share": sum(counts.values()) / whole,
+            }
     return found

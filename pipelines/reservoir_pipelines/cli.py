@@ -16,7 +16,8 @@ from reservoir_pipelines.commands import cache_commands, doctor
 from reservoir_pipelines.commands import stage_commands as stages
 from reservoir_pipelines.output import heartbeat, printable
 
-# Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose errors typer raises.
+# Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose
+# errors typer raises.
 UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -26,7 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-caches = typer.Typer(help="List, check and remove what is stored.", context_settings=HELP, rich_markup_mode=None)
+caches = typer.Typer(
+    help="List, check and remove what is stored.", context_settings=HELP, rich_markup_mode=None
+)
 
 # Each command with its groups of options; a public function means all groups of that function.
 _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
@@ -72,7 +75,8 @@ def _common(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 invalid input, 130 interrupted."""
-    # joblib and torch.compile start Python processes, which must not import modules from the current folder.
+    # joblib and torch.compile start Python processes, which must not import modules from the current
+    # folder.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     sys.exit(run(sys.argv[1:]))
 

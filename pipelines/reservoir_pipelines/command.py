@@ -38,7 +38,9 @@ class SectionedCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
                 argument = parameter.param_type_name == "argument"
-                panel = "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                panel = (
+                    "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                )
                 sections.setdefault(panel, []).append(record)
         for panel in sorted(sections, key=SECTIONS.index):
             with formatter.section(panel):
@@ -55,18 +57,26 @@ class Answer:
 
 
 def command(
-    app: typer.Typer, function: Callable[..., Any], *groups: Any, show: Callable[[Any], Answer | None] = Answer
+    app: typer.Typer,
+    function: Callable[..., Any],
+    *groups: Any,
+    show: Callable[[Any], Answer | None] = Answer,
 ) -> None:
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
-    The function is a public one, whose result ``show`` turns into an answer, or it returns an answer and has the
-    parameters ``given``, a dict of the options that were set, and perhaps ``json``. A group is a class of options, a
-    tuple of such a class and the names of some of its options, or a public function, which means all its groups.
+    The function is a public one, whose result ``show`` turns into an answer, or it returns an answer
+    and has the parameters ``given``, a dict of the options that were set, and perhaps ``json``. A
+    group is a class of options, a tuple of such a class and the names of some of its options, or a
+    public function, which means all its groups.
     """
     public = hasattr(function, "groups")
     parameters = inspect.signature(function, eval_str=not public).parameters
     if public:
-        own = [_required(item, parameters[item.name].kind) for item in vars(function)["own"] if item.default is _EMPTY]
+        own = [
+            _required(item, parameters[item.name].kind)
+            for item in vars(function)["own"]
+            if item.default is _EMPTY
+        ]
         found = [item for item in vars(function)["own"] if item.default is not _EMPTY] + _fields(function)
     else:
         own = [p for p in parameters.values() if p.name not in ("given", "json")]
@@ -138,7 +148,10 @@ def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, A
 def _fields(group: Any) -> list[Field[Any]]:
     kind, *names = group if isinstance(group, tuple) else (group,)
     return [
-        item for each in getattr(kind, "groups", [kind]) for item in fields(each) if not names or item.name in names
+        item
+        for each in getattr(kind, "groups", [kind])
+        for item in fields(each)
+        if not names or item.name in names
     ]
 
 
@@ -164,7 +177,9 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
         rich_help_panel=panels.get(item.name),
         **more,
     )
-    return keyword(item.name, None, Annotated[(list[str] if several else _TYPES.get(kind, str)) | None, found])
+    return keyword(
+        item.name, None, Annotated[(list[str] if several else _TYPES.get(kind, str)) | None, found]
+    )
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -204,6 +219,11 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
 
 _JSON = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
 _CONFIG = typer.Option(
-    help="TOML file with settings, in a table named after the command.", callback=_read_config, is_eager=True
+    help="TOML file with settings, in a table named after the command.",
+    callback=_read_config,
+    is_eager=True,
 )
-_COMMON = (keyword("json", False, Annotated[bool, _JSON]), keyword("config", None, Annotated[Path | None, _CONFIG]))
+_COMMON = (
+    keyword("json", False, Annotated[bool, _JSON]),
+    keyword("config", None, Annotated[Path | None, _CONFIG]),
+)

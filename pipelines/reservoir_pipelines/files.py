@@ -42,7 +42,9 @@ def cache_root(cache: Path | None = None) -> Path:
         named = platformdirs.user_cache_dir("reservoir", appauthor=False)
     root = Path(named)
     if root.exists() and not root.is_dir():
-        raise InputError(f"the cache {root} is not a folder; name another with --cache DIR or RESERVOIR_CACHE")
+        raise InputError(
+            f"the cache {root} is not a folder; name another with --cache DIR or RESERVOIR_CACHE"
+        )
     return root
 
 
@@ -50,7 +52,9 @@ def data_folder(data: Path | None = None) -> Path | None:
     """Return the folder of the publishers' files: the argument, else ``RESERVOIR_DATA``, else None."""
     named = data or os.environ.get("RESERVOIR_DATA")
     if named and not Path(named).is_dir():
-        raise InputError(f"the data folder {named} does not exist; name another with --data DIR or RESERVOIR_DATA")
+        raise InputError(
+            f"the data folder {named} does not exist; name another with --data DIR or RESERVOIR_DATA"
+        )
     return Path(named) if named else None
 
 
@@ -61,7 +65,8 @@ def versions(*packages: str) -> dict[str, str]:
 
 DIGEST = "sha256"
 MEMO = "files.json"  # the checksums of source files, kept with the folders of prepared data
-UNSETTLED = 2 * 10**9  # nanoseconds after a file's last change during which another change may carry the same time
+# nanoseconds after a file's last change during which another change may carry the same time
+UNSETTLED = 2 * 10**9
 PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
 """Temporary names of files and folders that are being written."""
 
@@ -108,7 +113,8 @@ def temporary_path(path: Path) -> Path:
                 _remove(left)
             except PermissionError:
                 pass  # a running process of another user
-    # The name holds host and process number, so that other processes can see whether the writer is still alive.
+    # The name holds host and process number, so that other processes can see whether the writer is
+    # still alive.
     return path.with_name(f".{path.name}-{_host()}{os.getpid():08x}{secrets.token_hex(8)}.part")
 
 
@@ -138,7 +144,9 @@ def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write rows as CSV, floats with six decimals; the file is replaced atomically."""
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+    csv.writer(text).writerows(
+        [f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows
+    )
     replace_file(path, lambda part: part.write_text(text.getvalue()))
 
 

@@ -12,7 +12,13 @@ from reservoir_pipelines.files import new_folder, save_tensors
 from reservoir_pipelines.output import Record
 
 COPIED = (
-    *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *(
+        "config.json",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    ),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "added_tokens.json"),
 )
 """Files of a model folder that are copied; none of them holds code."""
@@ -70,7 +76,9 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     origin = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
     if not files or not (origin / "config.json").is_file():
-        raise InputError(f"--import {source}: the weights or their config.json are missing; put both into one folder")
+        raise InputError(
+            f"--import {source}: the weights or their config.json are missing; put both into one folder"
+        )
     with new_folder(out) as part:
         tensors, left_out = read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
         save_tensors(tensors, part / "model.safetensors")
@@ -88,7 +96,9 @@ def _read_torch(files: list[Path]) -> dict[str, Any]:
 
     tensors: dict[str, Any] = {}
     for file in files:
-        with as_input_error(f"--import {file}: not readable without running code", "give a file of weights only"):
+        with as_input_error(
+            f"--import {file}: not readable without running code", "give a file of weights only"
+        ):
             members = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else []
             if sum(member.file_size for member in members) > 4 * file.stat().st_size:
                 raise ValueError("its members unpack to more than the file")

@@ -48,9 +48,10 @@ def print_json(value: Any) -> None:
 def printable(text: object) -> str:
     r"""Return a text with escapes for the characters that a terminal or a plot would not show literally.
 
-    Labels, column names and file names come from data. Control characters (such as the escape sequences of terminals),
-    line breaks, marks that change the direction of writing, invisible characters, and lone surrogates become ``\x1b``,
-    ``\u202e`` and the like. All other text stays as it is.
+    Labels, column names and file names come from data. Control characters (such as the escape
+    sequences of terminals), line breaks, marks that change the direction of writing, invisible
+    characters, and lone surrogates become ``\x1b``, ``\u202e`` and the like. All other text stays as
+    it is.
     """
     text = str(text)
     return text if text.isprintable() else "".join(map(_shown, text))
@@ -65,7 +66,8 @@ def _shown(char: str) -> str:
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print an aligned table, never cut or wrapped, with a line above it for a title.
 
-    Columns whose heading begins with ``#`` are right-aligned; if all headings are empty, they are not printed.
+    Columns whose heading begins with ``#`` are right-aligned; if all headings are empty, they are not
+    printed.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     names = [printable(heading.removeprefix("#")) for heading in headings]
@@ -142,7 +144,9 @@ def time_text(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86400:.1f} days"
+    return (
+        f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86400:.1f} days"
+    )
 
 
 _silenced: ContextVar[bool] = ContextVar("silenced", default=False)
@@ -194,7 +198,10 @@ def heartbeat(name: str) -> Iterator[None]:
             if clock() - _Screen.last < SECONDS:
                 continue
             innermost = _Screen.meters[-1:]
-            _write(stream, innermost[0].line() if innermost else f"{name}: running for {time_text(clock() - started)}")
+            _write(
+                stream,
+                innermost[0].line() if innermost else f"{name}: running for {time_text(clock() - started)}",
+            )
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

@@ -44,19 +44,24 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
     """Yield a figure, sized in inches, in matplotlib's own style; no file configures it, and all text is literal."""
     exists = os.path.exists
     with _importing:
-        # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option prevents that.
-        # During its import, this relative name is reported as missing; other files are found as usual.
+        # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option
+        # prevents that. During its import, this relative name is reported as missing; other files are
+        # found as usual.
         os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
         try:
             import matplotlib
             from matplotlib.figure import Figure
         finally:
             os.path.exists = exists
-    # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters would not help.
+    # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters
+    # would not help.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
-        # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of every script.
-        matplotlib.rcParams.update({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "reservoir"})
+        # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of
+        # every script.
+        matplotlib.rcParams.update(
+            {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "reservoir"}
+        )
         yield Figure(figsize=(width, height), layout="constrained")
 
 
@@ -74,7 +79,9 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
         notify(f"{path}: the plot could not be drawn ({reason}); the results are saved")
 
 
-def page_plot(text: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> dict[str, str]:
+def page_plot(
+    text: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE
+) -> dict[str, str]:
     """Return the SVG image by ``draw(axes, ...)`` as a data URI, empty if drawing fails, and its description."""
     # Inside an image, no text of the SVG can run code or load anything.
     buffer, image = io.BytesIO(), ""
@@ -98,7 +105,9 @@ def style(axes: Axes, x: str, y: str) -> None:
         axes.legend(frameon=False, fontsize=9)
 
 
-def plot(path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any) -> None:
+def plot(
+    path: Path, size: tuple[float, float], title: str, draw: Callable[..., None], *arguments: Any
+) -> None:
     """Save the output of ``draw(axes, ...)`` with a size in inches and a title."""
     with saved_figure(path, *size, title) as figure:
         draw(figure.subplots(), *arguments)
@@ -123,7 +132,9 @@ def draw_course(axes: Axes, curves: Sequence[np.ndarray], y: str, best: int | No
         width = max(1, len(train) // 100)
         smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
         line = "o-" if len(train) == 1 else "-"
-        axes.plot(train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train")
+        axes.plot(
+            train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train"
+        )
     if len(valid):
         axes.plot(*valid.T, "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
     if best is not None:
@@ -132,7 +143,12 @@ def draw_course(axes: Axes, curves: Sequence[np.ndarray], y: str, best: int | No
 
 
 def plot_training(
-    path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
+    path: Path,
+    history: Sequence[dict[str, Any]],
+    best_step: int | None,
+    title: str,
+    *,
+    metric: str = "accuracy",
 ) -> None:
     """Draw training and validation loss and score over the steps, with the best step marked; accuracies in percent."""
     factor, unit = in_unit(metric)
@@ -189,10 +205,19 @@ def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
     factor, unit = in_unit(metric)
     order = sorted(range(len(columns)), key=lambda i: layer_order(columns[i]))
     values = factor * scores[order]
-    # The worst settings would use up most colours, so all scores below the median have the darkest one.
+    # The worst settings would use up most colours, so all scores below the median have the darkest
+    # one.
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=np.nanmedian(values))
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    axes.plot(best[1], order.index(best[0]), "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
+    axes.plot(
+        best[1],
+        order.index(best[0]),
+        "o",
+        markersize=11,
+        fillstyle="none",
+        color="white",
+        markeredgewidth=2,
+    )
     _name_ticks(axes.xaxis, settings, rotation=90)
     _name_ticks(axes.yaxis, [columns[i] for i in order])
     axes.set_xlabel("penalty or setting")
@@ -212,7 +237,9 @@ def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> N
     factor, unit = in_unit(metric)
     rows = [point["rows"] for point in curve]
     for colour, name in zip(COLOURS, ("valid", "test"), strict=False):
-        scores, ranges = (factor * np.array([p[f"{name}_{of}"] for p in curve]) for of in ("score", "range"))
+        scores, ranges = (
+            factor * np.array([p[f"{name}_{of}"] for p in curve]) for of in ("score", "range")
+        )
         axes.plot(rows, scores, "o-", color=colour, label=name, markersize=4)
         axes.fill_between(rows, *ranges.T, color=colour, alpha=0.2, linewidth=0)
     axes.set_xscale("log")
@@ -316,7 +343,9 @@ def plot_deviations(path: Path, deviations: Mapping[str, Sequence[float | None]]
             draw_deviations(axes, deviations, kind)
 
 
-def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float) -> None:
+def draw_map(
+    axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float
+) -> None:
     """Draw an attention map (tokens, tokens) with the names of its tokens and lines at some diagonals."""
     image = axes.imshow(values, cmap="magma", vmin=0, vmax=top)
     axes.figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
@@ -325,12 +354,15 @@ def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: M
     for number, (back, what) in enumerate(sorted(diagonals.items())):
         ends = np.array([first - 0.5, len(values) - 0.5])
         colour = COLOURS[(number + 2) % len(COLOURS)]
-        axes.plot(ends - back, ends, "--", color=colour, linewidth=1, alpha=0.7, label=f"same bit of {what}")
+        axes.plot(
+            ends - back, ends, "--", color=colour, linewidth=1, alpha=0.7, label=f"same bit of {what}"
+        )
     if diagonals:
         axes.legend(fontsize=7, loc="upper right", framealpha=0.8)
 
 
 def attention_top(values: np.ndarray) -> float:
     """Return the top of the colour scale of maps (heads, tokens, tokens): the 97% quantile of their positive values."""
-    # The first tokens of a causal model attend to few tokens, so their large weights would hide all other values.
+    # The first tokens of a causal model attend to few tokens, so their large weights would hide all
+    # other values.
     return float(np.nanquantile(values[values > 0], 0.97))

@@ -87,7 +87,8 @@ class ReproductionFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.work = path / "work"  # for files of cells that do not belong in the cache, such as pretrained models
+        # for files of cells that do not belong in the cache, such as pretrained models
+        self.work = path / "work"
 
     def create(self) -> None:
         """Create the folders."""
@@ -133,15 +134,21 @@ class ReproductionFolder:
 
     def tables(self) -> list[dict[str, Any]]:
         """Return the tables, then the figures, with the numbers of the cells that have finished so far."""
-        paths = sorted((self.path / "tables").glob("*.json"), key=lambda p: (p.stem[0] != "t", len(p.stem), p.stem))
+        paths = sorted(
+            (self.path / "tables").glob("*.json"), key=lambda p: (p.stem[0] != "t", len(p.stem), p.stem)
+        )
         return [self.fill(table) for path in paths if (table := self._read(path))]
 
     def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Return a table with the numbers of the cells that have finished so far, and whether its claims hold.
 
-        Each number is the mean over the seeds, with its standard error; a test score has its 95% interval over rows.
+        Each number is the mean over the seeds, with its standard error; a test score has its 95%
+        interval over rows.
         """
-        rows = [{**row, "spots": [s and {**s, **self._numbers(s)} for s in row["spots"]]} for row in table["rows"]]
+        rows = [
+            {**row, "spots": [s and {**s, **self._numbers(s)} for s in row["spots"]]}
+            for row in table["rows"]
+        ]
         means = {
             (row["name"], column): spot["mean"]
             for row in rows
@@ -180,7 +187,9 @@ class ReproductionFolder:
             "reason": reason,
         }
 
-    def _number(self, spot: Mapping[str, Any], keys: list[str]) -> tuple[float | None, str, Mapping[str, Any]]:
+    def _number(
+        self, spot: Mapping[str, Any], keys: list[str]
+    ) -> tuple[float | None, str, Mapping[str, Any]]:
         """Return the number for one seed or the reason why it is missing, and the values of its cell."""
         results = []
         for key in keys:
@@ -195,7 +204,11 @@ class ReproductionFolder:
             return None, f"not measured: {MEASURES.get(name) or name}", {}
         if not others:
             return float(first), "", results[0]
-        return (first / others[0], "", {}) if others[0] else (None, "the second number of the ratio is zero", {})
+        return (
+            (first / others[0], "", {})
+            if others[0]
+            else (None, "the second number of the ratio is zero", {})
+        )
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -204,7 +217,9 @@ class ReproductionFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise InputError(f"{path}: damaged ({error}); remove it, and run the same command again") from error
+            raise InputError(
+                f"{path}: damaged ({error}); remove it, and run the same command again"
+            ) from error
 
 
 def _verdict(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | None]) -> dict[str, Any]:

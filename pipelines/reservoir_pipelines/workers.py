@@ -29,9 +29,9 @@ def map_pieces(
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order; ``done`` is called with each result.
 
-    The pieces are computed by a dask ``scheduler`` (``tcp://host:port``), by ``workers`` local processes, or in this
-    process. A piece is computed again if its worker dies or the scheduler disconnects: the result must not depend on
-    how often ``work`` is called.
+    The pieces are computed by a dask ``scheduler`` (``tcp://host:port``), by ``workers`` local
+    processes, or in this process. A piece is computed again if its worker dies or the scheduler
+    disconnects: the result must not depend on how often ``work`` is called.
     """
     tasks, found = list(arguments), {}
     if scheduler is not None:
@@ -46,7 +46,11 @@ def map_pieces(
 
 
 def _in_processes(
-    work: Callable[..., Any], tasks: list[tuple], workers: int, found: dict[int, Any], done: Callable[[Any], None]
+    work: Callable[..., Any],
+    tasks: list[tuple],
+    workers: int,
+    found: dict[int, Any],
+    done: Callable[[Any], None],
 ) -> None:
     """Add results to ``found`` by number as long as local processes can compute them."""
     import dask
@@ -62,7 +66,9 @@ def _in_processes(
     if (time.perf_counter() - started) * (len(tasks) - 1) < PAYS_OFF:
         return
     settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent, "chunksize": 1}
-    graph = [delayed(work)(*task, dask_key_name=f"piece-{number}") for number, task in enumerate(tasks) if number]
+    graph = [
+        delayed(work)(*task, dask_key_name=f"piece-{number}") for number, task in enumerate(tasks) if number
+    ]
     try:
         with child_environment(), Callback(posttask=keep):
             dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
@@ -73,7 +79,8 @@ def _in_processes(
 @contextmanager
 def child_environment(**more: str) -> Iterator[None]:
     """Set environment variables for the processes that are started within the context."""
-    # PYTHONSAFEPATH keeps the current folder, where downloads may include a multiprocessing.py, off their import path.
+    # PYTHONSAFEPATH keeps the current folder, where downloads may include a multiprocessing.py, off
+    # their import path.
     wanted = {"PYTHONSAFEPATH": "1", **more}
     before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
@@ -132,10 +139,16 @@ def this_worker() -> str:
 
 
 def _on_cluster(
-    work: Callable[..., Any], tasks: list[tuple], address: str, found: dict[int, Any], done: Callable[[Any], None]
+    work: Callable[..., Any],
+    tasks: list[tuple],
+    address: str,
+    found: dict[int, Any],
+    done: Callable[[Any], None],
 ) -> None:
     """Add all results to ``found`` by number."""
-    with as_input_error("--scheduler needs the package distributed", "install distributed, or pass --workers N"):
+    with as_input_error(
+        "--scheduler needs the package distributed", "install distributed, or pass --workers N"
+    ):
         from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
     while len(found) < len(tasks):
@@ -154,6 +167,11 @@ def _on_cluster(
                     found[numbers[future]] = result = future.result()
                     done(result)
             except KilledWorker as error:
-                raise InputError(f"{address}: {error}; if memory ran out, give each worker more memory") from None
-            except (CancelledError, CommClosedError):  # the scheduler drops submitted pieces with the connection
+                raise InputError(
+                    f"{address}: {error}; if memory ran out, give each worker more memory"
+                ) from None
+            except (
+                CancelledError,
+                CommClosedError,
+            ):  # the scheduler drops submitted pieces with the connection
                 notify(f"{address}: the connection was lost; submitting unfinished pieces again")

@@ -19,10 +19,11 @@ from reservoir.tasks.task import Task, Vectors
 class Backbone(nn.Module):
     """A frozen sequence model that maps vectors to vectors and names its layers.
 
-    Layers are ``embed`` (the input of the first block, with positions added), ``block01`` to ``blockNN`` (the output of
-    each block) and ``final`` (the output of the last norm; in a family without one, of the last block). The parameters
-    of ``model`` are frozen here; ``family`` and ``config`` are as `find` returns them. With ``depth`` the model keeps
-    only its first ``depth`` blocks and the final norm.
+    Layers are ``embed`` (the input of the first block, with positions added), ``block01`` to
+    ``blockNN`` (the output of each block) and ``final`` (the output of the last norm; in a family
+    without one, of the last block). The parameters of ``model`` are frozen here; ``family`` and
+    ``config`` are as `find` returns them. With ``depth`` the model keeps only its first ``depth``
+    blocks and the final norm.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -31,7 +32,11 @@ class Backbone(nn.Module):
         self.family = family
         self.config = config
         self.shape = family.shape(config)
-        self.width, self.max_tokens, self.causal = self.shape.width, self.shape.max_tokens, self.shape.causal
+        self.width, self.max_tokens, self.causal = (
+            self.shape.width,
+            self.shape.max_tokens,
+            self.shape.causal,
+        )
         self.compute = torch.float32
         self._tokens = 0
         for path in family.unused:
@@ -45,23 +50,27 @@ class Backbone(nn.Module):
     def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
         """Map embedded sequences (batch, tokens, width) to float32 hidden states of this shape after the last norm.
 
-        Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on the real tokens.
-        With ``last``, only the states of the last ``last`` real tokens are valid.
+        Sequences are right-padded after their ``lengths`` (batch,), and padding has no influence on
+        the real tokens. With ``last``, only the states of the last ``last`` real tokens are valid.
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
         surplus = -tokens % self.shape.multiple
-        # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
+        # In a causal model no token sees the padding on its right, so it needs no mask and keeps its
+        # fast kernel.
         mask = None
         real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
-        # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
+        # The last block's feedforward processes each token separately, so it can skip tokens that
+        # nobody reads.
         self._last_tokens.keep(real, last, tokens + surplus)
         if not self.causal and (lengths is not None or surplus):
             mask = (torch.arange(tokens + surplus, device=embeds.device) < real[:, None]).to(torch.int64)
         if surplus:
             embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))
         self._tokens = tokens
-        with torch.autocast(embeds.device.type, dtype=torch.bfloat16, enabled=self.compute == torch.bfloat16):
+        with torch.autocast(
+            embeds.device.type, dtype=torch.bfloat16, enabled=self.compute == torch.bfloat16
+        ):
             return self.family.run(self.model, embeds, mask)[:, :tokens]
 
     def set_compute(self, dtype: torch.dtype) -> None:
@@ -69,10 +78,13 @@ class Backbone(nn.Module):
         if not self.family.allows_bfloat16:
             return
         self.compute = dtype
-        # Trained weights stay in float32. So does the residual stream: the error of an untrained GPT-2 small's hidden
-        # states is then a seventh of that with everything in bfloat16, at the same speed.
+        # Trained weights stay in float32. So does the residual stream: the error of an untrained
+        # GPT-2 small's hidden states is then a seventh of that with everything in bfloat16, at the
+        # same speed.
         for module in self.blocks.modules():
-            if isinstance(module, nn.Linear | Projection) and not any(p.requires_grad for p in module.parameters()):
+            if isinstance(module, nn.Linear | Projection) and not any(
+                p.requires_grad for p in module.parameters()
+            ):
                 module.to(dtype)
 
     def set_positions(self, path: str, positions: Tensor) -> None:
@@ -105,16 +117,23 @@ class Backbone(nn.Module):
         """Raise `InputError` (message prefix ``where``) if this backbone has fewer than ``tokens`` positions."""
         if self.max_tokens is not None and tokens > self.max_tokens:
             start = f"{where}the sequences have {tokens} tokens, but this {self.family.name} has {self.max_tokens}"
-            raise InputError(f"{start} positions; shorten the sequences, or choose a backbone with more positions")
+            raise InputError(
+                f"{start} positions; shorten the sequences, or choose a backbone with more positions"
+            )
 
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
         first = blocks[0] if len(blocks) else self.model.get_submodule(self.family.final_norm)
         if layer == "embed" and first is not self.model:  # the path "" of a missing norm is the model
-            return first.register_forward_pre_hook(lambda _module, inputs: callback(inputs[0][:, : self._tokens]))
-        # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is the layer `embed`.
+            return first.register_forward_pre_hook(
+                lambda _module, inputs: callback(inputs[0][:, : self._tokens])
+            )
+        # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is
+        # the layer `embed`.
         module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]
         return module.register_forward_hook(
-            lambda _module, _inputs, out: callback((out[0] if isinstance(out, tuple) else out)[:, : self._tokens])
+            lambda _module, _inputs, out: callback(
+                (out[0] if isinstance(out, tuple) else out)[:, : self._tokens]
+            )
         )
 
     @property
@@ -158,7 +177,8 @@ class LastTokens:
     """Restricts modules that process each token separately to some of the tokens; ``parts`` are in forward order."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        # Rows and positions, or None for all tokens; not cleared, because a block may run again in the backward pass.
+        # Rows and positions, or None for all tokens; not cleared, because a block may run again in
+        # the backward pass.
         self._read: tuple[Tensor, Tensor] | None = None
         self._tokens = 0
         for part in parts:
@@ -191,14 +211,19 @@ class LastTokens:
 def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: int = 1) -> Tensor:
     r"""Return the attention maps of one block (from 1), :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
 
-    The maps are float32, (batch, heads, queries, keys): rows of real queries sum to one, and padding has zeros.
+    The maps are float32, (batch, heads, queries, keys): rows of real queries sum to one, and padding
+    has zeros.
     """
     # Fused kernels do not compute the maps, so this forward pass uses the plain attention function.
     path = backbone.family.attention
     if not path:
-        raise InputError(f"attention: {backbone.family.name} has no maps of the whole sequence; use another backbone")
+        raise InputError(
+            f"attention: {backbone.family.name} has no maps of the whole sequence; use another backbone"
+        )
     if not 1 <= layer <= backbone.depth:
-        raise InputError(f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}; choose one")
+        raise InputError(
+            f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}; choose one"
+        )
     maps: list[Tensor] = []
     module = backbone.blocks[layer - 1].get_submodule(path)
     handle = module.register_forward_hook(lambda _module, _inputs, output: maps.append(output[-1]))
@@ -218,7 +243,10 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
 def group_counts(backbone: Backbone) -> dict[str, int]:
     """Return the number of parameters by group (see `GROUPS`); zero for groups that the family does not have."""
     names = backbone.groups
-    return {group: sum(backbone.get_parameter(name).numel() for name in names.get(group, ())) for group in GROUPS}
+    return {
+        group: sum(backbone.get_parameter(name).numel() for name in names.get(group, ()))
+        for group in GROUPS
+    }
 
 
 def whole_count(backbone: Backbone) -> int:

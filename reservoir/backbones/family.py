@@ -48,8 +48,9 @@ class SkipInitialisation(TorchFunctionMode):
         if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
-        # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set zeros, because
-        # torch calls them to draw a truncated normal, and repeats the draw until all values, as zeros, are in bounds.
+        # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set
+        # zeros, because torch calls them to draw a truncated normal, and repeats the draw until all
+        # values, as zeros, are in bounds.
         return tensor if isinstance(func, FunctionType) else tensor.zero_()
 
 
@@ -88,8 +89,9 @@ class HubLoader:
 
     def build(self, config: Any) -> nn.Module:
         """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
-        # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million parameters). Only the
-        # embeddings up to the padding token are built, because some families count their positions from its number.
+        # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million
+        # parameters). Only the embeddings up to the padding token are built, because some families
+        # count their positions from its number.
         silence_transformers()
         small = deepcopy(config)
         small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
@@ -99,8 +101,14 @@ class HubLoader:
     def load(self, config: Any, tensors: dict[str, Tensor]) -> Loaded:
         """Return a model with these tensors, whose names may be of an older release, and transformers' report."""
         silence_transformers()
-        options = {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True} | self.options
-        model, info = self._class(config).from_pretrained(None, config=config, state_dict=tensors, **options)
+        options = {
+            "dtype": torch.float32,
+            "ignore_mismatched_sizes": True,
+            "output_loading_info": True,
+        } | self.options
+        model, info = self._class(config).from_pretrained(
+            None, config=config, state_dict=tensors, **options
+        )
         return self._adapted(model, config), info
 
     def count(self, config: Any) -> int:
@@ -151,16 +159,16 @@ class Family:
     name: str  # the `model_type` of its configurations
     loader: HubLoader | FolderLoader
     shape: Callable[[Any], Shape]  # returns the shape of a configuration
-    # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1 at real tokens and
-    # None if no token is padding
+    # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1
+    # at real tokens and None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
     blocks: str  # path of the list of blocks inside the model
     groups: dict[str, tuple[str, ...]]  # parts of the names of a group's parameters; the first match counts
     draw: Draw = draw_normal  # its default initialisation
     scheme: str = "normal with standard deviation initializer_range"  # the initialisation in words
     final_norm: str = ""  # path of the norm after the last block, if any
-    # Paths of modules that a sequence of vectors does not use: the token embeddings, which an input layer replaces.
-    # They are dropped from memory and left out of the weights' digest.
+    # Paths of modules that a sequence of vectors does not use: the token embeddings, which an input
+    # layer replaces. They are dropped from memory and left out of the weights' digest.
     unused: tuple[str, ...] = ()
     native_input: str = ""  # path of the model's own input module, if it has one
     reads: str = ""  # data of the native input: text, letters (one token each), pixels, or sounds
@@ -168,7 +176,8 @@ class Family:
     unsaved: tuple[str, ...] = ()  # prefixes of parameters that are drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
-    # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
+    # Whether products may run in bfloat16. Recurrent models may not: the errors of their state
+    # accumulate.
     allows_bfloat16: bool = True
 
 

@@ -2,10 +2,12 @@ r"""GPT-2 (Radford et al. 2019, section 2.3), a causal pre-norm transformer with
 
 .. math::
 
-    h \leftarrow h + \mathrm{Attention}(\mathrm{LN}(h)), \quad h \leftarrow h + W_2 \, \mathrm{GELU}(W_1 \mathrm{LN}(h))
+    h \leftarrow h + \mathrm{Attention}(\mathrm{LN}(h)), \quad h \leftarrow h + W_2 \,
+    \mathrm{GELU}(W_1 \mathrm{LN}(h))
 
-Its modules have the names of its published weights. The default backbones are of this family, so this package
-implements it: importing transformers takes three times as long as everything else that a prediction needs.
+Its modules have the names of its published weights. The default backbones are of this family, so this
+package implements it: importing transformers takes three times as long as everything else that a
+prediction needs.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.family import Config, Family, FolderLoader, Loaded, Shape, draw_normal, run_unmasked
+from reservoir.backbones.family import (
+    Config,
+    Family,
+    FolderLoader,
+    Loaded,
+    Shape,
+    draw_normal,
+    run_unmasked,
+)
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # names of the tanh approximation of GELU in transformers
 
@@ -62,7 +72,9 @@ class GPT2Config(Config):
 
 def read_config(**values: Any) -> GPT2Config:
     """Return the configuration in a ``config.json``; its other settings belong to task heads."""
-    return GPT2Config(**{field.name: values[field.name] for field in fields(GPT2Config) if field.name in values})
+    return GPT2Config(
+        **{field.name: values[field.name] for field in fields(GPT2Config) if field.name in values}
+    )
 
 
 class Projection(nn.Module):
@@ -82,7 +94,9 @@ def sdpa(
     _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, dropout: float, scaling: float
 ) -> tuple[Tensor, None]:
     """Return causal attention by torch's fused kernel."""
-    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
+    mixed = nn.functional.scaled_dot_product_attention(
+        query, key, value, None, dropout, is_causal=True, scale=scaling
+    )
     return mixed.transpose(1, 2), None
 
 
@@ -100,8 +114,10 @@ def eager(
 ATTENTION: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "eager": eager}
 """Attention functions, under the names that transformers gives them.
 
-``attend(module, query, key, value, dropout, scaling)``, with inputs (batch, heads, tokens, width of a head),
-returns the mixed values (batch, tokens, heads, width), and the map (batch, heads, queries, keys) or None."""
+``attend(module, query, key, value, dropout, scaling)``, with inputs (batch, heads, tokens, width of a
+head), returns the mixed values (batch, tokens, heads, width), and the map (batch, heads, queries,
+keys) or None.
+"""
 
 
 class Attention(nn.Module):
@@ -134,7 +150,8 @@ class Attention(nn.Module):
 
 def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs); see `has_joined_kernel`."""
-    # Computed separately, GELU takes longer than the product. torch's compiler uses this private kernel for both.
+    # Computed separately, GELU takes longer than the product. torch's compiler uses this private
+    # kernel for both.
     return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias, "gelu", [], "tanh")
 
 
@@ -229,15 +246,20 @@ class GPT2Loader(FolderLoader):
 
     def load(self, config: GPT2Config, tensors: dict[str, Tensor]) -> Loaded:
         """Return a model with these tensors, and a report on them."""
-        # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
+        # In a model saved with a head, the other names have a prefix; old files also hold the causal
+        # masks.
         prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
         kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(masks)}
         return super().load(config, {name.removeprefix(prefix): tensor for name, tensor in kept.items()})
 
 
-def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
+def _draw(
+    name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
+) -> np.ndarray | None:
     """Draw as `draw_normal` does; divide projections into the residual stream by the square root of their number."""
-    return draw_normal(name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0)
+    return draw_normal(
+        name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0
+    )
 
 
 GPT2 = Family(
@@ -246,7 +268,12 @@ GPT2 = Family(
     shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
     run=run_unmasked,
     blocks="h",
-    groups={"positions": ("wpe.",), "layernorm": ("ln_",), "attention": (".attn.",), "feedforward": (".mlp.",)},
+    groups={
+        "positions": ("wpe.",),
+        "layernorm": ("ln_",),
+        "attention": (".attn.",),
+        "feedforward": (".mlp.",),
+    },
     draw=_draw,
     scheme="normal with standard deviation initializer_range, for c_proj divided by sqrt(2 x blocks)",
     final_norm="ln_f",

@@ -35,8 +35,8 @@ SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
 def find(name: str, depth: int | None = None) -> tuple[Family, Any]:
     """Return the family and the configuration of a backbone that has at least ``depth`` blocks.
 
-    ``name`` is a key of `KNOWN`, optionally with settings of its configuration, as in ``esn:units=500,sr=1.1``; a
-    folder with a ``config.json``; a GGUF file; or a hub name.
+    ``name`` is a key of `KNOWN`, optionally with settings of its configuration, as in
+    ``esn:units=500,sr=1.1``; a folder with a ``config.json``; a GGUF file; or a hub name.
     """
     known, _, settings = name.partition(":")
     if known in KNOWN:
@@ -65,9 +65,10 @@ def may_have_weights(name: str) -> bool:
 def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
     """Return the init with the default, ``random`` and ``random-scaled`` resolved.
 
-    The default is ``random`` for families without published weights and for altered settings, else ``pretrained``.
-    ``random-scaled`` is the initialisation of the family, and so is ``random``, except with ``published``: then GPT-2
-    gets that of the paper's library, transformers 4.1.1, which is ``random-flat``.
+    The default is ``random`` for families without published weights and for altered settings, else
+    ``pretrained``. ``random-scaled`` is the initialisation of the family, and so is ``random``,
+    except with ``published``: then GPT-2 gets that of the paper's library, transformers 4.1.1, which
+    is ``random-flat``.
     """
     if init is None:
         init = "pretrained" if may_have_weights(name) else "random"
@@ -101,8 +102,12 @@ def folder_of(name: str, *files: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:  # the hub's client raises many types of errors
-        problem = f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})"
-        raise InputError(f"{problem}; known: {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}") from error
+        problem = (
+            f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})"
+        )
+        raise InputError(
+            f"{problem}; known: {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}"
+        ) from error
 
 
 def _make(model_type: str, settings: dict[str, Any]) -> Any:
@@ -119,7 +124,9 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         key, equals, text = setting.partition("=")
         if not equals or key not in values or key == "model_type":
             numbers = [k for k, v in values.items() if isinstance(v, int | float) and not k.startswith("_")]
-            raise InputError(f"backbone {name!r}: {setting!r} is not NAME=VALUE; NAME is one of {', '.join(numbers)}")
+            raise InputError(
+                f"backbone {name!r}: {setting!r} is not NAME=VALUE; NAME is one of {', '.join(numbers)}"
+            )
         try:
             values[key] = json.loads(text)
         except ValueError:
@@ -136,10 +143,15 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")
     if shape.depth > MAX_BLOCKS:
-        raise InputError(f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}")
+        raise InputError(
+            f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}"
+        )
     if depth is not None and not 1 <= depth <= shape.depth:
-        raise InputError(f"depth {depth}: backbone {name!r} has {shape.depth} blocks; keep 1 to {shape.depth} of them")
-    # For other attention functions and for quantised weights, transformers may download compiled code and run it.
+        raise InputError(
+            f"depth {depth}: backbone {name!r} has {shape.depth} blocks; keep 1 to {shape.depth} of them"
+        )
+    # For other attention functions and for quantised weights, transformers may download compiled code
+    # and run it.
     attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
     asks = quantised or attention not in ("", "None", "sdpa", "eager")
     if asks and config.model_type not in CONFIGS_BUILT_HERE:
@@ -172,7 +184,9 @@ def _from_folder(name: str) -> Any:
 def _from_gguf(name: str) -> Any:
     from transformers import AutoConfig
 
-    with as_input_error(f"backbone {name!r}: its configuration is not readable", "give an intact GGUF file"):
+    with as_input_error(
+        f"backbone {name!r}: its configuration is not readable", "give an intact GGUF file"
+    ):
         config = read_gguf(AutoConfig, name)
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
         ours = CONFIGS_BUILT_HERE.get(config.model_type)
@@ -181,5 +195,7 @@ def _from_gguf(name: str) -> Any:
 
 def _family_of(name: str, model_type: object) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise InputError(f"backbone {name!r}: family {model_type!r} is not known; use one of {', '.join(FAMILIES)}")
+        raise InputError(
+            f"backbone {name!r}: family {model_type!r} is not known; use one of {', '.join(FAMILIES)}"
+        )
     return FAMILIES[model_type]

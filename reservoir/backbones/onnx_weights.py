@@ -1,7 +1,8 @@
 """The weights of a ViT or DINOv2 in an ONNX file that torch exported.
 
-Exporters fold constants: the matrix of a product is stored transposed and without its name, and interpolated positions
-are stored in two pieces. Such tensors are found by their position in the graph, which is never run.
+Exporters fold constants: the matrix of a product is stored transposed and without its name, and
+interpolated positions are stored in two pieces. Such tensors are found by their position in the
+graph, which is never run.
 """
 
 from pathlib import Path
@@ -31,11 +32,15 @@ def read_onnx(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     tensors = {name.removeprefix(start): values for name, values in named.items()}
     if POSITIONS not in tensors:  # those of class token and patches may be two tensors
         width = len(tensors[PATCHES])
-        free = [values for name, values in stored.items() if "." not in name and values.shape[::2] == (1, width)]
+        free = [
+            values for name, values in stored.items() if "." not in name and values.shape[::2] == (1, width)
+        ]
         first = [values for values in free if values.shape[1] == 1]
         rest = [values for values in free if values.shape[1] > 1]
         if len(first) > 1 or len(rest) != 1:
-            raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; re-export the model")
+            raise InputError(
+                f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; re-export the model"
+            )
         tensors[POSITIONS] = np.concatenate([*first, *rest], axis=1)
     left_out = [name for name in stored if "." in name and not name.startswith(start)]
     return {name: torch.tensor(values).contiguous() for name, values in tensors.items()}, left_out

@@ -12,9 +12,10 @@ from reservoir.backbones.family import Family, HubLoader, Shape, draw_normal, ru
 
 _WORDS = "embeddings.word_embeddings"
 
-# BERT (Devlin et al. 2019) and models of its form are post-norm, and each token attends to the tokens on both sides.
-# Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of tokens, and its sequences are
-# padded to whole windows. No token attends globally, because the choice of such tokens depends on a model's own task.
+# BERT (Devlin et al. 2019) and models of its form are post-norm, and each token attends to the tokens
+# on both sides. Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of
+# tokens, and its sequences are padded to whole windows. No token attends globally, because the choice
+# of such tokens depends on a model's own task.
 
 
 # The first position of these families is the number of the padding token plus one.
@@ -27,11 +28,18 @@ def _bert_shape(config: Any) -> Shape:
     offset = config.pad_token_id + 1 if config.model_type in _AFTER_PADDING else 0
     positions = config.max_position_embeddings - offset
     causal = getattr(config, "is_decoder", False)
-    return Shape(config.num_hidden_layers, config.hidden_size, positions - positions % window, causal, multiple=window)
+    return Shape(
+        config.num_hidden_layers,
+        config.hidden_size,
+        positions - positions % window,
+        causal,
+        multiple=window,
+    )
 
 
 _BERT_GROUPS = {
-    # The constant vector of the first token type is added with the positions, so it is counted with them.
+    # The constant vector of the first token type is added with the positions, so it is counted with
+    # them.
     "positions": ("position_embeddings", "token_type_embeddings"),
     "layernorm": ("LayerNorm", "layer_norm"),
     "attention": (".attention.",),
@@ -55,13 +63,16 @@ def _bert(name: str, **facts: Any) -> Family:
     return Family(name=name, **(defaults | facts))
 
 
-# ESM (Rives et al. 2021, Lin et al. 2023), models of protein sequences, is pre-norm and bidirectional. ESM-2 has rotary
-# positions. The embeddings keep the scale that compensates for the 12% of letters that were masked in training.
+# ESM (Rives et al. 2021, Lin et al. 2023), models of protein sequences, is pre-norm and
+# bidirectional. ESM-2 has rotary positions. The embeddings keep the scale that compensates for the
+# 12% of letters that were masked in training.
 
 
 def _esm_shape(config: Any) -> Shape:
     before = config.pad_token_id + 1 if config.position_embedding_type == "absolute" else 0
-    return Shape(config.num_hidden_layers, config.hidden_size, config.max_position_embeddings - before, causal=False)
+    return Shape(
+        config.num_hidden_layers, config.hidden_size, config.max_position_embeddings - before, causal=False
+    )
 
 
 def _adapt_esm(model: nn.Module, config: Any) -> nn.Module:
@@ -77,15 +88,22 @@ def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
     return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=mask), mask)
 
 
-# The encoder of T5 (Raffel et al. 2020) is pre-norm with RMSNorm and bidirectional, for sequences of any length. The
-# input enters the first block as it is: positions are relative, biases of the attention that all blocks share.
+# The encoder of T5 (Raffel et al. 2020) is pre-norm with RMSNorm and bidirectional, for sequences of
+# any length. The input enters the first block as it is: positions are relative, biases of the
+# attention that all blocks share.
 
 
-def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
+def _draw_t5(
+    name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
+) -> np.ndarray | None:
     """Draw a weight; its scale keeps activations near one although attention is not scaled."""
     if "layer_norm" in name:
         return None
-    inner = {".q.": config.d_model * config.d_kv, ".o.": config.num_heads * config.d_kv, ".wo.": config.d_ff}
+    inner = {
+        ".q.": config.d_model * config.d_kv,
+        ".o.": config.num_heads * config.d_kv,
+        ".wo.": config.d_ff,
+    }
     size = next((size for piece, size in inner.items() if piece in name), config.d_model)
     return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * size**-0.5)
 
@@ -112,10 +130,11 @@ _T5 = Family(
     feedforward=("layer.1",),
 )
 
-# The Vision Transformer (Dosovitskiy et al. 2021) and DINOv2 (Oquab et al. 2023) run over any sequence of vectors, as
-# in Lu et al. 2021 (appendix D.2): no patch embedding, no class token, and new positions. Their positions start at zero
-# and are trained. A frozen model needs positions that differ between tokens, so here they are drawn from the seed, like
-# those of an untrained GPT-2, with pretrained weights as well as with random ones.
+# The Vision Transformer (Dosovitskiy et al. 2021) and DINOv2 (Oquab et al. 2023) run over any
+# sequence of vectors, as in Lu et al. 2021 (appendix D.2): no patch embedding, no class token, and
+# new positions. Their positions start at zero and are trained. A frozen model needs positions that
+# differ between tokens, so here they are drawn from the seed, like those of an untrained GPT-2, with
+# pretrained weights as well as with random ones.
 
 VIT_POSITIONS = 1024
 
@@ -148,7 +167,9 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
     return Family(
         name=name,
         loader=HubLoader(options=options, adapt=_adapt_vit),
-        shape=lambda config: Shape(config.num_hidden_layers, config.hidden_size, VIT_POSITIONS, causal=False),
+        shape=lambda config: Shape(
+            config.num_hidden_layers, config.hidden_size, VIT_POSITIONS, causal=False
+        ),
         run=_run_vit,
         blocks=blocks,
         groups={
@@ -168,9 +189,9 @@ def _vit(name: str, blocks: str, **options: Any) -> Family:
     )
 
 
-# wav2vec 2.0 (Baevski et al. 2020) and HuBERT (Hsu et al. 2021), models of speech, are bidirectional. Positions come
-# from a convolution over the tokens. The base models normalise after each residual addition and before the first block,
-# the large models before each branch and at the end.
+# wav2vec 2.0 (Baevski et al. 2020) and HuBERT (Hsu et al. 2021), models of speech, are bidirectional.
+# Positions come from a convolution over the tokens. The base models normalise after each residual
+# addition and before the first block, the large models before each branch and at the end.
 
 
 class AudioFrontEnd(nn.Module):
@@ -206,11 +227,15 @@ def _run_audio(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 def _audio_shape(config: Any) -> Shape:
     if getattr(config, "conv_pos_batch_norm", False):
-        raise ValueError("conv_pos_batch_norm is not supported, because padding would change the real tokens")
+        raise ValueError(
+            "conv_pos_batch_norm is not supported, because padding would change the real tokens"
+        )
     return Shape(config.num_hidden_layers, config.hidden_size, None, causal=False)
 
 
-def _draw_audio(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
+def _draw_audio(
+    name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator
+) -> np.ndarray | None:
     """Draw a weight; the positional convolution is drawn as in fairseq, with its weight norms at their expectation."""
     if "pos_conv_embed" not in name or name.endswith("bias"):
         return draw_normal(name, shape, config, generator)
@@ -246,13 +271,18 @@ def _audio(name: str) -> Family:
     )
 
 
-# Llama (Touvron et al. 2023) is causal and pre-norm with RMSNorm, rotary positions and gated units. SmolLM, Mistral,
-# Qwen and Gemma differ from it in details that transformers handles.
+# Llama (Touvron et al. 2023) is causal and pre-norm with RMSNorm, rotary positions and gated units.
+# SmolLM, Mistral, Qwen and Gemma differ from it in details that transformers handles.
 
 
 def _llama_shape(config: Any) -> Shape:
     bidirectional = getattr(config, "use_bidirectional_attention", None) or False
-    return Shape(config.num_hidden_layers, config.hidden_size, config.max_position_embeddings, causal=not bidirectional)
+    return Shape(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.max_position_embeddings,
+        causal=not bidirectional,
+    )
 
 
 def _llama(name: str) -> Family:
@@ -275,11 +305,20 @@ def _llama(name: str) -> Family:
 
 FAMILIES = (
     *(_bert(name) for name in ("bert", "roberta", "xlm-roberta")),
-    _bert("distilbert", loader=HubLoader(), blocks="transformer.layer", attention="attention", feedforward=("ffn",)),
-    _bert("longformer", attention=""),
-    # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
     _bert(
-        "mpnet", attention="", groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")}
+        "distilbert",
+        loader=HubLoader(),
+        blocks="transformer.layer",
+        attention="attention",
+        feedforward=("ffn",),
+    ),
+    _bert("longformer", attention=""),
+    # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only
+    # block by block.
+    _bert(
+        "mpnet",
+        attention="",
+        groups=_BERT_GROUPS | {"positions": ("position_embeddings", "relative_attention_bias")},
     ),
     _T5,
     _vit("vit", "layers", add_pooling_layer=False),
@@ -295,5 +334,8 @@ FAMILIES = (
         unused=(_WORDS, "contact_head"),
         reads="letters",
     ),
-    *(_llama(name) for name in ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")),
+    *(
+        _llama(name)
+        for name in ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+    ),
 )

@@ -1,6 +1,7 @@
 r"""Recurrent models: the frozen LSTM of Lu et al. 2021, and echo state networks.
 
-The LSTM (Hochreiter & Schmidhuber 1997) is that of the paper's code, after Ba et al. 2016, equations 20 to 22:
+The LSTM (Hochreiter & Schmidhuber 1997) is that of the paper's code, after Ba et al. 2016, equations
+20 to 22:
 
 .. math::
 
@@ -8,22 +9,26 @@ The LSTM (Hochreiter & Schmidhuber 1997) is that of the paper's code, after Ba e
     c_t &= \mathrm{LN}(\sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g)) \\
     h_t &= \sigma(o) \odot \tanh(c_t)
 
-The next token receives the normalised cell. LN divides by the unbiased standard deviation; gains and biases of its n
-channels are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`. Dropout acts on the state that is fed back. The first states are
-random. The authors draw new first states for every row and pass, and so does `train` with ``--protocol paper``. Cached
-features must be the same each time, so by default first states are drawn once, from the seed. The paper's LSTM has 3
-layers. Its LSTM* has 12 layers, with a residual connection around each, and learned positions. The authors initialise
-these with zeros; this package draws them like GPT-2's. No fused kernel has a norm inside the recurrence, so the cell
-loops over the tokens; the products with the input are computed before the loop.
+The next token receives the normalised cell. LN divides by the unbiased standard deviation; gains and
+biases of its n channels are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`. Dropout acts on the state that
+is fed back. The first states are random. The authors draw new first states for every row and pass,
+and so does `train` with ``--protocol paper``. Cached features must be the same each time, so by
+default first states are drawn once, from the seed. The paper's LSTM has 3 layers. Its LSTM* has 12
+layers, with a residual connection around each, and learned positions. The authors initialise these
+with zeros; this package draws them like GPT-2's. No fused kernel has a norm inside the recurrence, so
+the cell loops over the tokens; the products with the input are computed before the loop.
 
-An echo state network (Jaeger 2001) is a sparse random recurrent layer of leaky units, with reservoirpy's names:
+An echo state network (Jaeger 2001) is a sparse random recurrent layer of leaky units, with
+reservoirpy's names:
 
 .. math::
 
-    x_t = (1 - \mathrm{lr}) \, x_{t-1} + \mathrm{lr} \, \tanh(\mathrm{input\_scaling} \cdot e_t + W x_{t-1})
+    x_t = (1 - \mathrm{lr}) \, x_{t-1} + \mathrm{lr} \, \tanh(\mathrm{input\_scaling} \cdot e_t + W
+    x_{t-1})
 
-with :math:`e_t` the output of the input layer for token t. The input matrix of reservoirpy is thus ``input_scaling``
-times that of the input layer, whose entries have a root mean square of ``gain / sqrt(units)``.
+with :math:`e_t` the output of the input layer for token t. The input matrix of reservoirpy is thus
+``input_scaling`` times that of the input layer, whose entries have a root mean square of ``gain /
+sqrt(units)``.
 """
 
 import math
@@ -69,7 +74,9 @@ class ESNConfig(Config):
         limits = {"units": 1e4, "sr": 1e6, "lr": 1.0, "input_scaling": 1e6, "rc_connectivity": 1.0}
         for name, most in limits.items():
             if not 0 < getattr(self, name) <= most:
-                raise InputError(f"backbone 'esn': {name}={getattr(self, name)}; give more than 0, at most {most:g}")
+                raise InputError(
+                    f"backbone 'esn': {name}={getattr(self, name)}; give more than 0, at most {most:g}"
+                )
 
 
 class UnbiasedNorm(nn.LayerNorm):
@@ -82,7 +89,9 @@ class UnbiasedNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (..., size)."""
-        return nn.functional.layer_norm(input, self.normalized_shape, self.weight * self._scale, self.bias, self.eps)
+        return nn.functional.layer_norm(
+            input, self.normalized_shape, self.weight * self._scale, self.bias, self.eps
+        )
 
 
 class LSTMCell(nn.Module):
@@ -105,7 +114,9 @@ class LSTMCell(nn.Module):
         hidden, cell = (start.expand(len(x), -1) for start in (self.first_hidden, self.first_cell))
         if self.redraws:
             fixed = None if self.training else torch.Generator(x.device).manual_seed(0)
-            hidden, cell = torch.randn(2, *hidden.shape, generator=fixed, device=x.device) * hidden.shape[1] ** -0.5
+            hidden, cell = (
+                torch.randn(2, *hidden.shape, generator=fixed, device=x.device) * hidden.shape[1] ** -0.5
+            )
         gated, states = devices.compiled(_gated, x.device), []
         for at_token in drive.unbind(1):
             updated, output = gated(at_token + self.hidden_norm(self.hidden(hidden)), cell)
@@ -170,7 +181,9 @@ class Stack(nn.Module):
         if isinstance(config, ESNConfig):
             self.positions, self.blocks = None, nn.ModuleList([LeakyUnits(config)])
             return
-        self.positions = nn.Parameter(torch.zeros(config.positions, config.width)) if config.positions else None
+        self.positions = (
+            nn.Parameter(torch.zeros(config.positions, config.width)) if config.positions else None
+        )
         self.blocks = nn.ModuleList(LSTMLayer(config) for _ in range(config.depth))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -182,7 +195,9 @@ class Stack(nn.Module):
         return x
 
 
-def _draw_lstm(name: str, shape: tuple[int, ...], config: LSTMConfig, generator: np.random.Generator) -> np.ndarray:
+def _draw_lstm(
+    name: str, shape: tuple[int, ...], config: LSTMConfig, generator: np.random.Generator
+) -> np.ndarray:
     """Draw weights and biases like torch's LSTM, uniform within ±``width ** -0.5``; states and positions are normal."""
     bound = config.width**-0.5
     if name == "positions" or ".first_" in name:
@@ -191,11 +206,17 @@ def _draw_lstm(name: str, shape: tuple[int, ...], config: LSTMConfig, generator:
     return generator.random(shape, dtype=np.float32) * (2 * bound) - bound
 
 
-def _draw_esn(_name: str, shape: tuple[int, ...], config: ESNConfig, generator: np.random.Generator) -> np.ndarray:
-    matrix = np.where(generator.random(shape) < config.rc_connectivity, generator.standard_normal(shape), 0.0)
+def _draw_esn(
+    _name: str, shape: tuple[int, ...], config: ESNConfig, generator: np.random.Generator
+) -> np.ndarray:
+    matrix = np.where(
+        generator.random(shape) < config.rc_connectivity, generator.standard_normal(shape), 0.0
+    )
     radius = float(np.abs(np.linalg.eigvals(matrix)).max())
     if radius == 0.0:
-        start = f"backbone 'esn': {config.units} units with rc_connectivity={config.rc_connectivity} have no"
+        start = (
+            f"backbone 'esn': {config.units} units with rc_connectivity={config.rc_connectivity} have no"
+        )
         raise InputError(f"{start} recurrent weights to scale; raise one of the two")
     # The last digits of eigenvalues differ between machines; the tensor must not.
     return (matrix * (config.sr / float(f"{radius:.8g}"))).astype(np.float32)

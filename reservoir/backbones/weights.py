@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, HubLoader, SkipInitialisation, draw_normal
-from reservoir.backbones.names import find, folder_of, is_gguf, may_have_weights, read_gguf, usable_configuration
+from reservoir.backbones.names import (
+    find,
+    folder_of,
+    is_gguf,
+    may_have_weights,
+    read_gguf,
+    usable_configuration,
+)
 from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 
@@ -25,16 +32,17 @@ INITS = ("pretrained", "random", "random-flat", "statistics")
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 """Files with weights: a single one, or its parts."""
 
-# While transformers builds a model, it replaces functions of the whole process (initialisers, the tying of weights).
-# Two threads that build at the same time can leave them replaced.
+# While transformers builds a model, it replaces functions of the whole process (initialisers, the
+# tying of weights). Two threads that build at the same time can leave them replaced.
 _LOADING = threading.Lock()
 
 
 def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | None = None) -> Backbone:
     """Return a frozen backbone in float32 on the CPU, in evaluation mode and without gradients.
 
-    ``name`` is a known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the
-    name of a model on the Hugging Face hub. With ``depth`` it keeps only its first ``depth`` blocks and the final norm.
+    ``name`` is a known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a
+    GGUF file, or the name of a model on the Hugging Face hub. With ``depth`` it keeps only its first
+    ``depth`` blocks and the final norm.
 
     | init | weights |
     |---|---|
@@ -48,7 +56,9 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     with _LOADING:
         family, config = _find(name, depth)
         if init == "random-flat" and not hasattr(config, "initializer_range"):
-            raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
+            raise InputError(
+                f"init 'random-flat': {family.name} has no initializer_range; use --init random"
+            )
         if init in ("random", "random-flat"):
             with usable_configuration(name), SkipInitialisation():
                 model = family.loader.build(config)
@@ -103,15 +113,17 @@ def draw_parameters(
 ) -> None:
     """Redraw in place parameters with these prefixes; without ``draw``, keep their means and standard deviations."""
 
-    # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer blocks keeps the
-    # weights of the others. NumPy draws the values, because torch's draws depend on the CPU's vector instructions.
+    # Each tensor has its own generator, keyed by the seed and its name, so that a model cut to fewer
+    # blocks keeps the weights of the others. NumPy draws the values, because torch's draws depend on
+    # the CPU's vector instructions.
     def redraw(named: tuple[str, nn.Parameter]) -> None:
         name, parameter = named
         values, random = parameter.detach().numpy(), generator(seed, name)
         if draw:
             drawn = draw(name, values.shape, config, random)
         else:
-            # The sum is in double precision, so that its order does not change a digit of the float32.
+            # The sum is in double precision, so that its order does not change a digit of the
+            # float32.
             mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
             drawn = random.standard_normal(values.shape, dtype=np.float32) * std + mean
         if drawn is not None:
@@ -128,7 +140,11 @@ def weights_digest(backbone: Backbone) -> str:
     digest = hashlib.sha256(backbone.family.name.encode())
     # The digest stays the same when a folder moves or is renamed.
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
-    kept = {k: v for k, v in backbone.config.to_dict().items() if k not in ignored and not k.endswith("_token_id")}
+    kept = {
+        k: v
+        for k, v in backbone.config.to_dict().items()
+        if k not in ignored and not k.endswith("_token_id")
+    }
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
     digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())
     return content_digest(backbone.model, digest=digest)
@@ -159,20 +175,29 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         model, info = family.loader.load(config, tensors)
     may_miss = family.unused + family.unsaved
     if native:  # only training reads the mask token of a vision model, so exporters leave it out
-        may_miss = (*(path for path in family.unused if path != family.native_input), "embeddings.mask_token")
+        may_miss = (
+            *(path for path in family.unused if path != family.native_input),
+            "embeddings.mask_token",
+        )
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
-        "has an extra": [k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)],
+        "has an extra": [
+            k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)
+        ],
         "has another shape for": [str(key) for key, *_shapes in info.get("mismatched_keys", ())],
     }
     for what, keys in wrong.items():
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a matching one")
+            raise InputError(
+                f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a matching one"
+            )
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get an intact checkpoint")
+            raise InputError(
+                f"backbone {name!r}: weight {key} holds NaN or infinity; get an intact checkpoint"
+            )
     return model
 
 

@@ -14,15 +14,19 @@ FIELD = 48.0
 def edges(task: Task, width: int, seed: int) -> np.ndarray:
     """Return the weights (width, dim) of an input layer, each row of norm 1.
 
-    Each row is a window of an image of opaque random discs ("dead leaves", Lee, Mumford and Huang 2001), which has
-    edges like those of photographs. It is contrast-normalised and whitened like the task's windows. No data are used.
+    Each row is a window of an image of opaque random discs ("dead leaves", Lee, Mumford and Huang
+    2001), which has edges like those of photographs. It is contrast-normalised and whitened like the
+    task's windows. No data are used.
     """
     window = task.parameters.get("window")
     if not window or not isinstance(task.form, Vectors):
         remedy = "add --param window=6 --param stride=2, or use orthogonal"
-        raise InputError(f"--input edges: task {task.name!r} has no whitened windows of images as tokens; {remedy}")
+        raise InputError(
+            f"--input edges: task {task.name!r} has no whitened windows of images as tokens; {remedy}"
+        )
     channels = task.form.dim // window**2
-    # Some windows lie within one disc; twice as many are drawn as are needed, and those with contrast come first.
+    # Some windows lie within one disc; twice as many are drawn as are needed, and those with contrast
+    # come first.
     drawn = _windows_of_discs(2 * width, window, channels, generator(seed, "input")).reshape(2 * width, -1)
     first = np.argsort(np.ptp(drawn, axis=1) == 0, kind="stable")[:width]
     weights = contrast_normalised(drawn[first]) @ whitening(window, channels)
@@ -37,8 +41,14 @@ def _windows_of_discs(count: int, side: int, channels: int, draw: np.random.Gene
         down, right = (pixels - centre[:, None] for centre in draw.uniform(0, FIELD, (2, count)))
         radius = 4 / (draw.uniform(size=count) ** 0.6 + 0.12)  # few large discs, many small ones
         flattened, angle = draw.uniform(0.4, 1, count), draw.uniform(0, 2 * np.pi, count)
-        along = np.cos(angle)[:, None, None] * down[:, :, None] + np.sin(angle)[:, None, None] * right[:, None, :]
-        across = np.cos(angle)[:, None, None] * right[:, None, :] - np.sin(angle)[:, None, None] * down[:, :, None]
+        along = (
+            np.cos(angle)[:, None, None] * down[:, :, None]
+            + np.sin(angle)[:, None, None] * right[:, None, :]
+        )
+        across = (
+            np.cos(angle)[:, None, None] * right[:, None, :]
+            - np.sin(angle)[:, None, None] * down[:, :, None]
+        )
         inside = along**2 + (across / flattened[:, None, None]) ** 2 < radius[:, None, None] ** 2
         colour = 128 + 60 * draw.standard_normal((count, 1)) + 25 * draw.standard_normal((count, channels))
         filled = np.broadcast_to(np.clip(colour, 0, 255)[:, None, None], windows.shape)

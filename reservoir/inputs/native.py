@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 DEFAULT_MAX_TOKENS = 2048  # longest text, if neither the model nor its tokenizer states a limit
 MAX_TOKEN_ID = 2**24  # upper bound for token IDs; no vocabulary is larger
 MAX_SAMPLES = 2**18  # samples in a batch of sounds; the first convolution makes 400 bytes of each
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.txt",
+    "vocab.json",
+)
 
 
 class TextReader:
@@ -67,17 +74,23 @@ class TextReader:
         found = self._tokenize(texts, return_attention_mask=False)["input_ids"]
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
         for row in long:
-            found[row] = self._tokenize(texts[row], truncation=True, max_length=self.max_tokens)["input_ids"]
+            found[row] = self._tokenize(texts[row], truncation=True, max_length=self.max_tokens)[
+                "input_ids"
+            ]
         self.read, self.long = self.read + len(found), self.long + len(long)
         return self._padded(texts, found)
 
     def pieces(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return token IDs and lengths of pieces that fit the model, and the row of each piece, ascending."""
         if not self._tokenizer.is_fast:
-            raise InputError("--long windows needs a tokenizer.json, which the model does not have; leave --long out")
+            raise InputError(
+                "--long windows needs a tokenizer.json, which the model does not have; leave --long out"
+            )
         self._whole = True
         texts = self._texts(x, lengths)
-        found = self._tokenize(texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True)
+        found = self._tokenize(
+            texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True
+        )
         owner = np.array(found["overflow_to_sample_mapping"])
         self.read, self.long = self.read + len(texts), self.long + int((np.bincount(owner) > 1).sum())
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
@@ -88,7 +101,9 @@ class TextReader:
 
         tokenizer = self._tokenizer
         if not tokenizer.is_fast:
-            raise InputError("export needs a tokenizer.json, which the model does not have; use another model")
+            raise InputError(
+                "export needs a tokenizer.json, which the model does not have; use another model"
+            )
         saved = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         saved.enable_truncation(self.max_tokens)
         saved.enable_padding(pad_id=tokenizer.pad_token_id or 0, pad_token=tokenizer.pad_token or "")
@@ -125,7 +140,9 @@ class TextReader:
         texts = texts_of(x, lengths)
         return [" ".join(text) for text in texts] if self.spaced else texts
 
-    def _padded(self, texts: Sequence[str], found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    def _padded(
+        self, texts: Sequence[str], found: Sequence[Sequence[int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
         lengths = np.array([len(numbers) for numbers in found], np.int32)
         if not lengths.all():
             text = texts[int(np.argmin(lengths))]
@@ -134,7 +151,9 @@ class TextReader:
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
             start = f"tokenizer: it gives the token ID {x.max():,}, but the model has embeddings only below"
-            raise InputError(f"{start} {self.embeddings:,}; use the tokenizer that the model was trained with")
+            raise InputError(
+                f"{start} {self.embeddings:,}; use the tokenizer that the model was trained with"
+            )
         return x, lengths
 
     @property
@@ -142,8 +161,14 @@ class TextReader:
         """A message on the texts that were too long and how they were read, or an empty string."""
         if not self.long:
             return ""
-        how = "read in pieces, with features averaged" if self._whole else "cut (extract --long windows reads all)"
-        return f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
+        how = (
+            "read in pieces, with features averaged"
+            if self._whole
+            else "cut (extract --long windows reads all)"
+        )
+        return (
+            f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
+        )
 
 
 def _letters_apart(tokenizer: Any) -> bool:
@@ -206,7 +231,8 @@ def _check_class(name: object, kind: str) -> None:
     """Refuse the name of a class of transformers of another kind, which may download files or offer to run code."""
     import transformers
 
-    # transformers looks for the name without "Fast" too. A placeholder only says which packages the class needs.
+    # transformers looks for the name without "Fast" too. A placeholder only says which packages the
+    # class needs.
     found = getattr(transformers, re.sub("(Fast)+$", "", str(name)), None)
     right = isinstance(found, type) and issubclass(found, getattr(transformers, kind))
     if found is not None and not right and not hasattr(found, "_backends"):
@@ -214,7 +240,8 @@ def _check_class(name: object, kind: str) -> None:
 
 
 MAX_SIDE = 4096  # pixels; the largest models read 1,024
-BLANKS = ((97, 61), (50, 120))  # sizes of two images that show whether a processor gives all images one size
+# sizes of two images that show whether a processor gives all images one size
+BLANKS = ((97, 61), (50, 120))
 
 
 def settings_digest(processor: Any) -> str:
@@ -242,7 +269,9 @@ class PixelReader:
 
     kind, has_cls, note = "processor", True, ""
 
-    def __init__(self, processor: Any, config: Any, images: Callable[[np.ndarray], Iterable["Image"]]) -> None:
+    def __init__(
+        self, processor: Any, config: Any, images: Callable[[np.ndarray], Iterable["Image"]]
+    ) -> None:
         from PIL import Image
 
         self._processor, self._images = processor, images
@@ -252,9 +281,12 @@ class PixelReader:
             raise ValueError(f"it gives images of {longest:,} pixels, more than {MAX_SIDE:,}")
         size, other = (self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS)
         if size != other:
-            raise ValueError("it gives images of several sizes; set a size with height and width, or a crop")
+            raise ValueError(
+                "it gives images of several sizes; set a size with height and width, or a crop"
+            )
         self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
-        # The model reads whole patches of the pixels (channels, height, width) that the processor gives.
+        # The model reads whole patches of the pixels (channels, height, width) that the processor
+        # gives.
         self.height, self.width = (side // self.patch * self.patch for side in size)
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
         self.form = Vectors(self.patch**2 * config.num_channels)
@@ -304,12 +336,15 @@ class SoundReader:
         device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
-        # The first convolution of the base models is normalised over the whole sound: padding would change every token.
+        # The first convolution of the base models is normalised over the whole sound: padding would
+        # change every token.
         for length in np.unique(lengths):
             same = np.flatnonzero(lengths == length)
             for rows in np.array_split(same, -(-len(same) * length // MAX_SAMPLES)):
                 samples = list(x[rows, :length, 0])
-                scaled = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")["input_values"]
+                scaled = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")[
+                    "input_values"
+                ]
                 # Sounds that are shorter than one token are padded with silence.
                 padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
                 vectors = self.convolutions(torch.from_numpy(padded).to(device)).transpose(1, 2)
@@ -346,7 +381,9 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         problem = f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}"
         raise InputError(f"{problem}; leave one of the two options out")
     family, config = find(name)
-    reads = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
+    reads = {"pixels": shows_images, "sounds": holds_samples}.get(
+        family.reads, lambda task: bool(task.alphabet)
+    )
     if not reads(task):
         start = f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r}"
         raise InputError(f"{start} does not have; leave --input out")
@@ -365,7 +402,9 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
                 raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
             for key in ("image_processor_type", "feature_extractor_type"):
                 for named in (settings.get(key), getattr(config, key, None)):
-                    _check_class(str(named).replace("FeatureExtractor", "ImageProcessor"), "BaseImageProcessor")
+                    _check_class(
+                        str(named).replace("FeatureExtractor", "ImageProcessor"), "BaseImageProcessor"
+                    )
             processor = AutoImageProcessor.from_pretrained(
                 folder, backend="pil", trust_remote_code=False, local_files_only=True
             )
@@ -374,7 +413,9 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         reader = SoundReader(extractor, config, task.max_tokens)
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
-        raise InputError(f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}; pass --rate {reader.rate}")
+        raise InputError(
+            f"backbone {name!r}: it reads {reader.rate:,} Hz, not {rate:,}; pass --rate {reader.rate}"
+        )
     return reader
 
 

@@ -1,7 +1,8 @@
 """Corpora for pretraining: the bytes of a text, and synthetic streams of tokens.
 
-The streams follow Chiang and Lee 2020, "Pre-Training a Language Model Without Human Language": the gain from a corpus
-without words is that from the order of tokens alone. The paper trains masked models; here they predict the next token.
+The streams follow Chiang and Lee 2020, "Pre-Training a Language Model Without Human Language": the
+gain from a corpus without words is that from the order of tokens alone. The paper trains masked
+models; here they predict the next token.
 """
 
 import gzip
@@ -20,7 +21,8 @@ from reservoir.tasks.task import SPLITS
 HELD_OUT = ("valid", "test")
 BYTES = 256
 TRAIN, VALID = 0.90, 0.05  # shares of a text
-SEEN = 0.25  # share of a held-out window that repeats the window before, so that every counted token has a context
+# share of a held-out window that repeats the window before, so that every counted token has a context
+SEEN = 0.25
 HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down to whole windows
 
 
@@ -28,7 +30,8 @@ class HeldOut(NamedTuple):
     """Windows of a held-out part, each of whose tokens is predicted at most once."""
 
     windows: np.ndarray  # (count, tokens) of int
-    first: np.ndarray  # (count,): the first predicted token of each window, at least 1; earlier tokens are context
+    # (count,): the first predicted token of each window, at least 1; earlier tokens are context
+    first: np.ndarray
 
 
 class Text:
@@ -38,7 +41,11 @@ class Text:
 
     def __init__(self, path: Path) -> None:
         text = _read(path)
-        self._name, self._sum, self.tokenizer = path.name, hashlib.sha256(text).hexdigest(), byte_tokenizer()
+        self._name, self._sum, self.tokenizer = (
+            path.name,
+            hashlib.sha256(text).hexdigest(),
+            byte_tokenizer(),
+        )
         ends = [int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID))]
         parts = np.split(np.frombuffer(text, np.uint8), ends)
         self._tokens: dict[str, np.ndarray] = dict(zip(SPLITS, parts, strict=True))
@@ -65,7 +72,9 @@ class Text:
     def _part(self, split: str, tokens: int) -> np.ndarray:
         part = self._tokens[split]
         if len(part) < tokens:
-            problem = f"{self._name}: its {split} part has {len(part):,} tokens, but a window has {tokens:,}"
+            problem = (
+                f"{self._name}: its {split} part has {len(part):,} tokens, but a window has {tokens:,}"
+            )
             raise InputError(f"{problem}; give more text, or a smaller --context")
         return part
 
@@ -129,10 +138,11 @@ class Stream:
 class Nesting(Stream):
     """Balanced sequences of nested tokens, one after another: a stack-based Bernoulli grammar.
 
-    The length of each sequence is even and uniform from ``shortest`` to ``longest``. At each position a token is opened
-    with probability ``push``; otherwise the token that was opened last is closed. A token is always opened if the stack
-    is empty, and closed if the stack is as deep as the number of remaining tokens. Opened tokens follow Zipf's law. The
-    closing token of ``k`` is ``k + vocabulary / 2``.
+    The length of each sequence is even and uniform from ``shortest`` to ``longest``. At each position
+    a token is opened with probability ``push``; otherwise the token that was opened last is closed. A
+    token is always opened if the stack is empty, and closed if the stack is as deep as the number of
+    remaining tokens. Opened tokens follow Zipf's law. The closing token of ``k`` is ``k + vocabulary
+    / 2``.
     """
 
     push, shortest, longest = 0.4, 90, 120
@@ -191,10 +201,16 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
     known = ", ".join((*STREAMS, "bit-memory"))
     if name in STREAMS:
         if name == "nesting" and vocabulary % 2:
-            raise InputError(f"--vocabulary {vocabulary}: give an even number; nesting pairs each token with another")
+            raise InputError(
+                f"--vocabulary {vocabulary}: give an even number; nesting pairs each token with another"
+            )
         return STREAMS[name](vocabulary)
     if not name or not Path(name).exists():
-        raise InputError(f"corpus {name!r}: no such file or folder; name a text file, a folder, or one of {known}")
+        raise InputError(
+            f"corpus {name!r}: no such file or folder; name a text file, a folder, or one of {known}"
+        )
     if vocabulary != BYTES:
-        raise InputError(f"--vocabulary {vocabulary}: the tokens of a text are {BYTES} bytes; leave --vocabulary out")
+        raise InputError(
+            f"--vocabulary {vocabulary}: the tokens of a text are {BYTES} bytes; leave --vocabulary out"
+        )
     return Text(Path(name))

@@ -24,7 +24,16 @@ VALID_TOKENS = 2**16  # largest number of held-out tokens in a validation
 CONTEXT = 1024  # default of the longest context, in tokens
 STEPS, LEARNING_RATE = 2000, 2e-3
 # Options and constants that change the result, besides the corpus and the precision.
-RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_rate", "warm_up", "weight_decay")
+RECIPE = (
+    "steps",
+    "batch_tokens",
+    "context",
+    "short",
+    "short_share",
+    "learning_rate",
+    "warm_up",
+    "weight_decay",
+)
 RECIPE += ("seed", "beta2", "clip")
 
 
@@ -40,7 +49,8 @@ class LanguageModel(nn.Module):
         if family.name not in CAUSAL:
             problem = f"--backbone {backbone}: {family.name} models cannot be pretrained"
             raise InputError(f"{problem}; use one of {', '.join(CAUSAL)}")
-        if family.name == "gpt2":  # unlike reservoir's own GPT-2, that of transformers reads tokens and has a head
+        # unlike reservoir's own GPT-2, that of transformers reads tokens and has a head
+        if family.name == "gpt2":
             config = AutoConfig.for_model(**config.to_dict())
         config.vocab_size = vocabulary
         for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -74,9 +84,9 @@ class LanguageModel(nn.Module):
 class PretrainRecipe(PretrainOptions):
     """`PretrainOptions` with all defaults resolved, and constants of the training.
 
-    In the first `short_share` of the steps the model reads short windows, which are cheaper and make the final model no
-    worse (Press et al. 2021, section 3). Then their length doubles: the lengths in between share a third of the
-    remaining steps, and the full context has two thirds.
+    In the first `short_share` of the steps the model reads short windows, which are cheaper and make
+    the final model no worse (Press et al. 2021, section 3). Then their length doubles: the lengths in
+    between share a third of the remaining steps, and the full context has two thirds.
     """
 
     steps: int = STEPS
@@ -121,15 +131,21 @@ class PretrainRecipe(PretrainOptions):
         return {name: getattr(self, name) for name in RECIPE}
 
 
-def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions, seed: int) -> PretrainRecipe:
+def choose_recipe(
+    model: LanguageModel, backbone: str, options: PretrainOptions, seed: int
+) -> PretrainRecipe:
     """Return the options with all defaults resolved for a model."""
     given = {name: value for name, value in vars(options).items() if value is not None}
     context = given.setdefault("context", min(model.max_tokens or CONTEXT, CONTEXT))
     short = given.setdefault("short", max(1, context // 4))
     if model.max_tokens is not None and context > model.max_tokens:
-        raise InputError(f"--context {context}: {backbone} has only {model.max_tokens:,} positions; give no more")
+        raise InputError(
+            f"--context {context}: {backbone} has only {model.max_tokens:,} positions; give no more"
+        )
     if options.batch_tokens < context:
-        raise InputError(f"--batch-tokens {options.batch_tokens}: give at least one window, {context} tokens")
+        raise InputError(
+            f"--batch-tokens {options.batch_tokens}: give at least one window, {context} tokens"
+        )
     if short > context:
         raise InputError(f"--short {short}: give at most the context, {context}")
     return PretrainRecipe(**given, seed=seed)
@@ -141,12 +157,21 @@ class LanguageSteps:
     names: tuple[str, ...] = ("bits", "norm")
 
     def __init__(
-        self, model: LanguageModel, corpus: Corpus, recipe: PretrainRecipe, compute: torch.dtype, *, compiled: bool
+        self,
+        model: LanguageModel,
+        corpus: Corpus,
+        recipe: PretrainRecipe,
+        compute: torch.dtype,
+        *,
+        compiled: bool,
     ) -> None:
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim < 2]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            [
+                {"params": matrices, "weight_decay": recipe.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
             lr=recipe.learning_rate,
             betas=(0.9, recipe.beta2),
             fused=True,
@@ -162,7 +187,9 @@ class LanguageSteps:
         """Return the windows of a step, int64 (windows, tokens)."""
         window = self._recipe.window(step)
         count = self._recipe.batch_tokens // window
-        return torch.from_numpy(self._corpus.draw(self._recipe.seed, step, count, window + 1)).to(self._device)
+        return torch.from_numpy(self._corpus.draw(self._recipe.seed, step, count, window + 1)).to(
+            self._device
+        )
 
     def take(self, step: int, batch: Tensor) -> Tensor:
         """Take a step; return float32 (2,): its loss in bits per token, and the gradient norm before clipping."""
@@ -190,10 +217,13 @@ class LanguageSteps:
     def measure(self, held_out: HeldOut, most: int | None = None) -> float:
         """Return the mean loss in bits of the counted tokens in the first windows, of ``most`` tokens in all."""
         tokens, total, number = held_out.windows.shape[1], 0.0, 0
-        count = len(held_out.windows) if most is None else min(len(held_out.windows), max(1, most // tokens))
+        count = (
+            len(held_out.windows) if most is None else min(len(held_out.windows), max(1, most // tokens))
+        )
         size = max(1, MEASURED_TOKENS // tokens)
         for at in range(0, count, size):
-            # The last batch is filled up with windows that do not count, so that a compiled model has one shape.
+            # The last batch is filled up with windows that do not count, so that a compiled model has
+            # one shape.
             rows = np.arange(at, at + size)
             some = np.minimum(rows, count - 1)
             windows = torch.from_numpy(held_out.windows[some].astype(np.int64)).to(self._device)

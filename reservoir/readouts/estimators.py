@@ -18,8 +18,8 @@ def code_labels(
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
     """Return the classes, the class number of each sample, and the coding of the labels.
 
-    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number. Labels may be
-    (n, classes), 1 for the classes of a sample and 0 for the others.
+    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number.
+    Labels may be (n, classes), 1 for the classes of a sample and 0 for the others.
     """
     check_classification_targets(labels)
     if labels.ndim == 2:
@@ -51,7 +51,9 @@ def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | N
     return weights
 
 
-def drop_weightless(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+def drop_weightless(
+    x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Return the samples whose weight is not 0, with their folds (n, repeats) renumbered from 0."""
     kept = weights > 0
     numbered = [np.unique(repeat, return_inverse=True)[1] for repeat in fold[kept].T]
@@ -69,5 +71,7 @@ def fold_numbers(
         times[held] += 1
     if (times != 1).any():
         row = int(np.argmax(times != 1))
-        raise ValueError(f"cv={cv!r} holds sample {row} out {times[row]} times; use folds that hold each out once")
+        raise ValueError(
+            f"cv={cv!r} holds sample {row} out {times[row]} times; use folds that hold each out once"
+        )
     return fold

@@ -22,11 +22,12 @@ Z95 = 1.96  # standard deviations on each side of a 95% interval
 class Evaluation:
     """Scores of predictions against labels.
 
-    The scores of classes are ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
-    (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; those of real targets are
-    ``R²``, ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the labels, and
-    ``accuracy_of_label_0`` ... (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline``
-    (copying the visible input) and ``accuracy_of_all`` (sequences left out as too long count as wrong).
+    The scores of classes are ``accuracy``, ``majority_baseline`` (always the most common class),
+    ``balanced_accuracy`` (mean recall of the classes that occur), ``macro_f1``, and for two classes
+    ``auc``; those of real targets are ``R²``, ``rmse`` and ``mae``. If rows have 2 to 8 labels, these
+    are means over the labels, and ``accuracy_of_label_0`` ... (``R²_of_label_0``,
+    ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline`` (copying the visible input) and
+    ``accuracy_of_all`` (sequences left out as too long count as wrong).
     """
 
     samples: int  # labels that were compared
@@ -35,12 +36,13 @@ class Evaluation:
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label
-    # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over groups.
+    # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over
+    # groups.
     merits: np.ndarray
     rows: int = 0  # to which the labels belong
     groups: int = 0  # to which the rows belong, 0 without groups
-    # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
-    # probability, and the share that is correct; without empty bins.
+    # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels,
+    # their mean probability, and the share that is correct; without empty bins.
     reliability: tuple[tuple[int, float, float], ...] = ()
     # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
@@ -58,7 +60,13 @@ class Evaluation:
         """Return the fields as JSON values; with more than 100 classes, the confusion matrix is left out."""
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MAX_PRINTED else None
         interval = list(self.interval) if self.interval else None
-        known = {"samples": self.samples, "rows": self.rows, **self.scores, "interval": interval, "recall": self.recall}
+        known = {
+            "samples": self.samples,
+            "rows": self.rows,
+            **self.scores,
+            "interval": interval,
+            "recall": self.recall,
+        }
         known |= {"groups": self.groups} if self.groups else {}
         bins = [list(one) for one in self.reliability]
         return known | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
@@ -89,7 +97,8 @@ def evaluate_classes(
 ) -> Evaluation:
     """Compare class numbers (rows, ...) with labels; for two classes, ``chances`` (rows, ...) scores class 1.
 
-    If the rows of ``y`` are tokens, ``counts`` holds the tokens of each sequence, and ``groups`` the group of each.
+    If the rows of ``y`` are tokens, ``counts`` holds the tokens of each sequence, and ``groups`` the
+    group of each.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits, groups = _by_row((y == predicted).mean(axis=1), counts, groups)
@@ -121,7 +130,9 @@ def evaluate_classes(
     )
 
 
-def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None = None) -> dict[str, float]:
+def _class_scores(
+    y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None = None
+) -> dict[str, float]:
     """Return the scores of predicted labels by name, with ``auc`` if both of two classes occur."""
     from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
 
@@ -144,7 +155,11 @@ def evaluate_values(
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
     r2 = r2_score(y, predicted) if len(y) > 1 else np.array_equal(y, predicted)
-    scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
+    scores = {
+        "R²": r2,
+        "rmse": root_mean_squared_error(y, predicted),
+        "mae": mean_absolute_error(y, predicted),
+    }
     if 1 < y.shape[1] <= MAX_LABELS:
         for n, pair in enumerate(zip(y.T, predicted.T, strict=True)):
             scores[f"R²_of_label_{n}"] = r2_score(*pair) if len(y) > 1 else r2
@@ -190,7 +205,8 @@ def evaluate(
     for x, y in blocks:
         if classes:
             scores, chances = readout.scores(x), readout.probabilities(x)
-            # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
+            # Scores of a linear readout rank as its probabilities do, which may all be 1 after
+            # rounding.
             ranks = scores if isinstance(readout, LinearReadout) and len(classes) == 2 else chances[..., 1]
             parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), ranks))
         else:
@@ -218,7 +234,8 @@ def _by_row(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return what each row with ``counts`` above 0 adds to the mean of all samples, (rows,), and its group's number."""
     if counts is not None:
-        # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
+        # The mean of the result is that of the samples, and its variance is that of a ratio of sums
+        # over rows.
         given, mean = counts > 0, merits.mean()
         counts, groups = counts[given], None if groups is None else groups[given]
         merits = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
@@ -230,8 +247,9 @@ def r2_interval(
 ) -> tuple[float, float] | None:
     """Return the 95% interval of R² over rows of targets (n, outputs), or over their ``groups`` (rows,).
 
-    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None. With groups, the
-    distances of its ends from R² are widened as by Student's t, because a bootstrap of few groups is too narrow.
+    It comes from a percentile bootstrap of 1,000 draws; for a single row or group it is None. With
+    groups, the distances of its ends from R² are widened as by Student's t, because a bootstrap of
+    few groups is too narrow.
     """
     rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     rows = rows if groups is None else np.unique(groups[rows], return_inverse=True)[1]
@@ -259,10 +277,12 @@ def r2_interval(
 def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> tuple[float, float] | None:
     """Return the 95% interval of an accuracy from the share of correct outputs of each row, (rows,).
 
-    It is Wilson's interval for the effective number of independent outputs, from the variance between rows. With
-    ``groups`` (rows,), the variance between groups counts, with Student's t; the result is None for a single group.
+    It is Wilson's interval for the effective number of independent outputs, from the variance between
+    rows. With ``groups`` (rows,), the variance between groups counts, with Student's t; the result is
+    None for a single group.
 
-    References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
+    References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for
+    proportions.
     """
     # Rows are independent, but the outputs of a row are not.
     shares = np.asarray(shares, np.float64)
@@ -273,8 +293,13 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
         units, spread = len(errors), float(np.square(errors).sum())
         if units < 2:
             return None
-        # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
-        n = min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread)) if spread > 1e-12 else min(n, units)
+        # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one
+        # row.
+        n = (
+            min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread))
+            if spread > 1e-12
+            else min(n, units)
+        )
         n *= (Z95 / float(stdtrit(units - 1, 0.975))) ** 2
     z2 = Z95**2
     centre = p + z2 / (2 * n)
@@ -285,8 +310,8 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
 def balanced_interval(found: Evaluation) -> tuple[float, float] | None:
     """Return the 95% interval of a balanced accuracy; None if rows have several labels or groups.
 
-    The squared distances of Wilson's interval from the recall of each class are added. Reference: Zou and Donner
-    (2008), Construction of confidence limits about effect measures.
+    The squared distances of Wilson's interval from the recall of each class are added. Reference: Zou
+    and Donner (2008), Construction of confidence limits about effect measures.
     """
     if found.groups or found.samples != found.rows:
         return None
@@ -309,7 +334,8 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     rows, fewer = wins + losses, min(wins, losses)
     if not rows:
         return 1.0
-    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
+    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less
+    # powerful.
     below, up_to = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0, float(bdtr(fewer, rows, 0.5))
     return below + up_to if wins != losses else 1 - (up_to - below) / 2
 
@@ -317,8 +343,9 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
 def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:
     """Return the two-sided p-value for equal mean scores of two readouts, from scores of the same rows, (rows,).
 
-    The centred differences are resampled with replacement; p is the share of samples whose studentised mean is at least
-    as large as the observed one. Reference: Efron and Tibshirani (1993), An introduction to the bootstrap, 16.4.
+    The centred differences are resampled with replacement; p is the share of samples whose
+    studentised mean is at least as large as the observed one. Reference: Efron and Tibshirani (1993),
+    An introduction to the bootstrap, 16.4.
     """
     differences = np.asarray(scores, np.float64) - np.asarray(others, np.float64)
     rows, mean = len(differences), float(differences.mean())

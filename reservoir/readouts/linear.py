@@ -31,13 +31,14 @@ class RereadableBlocks:
 class Targets:
     """Labels as regression targets, in the coding of scikit-learn's ``RidgeClassifier``.
 
-    Two classes become one column per output, -1 or +1. More classes become one column per class and output: +1 for
-    the class of the label, else -1. Regression targets stay as they are.
+    Two classes become one column per output, -1 or +1. More classes become one column per class and
+    output: +1 for the class of the label, else -1. Regression targets stay as they are.
     """
 
     outputs: int  # labels per sample
     classes: int  # per output; 0 for regression
-    # Weight of the samples of each class in fitting, 1 by default; only for a single output of classes.
+    # Weight of the samples of each class in fitting, 1 by default; only for a single output of
+    # classes.
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -84,12 +85,14 @@ class Targets:
             return np.stack([-scores, scores], axis=-1)
         return scores.reshape(len(scores), self.outputs, self.classes)
 
-    def probabilities(self, scores: np.ndarray, temperature: float = 1.0, link: str = "softmax") -> np.ndarray:
+    def probabilities(
+        self, scores: np.ndarray, temperature: float = 1.0, link: str = "softmax"
+    ) -> np.ndarray:
         """Return the probability of each class, (n, outputs, classes), from scores (n, T).
 
-        With z = logits / temperature, ``softmax`` gives softmax(z). As in scikit-learn's one-vs-rest classifiers,
-        ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both divided by their sum over the
-        classes. ``none`` gives 1 to the class with the highest logit.
+        With z = logits / temperature, ``softmax`` gives softmax(z). As in scikit-learn's one-vs-rest
+        classifiers, ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both
+        divided by their sum over the classes. ``none`` gives 1 to the class with the highest logit.
         """
         z = self.logits(scores) / temperature
         if link == "softmax":
@@ -101,18 +104,21 @@ class Targets:
         # If every share is 0, scikit-learn gives all classes the same probability.
         return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / self.classes)
 
-    def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
+    def fit_temperature(
+        self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None
+    ) -> float:
         """Return the temperature with the least cross-entropy of held-out scores (n, T), for smoothed labels.
 
-        References: Guo et al. (2017), On calibration of modern neural networks; Platt (1999), Probabilistic outputs
-        for support vector machines, section 2.2, for smoothed labels.
+        References: Guo et al. (2017), On calibration of modern neural networks; Platt (1999),
+        Probabilistic outputs for support vector machines, section 2.2, for smoothed labels.
         """
         from scipy.optimize import minimize_scalar  # takes a quarter of a second
 
         logits = self.logits(np.asarray(scores, np.float64))
         counted = np.ones(len(y)) if weights is None else weights
-        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession).
-        # Without this share for the other classes, a readout without errors would get a temperature of 0.
+        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of
+        # succession). Without this share for the other classes, a readout without errors would get a
+        # temperature of 0.
         doubt = 1 / (counted.sum() + 2)
         hot = y[..., None].astype(np.int64) == np.arange(self.classes)
         wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
@@ -148,7 +154,9 @@ class LinearReadout:
 
     def __post_init__(self) -> None:
         if self.link not in LINKS:
-            raise InputError(f"readout: unknown link {str(self.link)[:40]!r}; the links are {', '.join(LINKS)}")
+            raise InputError(
+                f"readout: unknown link {str(self.link)[:40]!r}; the links are {', '.join(LINKS)}"
+            )
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (n, t) of features (n, w), in float64."""
@@ -183,8 +191,12 @@ class LinearReadout:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
         """Build a readout from the values of `to_arrays`; raise `InputError` if their shapes do not match."""
         targets = Targets(int(settings["outputs"]), int(settings["classes"]))
-        if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (targets.columns,):
-            raise InputError("readout: the shapes of the weights do not match the labels; fit the readout again")
+        if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (
+            targets.columns,
+        ):
+            raise InputError(
+                "readout: the shapes of the weights do not match the labels; fit the readout again"
+            )
         coef, intercept = (np.asarray(arrays[name], np.float64) for name in ("coef", "intercept"))
         link = settings.get("link", "softmax")  # absent from readouts of format 2
         temperature = float(settings["temperature"])
@@ -194,12 +206,13 @@ class LinearReadout:
 class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
-    Class weights of the targets weight the samples. For real targets the accuracy is the mean over outputs of
+    Class weights of the targets weight the samples. For real targets the accuracy is the mean over
+    outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
-    where a constant output scores 1 if it is predicted exactly, else 0. The loss, which ranks equally accurate ones, is
-    the mean squared distance between the scores and the coding of the labels.
+    where a constant output scores 1 if it is predicted exactly, else 0. The loss, which ranks equally
+    accurate ones, is the mean squared distance between the scores and the coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
@@ -261,9 +274,11 @@ def best_penalty(
 ) -> int:
     """Return the index of the most accurate penalty; ties go to the smaller loss, then to the larger penalty.
 
-    With standard errors (A,), return the largest penalty whose accuracy is within one standard error of the highest.
+    With standard errors (A,), return the largest penalty whose accuracy is within one standard error
+    of the highest.
     """
-    # On few rows, many penalties are equally accurate, and the largest of them is often far too large.
+    # On few rows, many penalties are equally accurate, and the largest of them is often far too
+    # large.
     best = int(np.lexsort((alphas, -losses, accuracies))[-1])
     if errors is None:
         return best
@@ -284,8 +299,9 @@ def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Reshape a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) to samples.
 
-    If there are several tokens and all are readout tokens, each token with labels (see `has_labels`) is a sample.
-    Otherwise each row is a sample: its tokens concatenated, and the labels of its readout tokens concatenated.
+    If there are several tokens and all are readout tokens, each token with labels (see `has_labels`)
+    is a sample. Otherwise each row is a sample: its tokens concatenated, and the labels of its
+    readout tokens concatenated.
     """
     if 1 < x.shape[1] == y.shape[1]:
         known = has_labels(y)

@@ -1,14 +1,18 @@
 """Multinomial logistic readouts for all penalties, fitted in shared passes over the features.
 
-For standardised features z_i, weights p_i and a penalty alpha (scikit-learn's 1 / C), the readout of an output solves
+For standardised features z_i, weights p_i and a penalty alpha (scikit-learn's 1 / C), the readout of
+an output solves
 
-    min over W, b   sum_i p_i ( log sum_c exp(b_c + W_c' z_i) - (b + W' z_i)_{y_i} )  +  alpha / 2 || W ||^2 .
+    min over W, b   sum_i p_i ( log sum_c exp(b_c + W_c' z_i) - (b + W' z_i)_{y_i} )  +  alpha / 2 ||
+    W ||^2 .
 
-At W = 0 and equal class probabilities the Hessian in W is k Z'PZ + alpha I, with P = diag(p) and k = 1 / classes (1 / 4
-for two classes, which have one column). Let Z'PZ have eigenvectors V and eigenvalues l. In the unknowns U of
-W = V (k l + alpha)^-1/2 U the Hessian is the identity, and L-BFGS needs tens of passes instead of hundreds.
+At W = 0 and equal class probabilities the Hessian in W is k Z'PZ + alpha I, with P = diag(p) and k =
+1 / classes (1 / 4 for two classes, which have one column). Let Z'PZ have eigenvectors V and
+eigenvalues l. In the unknowns U of W = V (k l + alpha)^-1/2 U the Hessian is the identity, and L-BFGS
+needs tens of passes instead of hundreds.
 
-Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
+Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the
+Hessian).
 """
 
 from collections import deque
@@ -67,11 +71,14 @@ def logistic_path(
 ) -> LinearPath:
     """Return the logistic model of every penalty; ``training`` is what `gather` returned for ``train``.
 
-    Products are in float64 for float64 features, else in float32. A penalty is solved if the next step is shorter than
-    ``tolerance`` times the solution, and is given up after ``passes`` passes over the data.
+    Products are in float64 for float64 features, else in float32. A penalty is solved if the next
+    step is shorter than ``tolerance`` times the solution, and is given up after ``passes`` passes
+    over the data.
     """
     if not targets.classes:
-        raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
+        raise InputError(
+            "logistic readout: the targets are real values; use the ridge readout for regression"
+        )
     size = len(training.xx if isinstance(training, Moments) else training.x)
     with blas_threads(many=size >= LARGE_MATRIX):
         problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
@@ -88,9 +95,12 @@ def logistic_path(
 class _Problem:
     """The losses of every penalty and output, in unknowns for which the Hessian is the identity at the start."""
 
-    def __init__(self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training) -> None:
+    def __init__(
+        self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training
+    ) -> None:
         self.train, self.targets = train, targets
-        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; for samples, from their kernel matrix.
+        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; for samples, from their
+        # kernel matrix.
         if isinstance(training, Moments):
             self.mean, self.scale, count = training.mean, inverse(training.std), training.count
             matrix = training.xx * self.scale * self.scale[:, None]
@@ -110,7 +120,8 @@ class _Problem:
         self.columns = targets.classes if targets.classes > 2 else 1
         curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
         self.alphas = np.repeat(alphas, targets.outputs)
-        # A row is a problem (a penalty and an output); its columns are the axes and, last, the unpenalised intercept.
+        # A row is a problem (a penalty and an output); its columns are the axes and, last, the
+        # unpenalised intercept.
         along = 1 / np.sqrt(curvature * values[varies] + self.alphas[:, None])
         self.steps = np.pad(along, ((0, 0), (0, 1)), constant_values=1 / np.sqrt(curvature * count))
 
@@ -145,7 +156,10 @@ class _Problem:
             # Where all features are constant, every row must be rounded to the same value.
             dtype = np.result_type(whole.dtype, np.float32) if self.axes.size else np.float64
             for start in range(0, len(whole), BLOCK_ROWS):
-                x, y = whole[start : start + BLOCK_ROWS].astype(dtype, copy=False), labels[start : start + BLOCK_ROWS]
+                x, y = (
+                    whole[start : start + BLOCK_ROWS].astype(dtype, copy=False),
+                    labels[start : start + BLOCK_ROWS],
+                )
                 sample_weights, centred = self.targets.weights(y), np.subtract(x, self.mean.astype(dtype))
                 scores = centred @ weights.astype(dtype) + offset.astype(dtype)
                 loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
@@ -192,10 +206,12 @@ def lbfgs(
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
     """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
-    A step is shortened until the value falls by 1e-4 of the decrease that the slope predicts. The problem is solved if
-    the next step d has || d || <= tolerance * || x ||, or if its predicted decrease is below rounding errors.
+    A step is shortened until the value falls by 1e-4 of the decrease that the slope predicts. The
+    problem is solved if the next step d has || d || <= tolerance * || x ||, or if its predicted
+    decrease is below rounding errors.
 
-    Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
+    Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation
+    3.57.
     """
     value, gradient = yield x
     negligible = EPSILON * abs(value)
@@ -226,7 +242,9 @@ def lbfgs(
         x, value, gradient = trial, trial_value, trial_gradient
 
 
-def inverse_hessian_product(pairs: Sequence[tuple[np.ndarray, np.ndarray, float]], gradient: np.ndarray) -> np.ndarray:
+def inverse_hessian_product(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray, float]], gradient: np.ndarray
+) -> np.ndarray:
     """Return H g from steps s, changes of the gradient y and products s'y, oldest first (two-loop recursion)."""
     product = gradient.copy()
     shares = []

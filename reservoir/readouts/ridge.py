@@ -4,12 +4,14 @@ With z = (x - m) / s the features standardised by their means m and standard dev
 
     W(alpha) = argmin  || Y - 1 b' - Z W ||^2 + alpha || W ||^2 ,   b unpenalised,
 
-which is W = (Z'Z + alpha I)^-1 Z'(Y - mean Y) from the moments, and b = mean Y. For fewer samples than features the
-kernel form W = Z'(ZZ' + alpha I)^-1 (Y - mean Y) needs only ZZ'. The matrix is reduced once to tridiagonal form, after
-which each penalty is cheap. In expectation over masks, dropout of the standardised features with rate p adds exactly
-such a penalty, alpha = samples * p / (1 - p), so a sweep over penalties is a sweep over dropout rates.
+which is W = (Z'Z + alpha I)^-1 Z'(Y - mean Y) from the moments, and b = mean Y. For fewer samples
+than features the kernel form W = Z'(ZZ' + alpha I)^-1 (Y - mean Y) needs only ZZ'. The matrix is
+reduced once to tridiagonal form, after which each penalty is cheap. In expectation over masks,
+dropout of the standardised features with rate p adds exactly such a penalty, alpha = samples * p / (1
+- p), so a sweep over penalties is a sweep over dropout rates.
 
-References: Hoerl and Kennard 1970, Ridge regression; Wager et al. 2013, Dropout training as adaptive regularization.
+References: Hoerl and Kennard 1970, Ridge regression; Wager et al. 2013, Dropout training as adaptive
+regularization.
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Tally, Targets
 
 _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
-_reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64)
+_reduce, _reduce_work, _apply, _solve = get_lapack_funcs(
+    ("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64
+)
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
 CHUNK = 2048  # features of a kernel matrix that are read at once
 BLOCK_ROWS = 2048  # products reach 93% of the speed of a single one; of 1,024 rows, 78%
-# From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its threads. With fewer,
-# they mostly wait for each other: the readouts of 1,078 digits took 10 s in two threads and 7 s in one.
+# From this number of multiplications of a product, or rows of a reduced matrix, BLAS uses all its
+# threads. With fewer, they mostly wait for each other: the readouts of 1,078 digits took 10 s in two
+# threads and 7 s in one.
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
 
 
@@ -52,8 +57,8 @@ def blas_threads(*, many: bool) -> AbstractContextManager[Any]:
 class Arithmetic:
     """Matrix products with NumPy on the CPU, or with torch on a ``device`` named as in torch, such as ``cuda:1``.
 
-    Data is moved to the device block by block. Moments and kernel matrices are in float64, scores in the precision of
-    the features, and never in TF32, whose 10-bit mantissa would cost three digits.
+    Data is moved to the device block by block. Moments and kernel matrices are in float64, scores in
+    the precision of the features, and never in TF32, whose 10-bit mantissa would cost three digits.
     """
 
     device: str | None = None
@@ -110,8 +115,8 @@ def products_on(chosen: Arithmetic) -> Iterator[None]:
 class Moments:
     """Centred second moments of features and targets; their size depends on the width alone.
 
-    For samples x (w,), targets y (t,) and weights p (1 by default), ``count`` is sum p, ``mean`` (w,) is m = sum p x /
-    sum p, ``y_mean`` (t,) is n = sum p y / sum p, and
+    For samples x (w,), targets y (t,) and weights p (1 by default), ``count`` is sum p, ``mean`` (w,)
+    is m = sum p x / sum p, ``y_mean`` (t,) is n = sum p y / sum p, and
 
         xx = sum p (x - m)(x - m)'      xy = sum p (x - m)(y - n)'
     """
@@ -161,13 +166,15 @@ class Accumulator:
         self._shift: tuple[Any, Any] | None = None
 
     def _allocate(self, width: int, targets: int) -> None:
-        # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of a transformer's
-        # features, products in float32 err by about 1, and so hide a penalty of about 1 in every solution.
+        # Sums are in float64. If the largest eigenvalue of the scatter is 1e7, as for 10,000 rows of
+        # a transformer's features, products in float32 err by about 1, and so hide a penalty of about
+        # 1 in every solution.
         def zeros(*shape: int) -> Any:
             return self._on.put(np.zeros(shape))
 
         self._x, self._xx = zeros(BLOCK_ROWS, width), zeros(width, width)
-        # The last column holds square roots of the weights, so that its products with the others are sums over rows.
+        # The last column holds square roots of the weights, so that its products with the others are
+        # sums over rows.
         self._z, self._xz, self._sums = (zeros(rows, targets + 1) for rows in (BLOCK_ROWS, width, 1))
 
     def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> None:
@@ -191,7 +198,9 @@ class Accumulator:
         count = 0.0 if self._shift is None else float(self._sums[0, -1])
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0; give at least one")
-        lower, xz, sums, shift, y_shift = map(self._on.fetch, (self._xx, self._xz, self._sums, *self._shift))
+        lower, xz, sums, shift, y_shift = map(
+            self._on.fetch, (self._xx, self._xz, self._sums, *self._shift)
+        )
         apart, y_apart = xz[:, -1] / count, sums[0, :-1] / count
         xx = np.multiply.outer(-count * apart, apart)
         xx += lower
@@ -230,7 +239,9 @@ def check_finite(values: np.ndarray, what: str, first: int = 0) -> None:
     wrong = np.flatnonzero(~np.isfinite(values))
     if wrong.size:
         number = first + wrong[0]
-        raise InputError(f"readout: {what} {number} is not finite, or too large, in some row; remove the row")
+        raise InputError(
+            f"readout: {what} {number} is not finite, or too large, in some row; remove the row"
+        )
 
 
 def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
@@ -254,7 +265,9 @@ def by_fold(train: Iterable[FoldBlock], repeat: int = 0) -> Iterator[tuple[Any, 
             yield k, *(part[numbers == k] for part in (x, y, *weights))
 
 
-def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int, repeat: int = 0) -> list[Moments]:
+def fold_moments(
+    train: Iterable[FoldBlock], targets: Targets, folds: int, repeat: int = 0
+) -> list[Moments]:
     """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
     accumulators = [Accumulator() for _ in range(folds)]
     for k, x, y, *weights in by_fold(train, repeat):
@@ -272,9 +285,10 @@ def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
 class LinearPath:
     """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
 
-    They are made from weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or (t,).
-    ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) holds the scores of x = 0, and
-    ``converged`` (A,) says whether an iterative solver reached its tolerance.
+    They are made from weights (A, w, t) of standardised features (x - mean) * scale, and their offset
+    (A, t) or (t,). ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) holds
+    the scores of x = 0, and ``converged`` (A,) says whether an iterative solver reached its
+    tolerance.
     """
 
     def __init__(
@@ -300,7 +314,8 @@ class Scorer:
     """Scores blocks of features under every penalty of a path, with one matrix product per block."""
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
-        # For real targets the offset is added in float64: float32 next to a mean of 1e5 would lose a spread of 0.3.
+        # For real targets the offset is added in float64: float32 next to a mean of 1e5 would lose a
+        # spread of 0.3.
         self._path, self._real = path, targets is not None and not targets.classes
         self._on, self._dtype = arithmetic(), np.dtype(np.void)
 
@@ -310,8 +325,11 @@ class Scorer:
         penalties, width, targets = path.coef.shape
         if dtype != self._dtype:
             center = path.center.astype(dtype)
-            # The offset must be computed with the rounded center, which is the one that is subtracted.
-            self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
+            # The offset must be computed with the rounded center, which is the one that is
+            # subtracted.
+            self._offset = (
+                (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
+            )
             self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
             self._center, self._dtype = on.put(center), dtype
         centred = on.put(x) - self._center  # keeps the digits of a channel at 3000 +- 0.5
@@ -331,20 +349,22 @@ def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
 def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t).
 
-    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With A = Q T Q', Q orthogonal
-    and T tridiagonal,
+    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With A = Q T
+    Q', Q orthogonal and T tridiagonal,
 
         (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
     takes linear time for each further penalty, in addition to two products with Q.
 
-    References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
+    References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17,
+    134-145.
     """
     n = len(matrix)
     if n == 1:
         return b / (matrix + alphas[:, None, None])
     with blas_threads(many=n >= LARGE_MATRIX):
-        # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth of the time.
+        # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth
+        # of the time.
         if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
             matrix[np.diag_indices(n)] += alphas[0]
             factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
@@ -355,13 +375,15 @@ def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np
 def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the solutions of `solve_penalties` for several penalties."""
     n = len(matrix)
-    # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition, which begins with it.
-    # The transpose of a symmetric C array is the same matrix in Fortran order, so nothing is copied.
+    # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition,
+    # which begins with it. The transpose of a symmetric C array is the same matrix in Fortran order,
+    # so nothing is copied.
     work = int(_reduce_work(n, lower=1)[0])
     reduced, diagonal, off_diagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
     reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q
-    # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
-    # error of the largest one is used as it is; a smaller one is raised until it does: T + alpha I must be definite.
+    # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them
+    # above the rounding error of the largest one is used as it is; a smaller one is raised until it
+    # does: T + alpha I must be definite.
     lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
     top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
     least = n * np.finfo(np.float64).eps * top - lowest
@@ -397,10 +419,11 @@ def ridge_path(
 class KernelMatrix:
     """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
 
-    Features are scaled by their standard deviation over all samples, as in the final readout, times ``emphasis`` (w,),
-    and centred by the mean of the fitted samples. Samples ``x`` (n, w) have ``weights`` (n,), 1 by default. ``known``
-    is the `KernelMatrix` of the first features of ``x``, with the same weights and without emphasis; its products are
-    reused if ``emphasis`` is the same for all these features.
+    Features are scaled by their standard deviation over all samples, as in the final readout, times
+    ``emphasis`` (w,), and centred by the mean of the fitted samples. Samples ``x`` (n, w) have
+    ``weights`` (n,), 1 by default. ``known`` is the `KernelMatrix` of the first features of ``x``,
+    with the same weights and without emphasis; its products are reused if ``emphasis`` is the same
+    for all these features.
     """
 
     def __init__(
@@ -448,8 +471,14 @@ class KernelMatrix:
     def first(self, rows: int) -> KernelMatrix:
         """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
         part = copy(self)
-        part.x, part.weights, part.products = self.x[:rows], self.weights[:rows], self.products[:rows, :rows]
-        part.mean = np.concatenate([np.average(part.x[:, one], axis=0, weights=part.weights) for one in self._chunks()])
+        part.x, part.weights, part.products = (
+            self.x[:rows],
+            self.weights[:rows],
+            self.products[:rows, :rows],
+        )
+        part.mean = np.concatenate(
+            [np.average(part.x[:, one], axis=0, weights=part.weights) for one in self._chunks()]
+        )
         return part
 
     def _chunks(self, first: int = 0) -> Iterator[slice]:
@@ -466,7 +495,8 @@ def held_out_scores(
         fitted, held = fold != k, fold == k
         among_fitted = products[np.ix_(fitted, fitted)]
         dual, offset = _dual(among_fitted, weights[fitted], y[fitted], alphas)
-        # Products of held-out samples with fitted ones, both centred by the mean of the fitted samples.
+        # Products of held-out samples with fitted ones, both centred by the mean of the fitted
+        # samples.
         share = weights[fitted] / weights[fitted].sum()
         with blas_threads(many=len(products) >= LARGE_MATRIX):
             among = among_fitted @ share
@@ -490,15 +520,17 @@ def _dual(
 
 def balance_raw(raw: np.ndarray) -> np.ndarray:
     """Return factors (w,) of standardised features that give the ``raw`` ones (w,) half of the variance."""
-    # Otherwise a few hundred raw features among ten thousand others would have no influence. The total variance stays
-    # the same, so that penalties keep their size.
+    # Otherwise a few hundred raw features among ten thousand others would have no influence. The
+    # total variance stays the same, so that penalties keep their size.
     return np.sqrt(len(raw) / 2 / np.where(raw, raw.sum(), (~raw).sum()))
 
 
 def positive(alphas: np.ndarray) -> np.ndarray:
     """Return the penalties; raise `InputError` if one is not a positive number."""
     if not (len(alphas) and np.isfinite(alphas).all() and np.min(alphas) > 0):
-        raise InputError(f"readout: the penalties are {alphas.tolist()}; give one or more, all positive numbers")
+        raise InputError(
+            f"readout: the penalties are {alphas.tolist()}; give one or more, all positive numbers"
+        )
     return alphas
 
 

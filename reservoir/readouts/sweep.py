@@ -1,10 +1,11 @@
 """Choice of a penalty on validation samples or by cross-validation.
 
-Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer than the features.
-Folds need no passes of their own. With many samples, the moments of all folds but one are a sum of the folds' moments,
-and a second pass scores each sample by the path that was not fitted on it. With few samples, their products serve all
-folds. Features are standardised once, over all samples and without the labels, because rounding errors of a channel
-that varies in one fold would be scaled up in the others.
+Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer
+than the features. Folds need no passes of their own. With many samples, the moments of all folds but
+one are a sum of the folds' moments, and a second pass scores each sample by the path that was not
+fitted on it. With few samples, their products serve all folds. Features are standardised once, over
+all samples and without the labels, because rounding errors of a channel that varies in one fold would
+be scaled up in the others.
 """
 
 import functools
@@ -18,7 +19,15 @@ import numpy as np
 from scipy.special import log_softmax
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, RereadableBlocks, Tally, Targets, best_penalty
+from reservoir.readouts.linear import (
+    Block,
+    FoldBlock,
+    LinearReadout,
+    RereadableBlocks,
+    Tally,
+    Targets,
+    best_penalty,
+)
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
@@ -122,7 +131,8 @@ def sweep(
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; train and valid are iterated once each.
 
-    Known ``moments`` of train save its pass. ``emphasis`` (w,) holds factors of the standardised features.
+    Known ``moments`` of train save its pass. ``emphasis`` (w,) holds factors of the standardised
+    features.
     """
     path = solve(gather(train, targets) if moments is None else moments, alphas, emphasis)
     return Sweep(path, score(path, valid, targets))
@@ -167,17 +177,20 @@ def cross_sweep(
 ) -> Sweep:
     """Fit a ridge readout for every penalty, and choose one by repeated K-fold cross-validation.
 
-    The accuracy of a penalty is taken over all samples, each scored by the model of the other folds, and averaged over
-    the repeats. The returned path is fitted on all samples, the temperature on the held-out scores of the first repeat.
+    The accuracy of a penalty is taken over all samples, each scored by the model of the other folds,
+    and averaged over the repeats. The returned path is fitted on all samples, the temperature on the
+    held-out scores of the first repeat.
 
-    ``train`` is iterated several times; a sample of weight 2 counts as two. ``moments`` are those that `fold_moments`
-    returned before, and save a pass. ``emphasis`` (w,) and ``known`` are as in `KernelMatrix`. With
-    ``one_standard_error``, the largest penalty within one standard error (over folds) of the best accuracy is chosen.
+    ``train`` is iterated several times; a sample of weight 2 counts as two. ``moments`` are those
+    that `fold_moments` returned before, and save a pass. ``emphasis`` (w,) and ``known`` are as in
+    `KernelMatrix`. With ``one_standard_error``, the largest penalty within one standard error (over
+    folds) of the best accuracy is chosen.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
     few, kernel = None if moments else head(train)[0], None
-    # For each repeat, blocks: fold, held-out scores (A, m, t) of every penalty, labels (m, outputs), optional weights.
+    # For each repeat, blocks: fold, held-out scores (A, m, t) of every penalty, labels (m, outputs),
+    # optional weights.
     scored: list[Iterable[tuple[Any, ...]]] = []
     if few is not None:
         x, y, fold, *weights = few
@@ -186,14 +199,19 @@ def cross_sweep(
         for one in fold.reshape(len(y), -1).T:
             scores = held_out_scores(kernel.products, kernel.weights, coded, one, alphas)
             parts = [(k, one == k) for k in range(folds)]
-            scored.append([(k, scores[:, held], *(part[held] for part in (y, *weights))) for k, held in parts])
+            scored.append(
+                [(k, scores[:, held], *(part[held] for part in (y, *weights))) for k, held in parts]
+            )
     else:
-        parts = moments or [one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)]
+        parts = moments or [
+            one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)
+        ]
         whole = functools.reduce(operator.add, parts[:folds])
         path = DeferredPath(alphas, functools.partial(ridge_path, whole, emphasis=emphasis))
         for repeat in range(repeats):
             mine = parts[repeat * folds : (repeat + 1) * folds]
-            # The moments of the other folds are added: differences from the total give constant channels some variance.
+            # The moments of the other folds are added: differences from the total give constant
+            # channels some variance.
             rests = [functools.reduce(operator.add, [*mine[:k], *mine[k + 1 :]]) for k in range(folds)]
             paths = [ridge_path(rest, alphas, whole.std, emphasis) for rest in rests]
             scored.append(RereadableBlocks(_score_blocks, (train, repeat, paths, targets)))
@@ -244,12 +262,16 @@ def kernel_matrix(x: np.ndarray) -> np.ndarray:
 
 
 def score_by_kernel(
-    kernel: np.ndarray, y: np.ndarray, targets: Targets, folds: np.ndarray, alphas: np.ndarray = SCORING_ALPHAS
+    kernel: np.ndarray,
+    y: np.ndarray,
+    targets: Targets,
+    folds: np.ndarray,
+    alphas: np.ndarray = SCORING_ALPHAS,
 ) -> HeldOutScore:
     """Return the held-out score of the most accurate penalty; of equally accurate ones, that with the smallest loss.
 
-    ``kernel`` (n, n) is a sum of `kernel_matrix` over concatenated columns, ``y`` (n, outputs) are labels, and
-    ``folds`` (repeats, n) holds the fold of each sample in each repeat.
+    ``kernel`` (n, n) is a sum of `kernel_matrix` over concatenated columns, ``y`` (n, outputs) are
+    labels, and ``folds`` (repeats, n) holds the fold of each sample in each repeat.
     """
     products, weights, coded = kernel.astype(np.float64), np.ones(len(y)), targets.encode(y)
     scores = np.stack([held_out_scores(products, weights, coded, fold, alphas) for fold in folds], axis=1)

@@ -4,11 +4,13 @@ With z_l the standardised features of layer l, all of one width, and weights w =
 
     scores = (sum_l w_l z_l) W + b ,
 
-which is linear in the concatenated columns of all layers. The weights minimise the squared error of ridge regression on
-held-out training rows: each half is predicted by the solution of the other half. L-BFGS follows the gradient through
-both solutions. Then W is fitted to all training rows for every penalty.
+which is linear in the concatenated columns of all layers. The weights minimise the squared error of
+ridge regression on held-out training rows: each half is predicted by the solution of the other half.
+L-BFGS follows the gradient through both solutions. Then W is fitted to all training rows for every
+penalty.
 
-References: Peters et al. (2018), Deep contextualized word representations; Yang et al. (2021), SUPERB.
+References: Peters et al. (2018), Deep contextualized word representations; Yang et al. (2021),
+SUPERB.
 """
 
 from collections.abc import Iterable, Iterator
@@ -50,7 +52,11 @@ class LayerSum:
 
 
 def weighted_sweep(
-    train: Iterable[Block], valid: Iterable[Block], targets: Targets, layer_sum: LayerSum, alphas: np.ndarray
+    train: Iterable[Block],
+    valid: Iterable[Block],
+    targets: Targets,
+    layer_sum: LayerSum,
+    alphas: np.ndarray,
 ) -> Sweep:
     """Fit a ridge readout of a sum of layers for every penalty and choose one by validation."""
     path = layer_sum.joined(solve(gather(layer_sum.blocks(train), targets), alphas))
@@ -58,7 +64,13 @@ def weighted_sweep(
 
 
 def learn_layers(
-    train: Iterable[Block], valid: Iterable[Block], targets: Targets, alphas: np.ndarray, *, layers: int, samples: int
+    train: Iterable[Block],
+    valid: Iterable[Block],
+    targets: Targets,
+    alphas: np.ndarray,
+    *,
+    layers: int,
+    samples: int,
 ) -> LayerSum:
     """Return the sum of ``layers`` layers with learned weights; ``samples`` is the number of training samples."""
     every, start, taken = -(-samples // MAX_SAMPLES), 0, []
@@ -68,7 +80,9 @@ def learn_layers(
     x, y = (np.concatenate(part) for part in zip(*taken, strict=True))
     mean, variance = x.mean(axis=0, dtype=np.float64), x.var(axis=0, dtype=np.float64)
     # The penalty is the one that scores best on valid for the plain mean of the layers.
-    plain = LayerSum(weights=np.full(layers, 1 / layers), mean=mean, scale=inverse(deviation(variance, mean)))
+    plain = LayerSum(
+        weights=np.full(layers, 1 / layers), mean=mean, scale=inverse(deviation(variance, mean))
+    )
     alpha = weighted_sweep([(x, y)], valid, targets, plain, alphas).alpha
     counted = np.asarray(targets.weights(y, np.ones(len(y))))
     weights = _minimise(plain.layers(x), targets.encode(y), counted, alpha)

@@ -26,7 +26,18 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["SPLITS", "TASKS", "Piece", "Scaling", "Source", "Split", "Task", "Tokens", "Vectors", "check_split"]
+__all__ = [
+    "SPLITS",
+    "TASKS",
+    "Piece",
+    "Scaling",
+    "Source",
+    "Split",
+    "Task",
+    "Tokens",
+    "Vectors",
+    "check_split",
+]
 __all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
 __all__ += ["task_named"]
 
@@ -55,10 +66,13 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     if own and not (Path(name).suffix or "/" in name or Path(name).is_dir() or name.startswith(PREFIX)):
         tasks = f"give one of {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}; {tasks}{nearest(name, TASKS)}")
-    known = {item.name: item.default for item in fields(TASKS.get(name, OwnDataOptions)) if item.name != "data"}
+    known = {
+        item.name: item.default for item in fields(TASKS.get(name, OwnDataOptions)) if item.name != "data"
+    }
     if parameters.get("protocol", "ours") not in PROTOCOLS:
         raise InputError(f"{name}: protocol is {parameters['protocol']!r}; give ours or paper")
-    if not own and "protocol" not in known:  # every named task accepts a protocol, but these data do not depend on it
+    # every named task accepts a protocol, but these data do not depend on it
+    if not own and "protocol" not in known:
         parameters.pop("protocol", None)
     for parameter, value in parameters.items():
         if parameter not in known:

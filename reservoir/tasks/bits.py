@@ -11,8 +11,10 @@ from reservoir.tasks.rows import row_hash
 from reservoir.tasks.source import Piece, Source, classes_of, full_lengths, generated_pieces
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens, Vectors
 
-PIECE_ROWS = 1024  # drawn from one generator; part of the tasks, because another number would give other rows
-HELD_OUT_BITS = range(6, 21)  # bits of an input: enough that each split has inputs, and few enough to list all inputs
+# drawn from one generator; part of the tasks, because another number would give other rows
+PIECE_ROWS = 1024
+# bits of an input: enough that each split has inputs, and few enough to list all inputs
+HELD_OUT_BITS = range(6, 21)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +32,15 @@ class _Bits(Source):
 
     name: ClassVar[str]
     copies: ClassVar[int] = 0  # strings besides the patterns
-    floor: ClassVar[float | None] = None  # accuracy of copying the visible input, if it is above that of a constant
+    # accuracy of copying the visible input, if it is above that of a constant
+    floor: ClassVar[float | None] = None
     endless = True
 
     def __post_init__(self) -> None:
         if self.n % self.token_bits:
-            raise InputError(f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change one")
+            raise InputError(
+                f"{self.name}: n is {self.n}, not a multiple of token_bits, {self.token_bits}; change one"
+            )
 
     @property
     def task(self) -> Task:
@@ -50,7 +55,9 @@ class _Bits(Source):
             outputs=self.token_bits,
             floor=self.floor,
             # An option that is off is left out, because it is newer than the keys of the tasks.
-            parameters={name: value for name, value in vars(self).items() if name != "data" and value is not False},
+            parameters={
+                name: value for name, value in vars(self).items() if name != "data" and value is not False
+            },
         )
 
     def pieces(self) -> list[Piece]:
@@ -74,10 +81,11 @@ class _Bits(Source):
 class BitMemory(_Bits):
     """Recall one of several bit strings from a copy with some bits masked.
 
-    The input is ``patterns`` strings of ``n`` bits of -1 and +1, ``token_bits`` bits per token, then one of the strings
-    with each bit set to 0 with probability ``mask``. The labels of its tokens are the original bits. The defaults are
-    those of Lu et al. (2021): 120 tokens of 50 bits, the last 20 read out. A model that copies the visible bits and
-    guesses the others gets ``1 - mask / 2`` of all bits right, 75% by default.
+    The input is ``patterns`` strings of ``n`` bits of -1 and +1, ``token_bits`` bits per token, then
+    one of the strings with each bit set to 0 with probability ``mask``. The labels of its tokens are
+    the original bits. The defaults are those of Lu et al. (2021): 120 tokens of 50 bits, the last 20
+    read out. A model that copies the visible bits and guesses the others gets ``1 - mask / 2`` of all
+    bits right, 75% by default.
     """
 
     n: int = 1000
@@ -100,7 +108,9 @@ class BitMemory(_Bits):
     def _draw(self, draw: np.random.Generator, part: str) -> tuple[np.ndarray, np.ndarray]:
         strings = 2 * draw.integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8) - 1
         asked = strings[np.arange(PIECE_ROWS), draw.integers(0, self.patterns, PIECE_ROWS)]
-        shown = np.where(draw.random((PIECE_ROWS, self.n), dtype=np.float32) < self.mask, 0, asked).astype(np.int8)
+        shown = np.where(draw.random((PIECE_ROWS, self.n), dtype=np.float32) < self.mask, 0, asked).astype(
+            np.int8
+        )
         return np.concatenate([strings, shown[:, None]], axis=1), asked > 0
 
 
@@ -108,11 +118,12 @@ class BitMemory(_Bits):
 class BitXor(_Bits):
     """Add bit strings modulo two, bit by bit.
 
-    The input is ``patterns`` strings of ``n`` bits, ``token_bits`` bits per token; the labels of the tokens
-    of the last string are the sums. The defaults are those of Lu et al. (2021): 10 tokens of one bit, the last 5 read
-    out. There are only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs, and the test shows only
-    whether the function can be fitted. With ``held_out``, a hash of the input decides its split (80/10/10%), and the
-    test shows whether the readout generalises.
+    The input is ``patterns`` strings of ``n`` bits, ``token_bits`` bits per token; the labels of the
+    tokens of the last string are the sums. The defaults are those of Lu et al. (2021): 10 tokens of
+    one bit, the last 5 read out. There are only ``2 ** (n * patterns)`` inputs (1,024), so the splits
+    share inputs, and the test shows only whether the function can be fitted. With ``held_out``, a
+    hash of the input decides its split (80/10/10%), and the test shows whether the readout
+    generalises.
     """
 
     n: int = 5
@@ -134,7 +145,9 @@ class BitXor(_Bits):
             share = row_hash(inputs) / 2.0**64
             low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[part]
             inputs = draw.choice(inputs[(share >= low) & (share < high)], PIECE_ROWS)
-            strings = (inputs[:, None] >> np.arange(self.n * self.patterns) & 1).astype(np.int8).reshape(shape)
+            strings = (
+                (inputs[:, None] >> np.arange(self.n * self.patterns) & 1).astype(np.int8).reshape(shape)
+            )
         else:
             strings = draw.integers(0, 2, shape, dtype=np.int8)
         return strings, strings.sum(axis=1) % 2
@@ -144,9 +157,10 @@ class BitXor(_Bits):
 class ModularAddition(Source):
     """Add two numbers modulo ``modulus``, as in Zhong and Andreas 2024.
 
-    A row is three symbols: two numbers from 0 to ``modulus - 1`` and an equals sign; the label is the sum. Each pair of
-    numbers is a row. A hash of the unordered pair chooses the split (90/5/5%), so no pair of the test rows is in the
-    training rows, in either order. Chance accuracy is ``1 / modulus``.
+    A row is three symbols: two numbers from 0 to ``modulus - 1`` and an equals sign; the label is the
+    sum. Each pair of numbers is a row. A hash of the unordered pair chooses the split (90/5/5%), so
+    no pair of the test rows is in the training rows, in either order. Chance accuracy is ``1 /
+    modulus``.
     """
 
     data: Path | None = None  # not used

@@ -1,8 +1,9 @@
 """ListOps: the value of a nested expression, generated or from Long Range Arena's files.
 
-An expression is a digit, or an operator with 2 or more expressions and a closing bracket: ``[MAX 4 [MIN 2 3 ] 0 ]``.
-The operators are the minimum, the maximum, the median (truncated), and ``SM``, the sum modulo 10. The language and the
-generator's probabilities are those of Nangia and Bowman (2018), as Long Range Arena (Tay et al. 2021) uses them.
+An expression is a digit, or an operator with 2 or more expressions and a closing bracket: ``[MAX 4
+[MIN 2 3 ] 0 ]``. The operators are the minimum, the maximum, the median (truncated), and ``SM``, the
+sum modulo 10. The language and the generator's probabilities are those of Nangia and Bowman (2018),
+as Long Range Arena (Tay et al. 2021) uses them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,15 @@ from statistics import median
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks.source import Piece, Source, classes_of, find_file, generated_pieces, padded, read_texts
+from reservoir.tasks.source import (
+    Piece,
+    Source,
+    classes_of,
+    find_file,
+    generated_pieces,
+    padded,
+    read_texts,
+)
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
 OPERATIONS: dict[str, Callable[[list[int]], int]] = {
@@ -32,7 +41,8 @@ _BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
 
 def parse(text: str) -> tuple[bytes, int]:
     """Return the symbols of an expression, without parentheses, and its value; raise `ValueError` if it has none."""
-    # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat the brackets.
+    # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat
+    # the brackets.
     words = text.replace("(", " ").replace(")", " ").split()
     if unknown := next((word for word in words if word not in _IDS), None):
         raise ValueError(f"{unknown!r} is not a symbol of ListOps; use {' '.join(_IDS)} and parentheses")
@@ -45,7 +55,8 @@ def parse(text: str) -> tuple[bytes, int]:
 
 def evaluate(symbols: bytes) -> int | None:
     """Return the value of an expression, or None if its brackets do not balance."""
-    # The arguments so far of each operator that is open, which comes first; the outermost level has no operator.
+    # The arguments so far of each operator that is open, which comes first; the outermost level has
+    # no operator.
     levels: list[list[int]] = [[0]]
     for symbol in symbols:
         if symbol < OPERATOR:
@@ -99,7 +110,8 @@ def _grow(
         levels.append((tree, symbol, parent))
         branching = np.flatnonzero(operator)
         number = draw.integers(2, arguments + 1, len(branching))
-        # The length includes symbols that must still follow, so a tree is dropped once it is certain to be too long.
+        # The length includes symbols that must still follow, so a tree is dropped once it is certain
+        # to be too long.
         alive = length + np.bincount(tree[branching], number, roots) <= longest
         length[~alive] = longest + 1
         branching, number = branching[alive[tree[branching]]], number[alive[tree[branching]]]
@@ -110,12 +122,20 @@ def _grow(
     return levels, length
 
 
-PIECE_ROWS = 4096  # drawn from one generator; part of the task, because another number would give other rows
+# drawn from one generator; part of the task, because another number would give other rows
+PIECE_ROWS = 4096
 MAX_LINE = 2**20  # letters of a line that are read; the longest of Long Range Arena have about 20,000
 ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
-NEVER_TWICE = 64  # symbols of expressions that are not compared: a million rows have equal ones with probability 1e-10
+# symbols of expressions that are not compared: a million rows have equal ones with probability 1e-10
+NEVER_TWICE = 64
 
-FOLDERS = ("", "listops", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
+FOLDERS = (
+    "",
+    "listops",
+    "listops-1000",
+    "lra_release/listops-1000",
+    "lra_release/lra_release/listops-1000",
+)
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 
 
@@ -123,15 +143,17 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 class ListOps(Source):
     """Evaluate expressions of Long Range Arena's files if the data folder has them, else generated ones; ten classes.
 
-    ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost, generated expressions have 500
-    to 2,000 symbols, padding counts as input (the last position is read), and the test split is the validation split.
+    ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost, generated
+    expressions have 500 to 2,000 symbols, padding counts as input (the last position is read), and
+    the test split is the validation split.
     """
 
     data: Path | None = None
     source: str = "auto"  # auto, files or generated
     protocol: str = "ours"  # ours or paper
     max_tokens: int = 512  # sequences of the files, and of the paper's protocol, are cut to this length
-    min_length: int | None = None  # symbols of a generated expression; default 100, or 500 in the paper's protocol
+    # symbols of a generated expression; default 100, or 500 in the paper's protocol
+    min_length: int | None = None
     max_length: int | None = None  # default 512, or 2,000 in the paper's protocol
     train_rows: int = 96_000  # as many as Long Range Arena has
     valid_rows: int = 2000
@@ -224,7 +246,9 @@ class ListOps(Source):
     @cached_property
     def _from_files(self) -> bool:
         if self.source == "auto":
-            return self.data is not None and any((self.data / f / FILES["train"]).is_file() for f in FOLDERS)
+            return self.data is not None and any(
+                (self.data / f / FILES["train"]).is_file() for f in FOLDERS
+            )
         return self.source == "files"
 
     def _file(self, split: str) -> Path:
@@ -245,7 +269,9 @@ class ListOps(Source):
         fruitless = 0
         while len(found) < rows and fruitless < 100:
             before = len(found)
-            found |= dict.fromkeys(random_expressions(draw, ROOTS, self.depth, self.arguments, *self._lengths))
+            found |= dict.fromkeys(
+                random_expressions(draw, ROOTS, self.depth, self.arguments, *self._lengths)
+            )
             fruitless = 0 if len(found) > before else fruitless + 1
         if len(found) < rows:
             start = f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]}"
@@ -258,10 +284,14 @@ class ListOps(Source):
         with path.open(errors="replace") as file:
             lines = iter(lambda: file.readline(MAX_LINE), "")
             if next(lines, "").split()[:2] != ["Source", "Target"]:
-                raise InputError(f"{path}: its columns are not Source and Target; unpack it, or fetch it again")
+                raise InputError(
+                    f"{path}: its columns are not Source and Target; unpack it, or fetch it again"
+                )
             for number, line in enumerate(lines, 2):
                 text, _, target = line.rstrip("\n").partition("\t")
-                with as_input_error(f"{path}, line {number}: no expression with its value", "fetch the file again"):
+                with as_input_error(
+                    f"{path}, line {number}: no expression with its value", "fetch the file again"
+                ):
                     symbols, value = parse(text)
                     if target != str(value):
                         raise ValueError(f"its value is not {target[:20]}")

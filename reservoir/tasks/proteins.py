@@ -31,13 +31,14 @@ BUCKET = 100  # number of batches that TAPE's loader sorts by length together
 class Homology(Source):
     """Classify proteins into 1,195 folds.
 
-    TAPE (Rao et al. 2019) holds out whole folds (the split ``test``), superfamilies and families (further splits).
-    Proteins longer than ``max_tokens`` are dropped, and counted.
+    TAPE (Rao et al. 2019) holds out whole folds (the split ``test``), superfamilies and families
+    (further splits). Proteins longer than ``max_tokens`` are dropped, and counted.
 
-    ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs, and tests on the
-    validation split. As in the code of Lu et al. (2021), each protein is padded to the longest of its batch, the last
-    position is read, and whole batches longer than ``max_tokens`` are dropped. `batch_lengths` assigns the batches:
-    ``batch`` rows for training and four times as many for validation.
+    ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs,
+    and tests on the validation split. As in the code of Lu et al. (2021), each protein is padded to
+    the longest of its batch, the last position is read, and whole batches longer than ``max_tokens``
+    are dropped. `batch_lengths` assigns the batches: ``batch`` rows for training and four times as
+    many for validation.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -86,7 +87,9 @@ class Homology(Source):
         kept = np.flatnonzero(lengths <= self.max_tokens)
         y = classes_of(np.array(folds)[kept])
         rows = Split(x=x[kept], y=y, lengths=lengths[kept], dropped=len(proteins) - len(kept))
-        return {"valid": rows, "test": rows} if self._paper and piece.part == "valid" else {piece.part: rows}
+        return (
+            {"valid": rows, "test": rows} if self._paper and piece.part == "valid" else {piece.part: rows}
+        )
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""

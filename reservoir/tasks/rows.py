@@ -43,12 +43,14 @@ def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
 def grouped(groups: np.ndarray, shares: dict[str, float]) -> np.ndarray:
     """Return the split of each row, (rows,) of str; all rows of a group (rows,) are in one split.
 
-    Groups are ordered by a hash of their names. Each group is added to the first split without its full share of the
-    rows, and every split gets a group if there are enough groups.
+    Groups are ordered by a hash of their names. Each group is added to the first split without its
+    full share of the rows, and every split gets a group if there are enough groups.
     """
     names, members = np.unique(groups.astype(str), return_inverse=True)
     sizes = np.bincount(members)
-    order = np.argsort(row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()])), kind="stable")
+    order = np.argsort(
+        row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()])), kind="stable"
+    )
     ends, place, taken = np.cumsum(list(shares.values())) * len(groups), 0, 0
     split_of = np.zeros(len(names), np.int64)
     for left, group in zip(range(len(order), 0, -1), order, strict=True):

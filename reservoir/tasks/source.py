@@ -102,7 +102,9 @@ def padded(rows: Sequence[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(bytearray(x), np.uint8).reshape(len(rows), width), lengths
 
 
-def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
+def clean_symbols(
+    where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0
+) -> np.ndarray:
     """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
     real = np.arange(x.shape[1]) < lengths[:, None]
     wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
@@ -130,7 +132,9 @@ def find_file(task: str, data: Path | None, folders: Iterable[str], names: Seque
     """Return the first of several file names that exists in one of the folders below the data folder."""
     wanted = " or ".join(names)
     if data is None:
-        raise InputError(f"task {task!r} needs its files ({wanted}, ...), and no data folder was given; {REMEDY}")
+        raise InputError(
+            f"task {task!r} needs its files ({wanted}, ...), and no data folder was given; {REMEDY}"
+        )
     paths = [data / folder / name for folder in folders for name in names]
     if found := next((path for path in paths if path.is_file()), None):
         return found
@@ -142,7 +146,8 @@ def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:
 
     @lru_cache(maxsize=8)
     def drawn(block: int) -> Split:
-        # The first row of a piece seeds its generator: these pieces begin far after every prepared one.
+        # The first row of a piece seeds its generator: these pieces begin far after every prepared
+        # one.
         low = ((seed + 1) << 48) + block * FRESH_ROWS
         return source.read(Piece("train", low, low + FRESH_ROWS))["train"]
 
@@ -150,7 +155,9 @@ def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:
         blocks, which = np.unique(numbers // FRESH_ROWS, return_inverse=True)
         parts = [drawn(int(block)) for block in blocks]
         places = which * FRESH_ROWS + numbers % FRESH_ROWS
-        x, y, lengths = (np.concatenate([getattr(p, n) for p in parts])[places] for n in ("x", "y", "lengths"))
+        x, y, lengths = (
+            np.concatenate([getattr(p, n) for p in parts])[places] for n in ("x", "y", "lengths")
+        )
         return Split(x=x, y=y, lengths=lengths)
 
     return rows

@@ -39,10 +39,12 @@ class Task:
     outputs: int = 1  # per readout token, each with ``classes`` classes (or one real value)
     # Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    labels: tuple[str | int, ...] = ()  # names of the classes, in order, if the class numbers are not the names
+    # names of the classes, in order, if the class numbers are not the names
+    labels: tuple[str | int, ...] = ()
     alphabet: str = ""  # the letter of each symbol, for texts of your own; these are stored as code points
     pictures: int = 0  # side in pixels of your own images for models of vectors; they are stored as files
-    floor: float | None = None  # accuracy of copying the visible input, if it is above that of a constant answer
+    # accuracy of copying the visible input, if it is above that of a constant answer
+    floor: float | None = None
 
     @property
     def each(self) -> str:
@@ -55,10 +57,21 @@ class Task:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as plain JSON values; `from_dict` is its inverse."""
-        form = {"vectors": self.form.dim} if isinstance(self.form, Vectors) else {"tokens": self.form.vocabulary}
-        values = {**vars(self), "form": form, "parameters": dict(self.parameters), "labels": list(self.labels)}
+        form = (
+            {"vectors": self.form.dim}
+            if isinstance(self.form, Vectors)
+            else {"tokens": self.form.vocabulary}
+        )
+        values = {
+            **vars(self),
+            "form": form,
+            "parameters": dict(self.parameters),
+            "labels": list(self.labels),
+        }
         absent = {"alphabet": "", "pictures": 0, "floor": None}
-        return {name: value for name, value in values.items() if name not in absent or value != absent[name]}
+        return {
+            name: value for name, value in values.items() if name not in absent or value != absent[name]
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Task":
@@ -66,9 +79,13 @@ class Task:
         form, each = values["form"], values["parameters"].get("each", "")
         sizes = [*form.values(), *(values.get(name, 0) for name in SIZES)]
         lists = [values["labels"], *(values["parameters"].get(name, []) for name in ("columns", "events"))]
-        sound = all(type(size) is int and size >= 0 for size in sizes) and all(isinstance(one, list) for one in lists)
+        sound = all(type(size) is int and size >= 0 for size in sizes) and all(
+            isinstance(one, list) for one in lists
+        )
         if not sound or len(values["labels"]) not in (0, values["classes"]) or each not in ("", "token"):
-            raise InputError(f"task {str(values['name'])[:40]!r}: its description is damaged; extract the data again")
+            raise InputError(
+                f"task {str(values['name'])[:40]!r}: its description is damaged; extract the data again"
+            )
         form = Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"])
         return cls(**{**values, "form": form, "labels": tuple(values["labels"])})
 
@@ -77,8 +94,9 @@ class Task:
 class Split:
     """The rows of one split, in their fixed order.
 
-    Sequences ``x`` (rows, tokens, dim) or (rows, tokens) are as stored: unsigned bytes for pixels, float32 for sensors,
-    integers for symbols; right-padded with zeros. Your own images are an array (rows,) of the bytes of their files.
+    Sequences ``x`` (rows, tokens, dim) or (rows, tokens) are as stored: unsigned bytes for pixels,
+    float32 for sensors, integers for symbols; right-padded with zeros. Your own images are an array
+    (rows,) of the bytes of their files.
     """
 
     x: np.ndarray
@@ -86,7 +104,8 @@ class Split:
     lengths: np.ndarray  # int32, (rows,): real tokens of each sequence, from 1 to ``x.shape[1]``
     dropped: int = 0  # sequences of the source that are left out because they are too long
     cut: int = 0  # sequences that are shortened
-    groups: np.ndarray | None = None  # (rows,) of int: the group (patient, machine) of each row, if there are groups
+    # (rows,) of int: the group (patient, machine) of each row, if there are groups
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -101,8 +120,8 @@ class Split:
 class Scaling:
     """Per-channel affine map from stored values to the values that the model reads: ``(x - offset) * scale``.
 
-    Offset and scale are float32 (dim,): for pixels the publisher's constants, for your own data the mean and the
-    inverse standard deviation of the training split.
+    Offset and scale are float32 (dim,): for pixels the publisher's constants, for your own data the
+    mean and the inverse standard deviation of the training split.
     """
 
     offset: np.ndarray

@@ -19,9 +19,10 @@ Pad = Literal["valid", "same"]
 class Windows:
     """Division of a sequence into tokens: windows of ``patch`` values of all channels, with a stride.
 
-    The token at position t holds for each dilation d the values x[t + (j - (patch - 1) // 2) d], j from 0 to patch - 1.
-    With ``pad="same"`` the positions are 0, stride, 2 stride ... and values outside the row are zeros; with ``valid``
-    the first position is the first where the whole window fits.
+    The token at position t holds for each dilation d the values x[t + (j - (patch - 1) // 2) d], j
+    from 0 to patch - 1. With ``pad="same"`` the positions are 0, stride, 2 stride ... and values
+    outside the row are zeros; with ``valid`` the first position is the first where the whole window
+    fits.
     """
 
     patch: int = 1
@@ -44,7 +45,9 @@ class Windows:
     @property
     def read_share(self) -> float:
         """The share of a long row's values that are in at least one window, from 0 to 1."""
-        begins = ((j - (self.patch - 1) // 2) * dilation for dilation in self.dilations for j in range(self.patch))
+        begins = (
+            (j - (self.patch - 1) // 2) * dilation for dilation in self.dilations for j in range(self.patch)
+        )
         return len({begin % self.stride for begin in begins}) / self.stride
 
     @property
@@ -90,21 +93,28 @@ class Windows:
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
         steps = torch.arange(longest, device=x.device)
-        tokens = x[:, steps[:, None] * self.stride + torch.tensor(offsets, device=x.device) + before].flatten(2)
+        tokens = x[
+            :, steps[:, None] * self.stride + torch.tensor(offsets, device=x.device) + before
+        ].flatten(2)
         return tokens.masked_fill((steps >= counts[:, None])[:, :, None], 0), counts
 
     def _offsets(self) -> list[int]:
         """Return the offset of each value of token n from n * ``stride``."""
         middle = (self.patch - 1) // 2
         begin = 0 if self.pad == "same" else middle * max(self.dilations)
-        return [begin + (value - middle) * dilation for dilation in self.dilations for value in range(self.patch)]
+        return [
+            begin + (value - middle) * dilation
+            for dilation in self.dilations
+            for value in range(self.patch)
+        ]
 
 
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
     """Return rows (rows, values, channels) in one or several forms, concatenated along the channels.
 
-    ``channel`` is the row unchanged, ``series`` each channel with mean 0 and variance 1 in its row (0 if it is
-    constant), ``both`` these two, and ``differences`` adds the standardised differences between neighbouring values.
+    ``channel`` is the row unchanged, ``series`` each channel with mean 0 and variance 1 in its row (0
+    if it is constant), ``both`` these two, and ``differences`` adds the standardised differences
+    between neighbouring values.
     """
     import torch
 

@@ -44,23 +44,28 @@ class CausalAttention(torch.autograd.Function):
 
     .. math::
 
-        O = \frac{M \odot P}{1 - r} V, \quad P = \mathrm{softmax}(s \, Q K^T), \quad \Pr(M_{ij} = 0) = r,
+        O = \frac{M \odot P}{1 - r} V, \quad P = \mathrm{softmax}(s \, Q K^T), \quad \Pr(M_{ij} = 0) =
+        r,
 
-    has no fused kernel on a CPU: torch computes whole matrices of scores with one random draw per score, which at 1,024
-    tokens takes longer than everything else. Here blocks of queries multiply only the keys that they see, and a draw
-    takes 16 bits of a faster generator. For the backward pass a block keeps only its probabilities in the precision of
-    its input, the dropped ones with a negative sign:
+    has no fused kernel on a CPU: torch computes whole matrices of scores with one random draw per
+    score, which at 1,024 tokens takes longer than everything else. Here blocks of queries multiply
+    only the keys that they see, and a draw takes 16 bits of a faster generator. For the backward pass
+    a block keeps only its probabilities in the precision of its input, the dropped ones with a
+    negative sign:
 
     .. math::
 
-        \frac{\partial L}{\partial S} = \frac{M \odot P}{1 - r} \odot (D V^T) - P \odot \mathrm{rowsum}(D \odot O)
+        \frac{\partial L}{\partial S} = \frac{M \odot P}{1 - r} \odot (D V^T) - P \odot
+        \mathrm{rowsum}(D \odot O)
 
-    with S the scores and D the gradient of O, where the row sums are those of flash attention (Dao et al. 2022,
-    appendix B.2). Scores are always float32.
+    with S the scores and D the gradient of O, where the row sums are those of flash attention (Dao et
+    al. 2022, appendix B.2). Scores are always float32.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, rate: float, seed: int) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, rate: float, seed: int
+    ) -> Tensor:
         """Return the attention; ``scale`` multiplies the scores, and ``seed`` selects the dropped probabilities."""
         q, k, v = (t.detach().flatten(0, 1) for t in (query, key, value))
         scaled, keys = q.float() * scale, k.float().transpose(1, 2)
@@ -100,7 +105,12 @@ class CausalAttention(torch.autograd.Function):
             ds = dp.mul_(kept).addcmul_(block.abs(), sums[heads, rows], value=-1).to(k.dtype)
             dq[heads, rows] = torch.bmm(ds, k[heads, :seen]).mul_(scale)
             dk[heads, :seen] += torch.bmm(ds.transpose(1, 2), q[heads, rows])
-        return (*(part.to(q.dtype).view(gradient.shape) for part in (dq, dk.mul_(scale), dv)), None, None, None)
+        return (
+            *(part.to(q.dtype).view(gradient.shape) for part in (dq, dk.mul_(scale), dv)),
+            None,
+            None,
+            None,
+        )
 
 
 def blocks(q: Tensor) -> Iterator[tuple[slice, slice, int, slice]]:

@@ -28,11 +28,15 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     for name, _ in model.named_parameters():
         part, _, rest = name.partition(".")
         own = part.removesuffix("s") if part in ("inputs", "output") else backbone.group_of(rest)
-        groups_of[name] = {own, "all"} | ({"last-attention"} if own == "attention" and last in f".{rest}" else set())
+        groups_of[name] = {own, "all"} | (
+            {"last-attention"} if own == "attention" and last in f".{rest}" else set()
+        )
     have = [name for name in NAMES if any(name in of for of in groups_of.values())]
     for group in groups:
         if group not in have:
-            raise InputError(f"--train {group}: not in this {backbone.family.name}; it has {', '.join(have)}")
+            raise InputError(
+                f"--train {group}: not in this {backbone.family.name}; it has {', '.join(have)}"
+            )
     trained = tuple(name for name, of in groups_of.items() if of & set(groups))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -49,17 +53,24 @@ def trained_layer(model: FPT) -> str | None:
     for layer, block in reversed([*zip(layers, backbone.blocks, strict=False)]):
         below |= {id(p): layer for p in block.parameters()}
     found = [below.get(id(p)) for p in model.parameters() if p.requires_grad]
-    return None if None in found else min((layer for layer in found if layer), key=layers.index, default="final")
+    return (
+        None
+        if None in found
+        else min((layer for layer in found if layer), key=layers.index, default="final")
+    )
 
 
 def frozen_digest(model: nn.Module) -> str:
     """Return the SHA-256 of names, types and bytes of all parameters and buffers that are not trained."""
-    return content_digest(model, {name for name, parameter in model.named_parameters() if parameter.requires_grad})
+    return content_digest(
+        model, {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    )
 
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
-    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop in all layers.
+    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop
+    # in all layers.
     layer, above = None if below else trained_layer(model), {*model.modules()}
     if layer is not None:
         trained = model.backbone.blocks[model.backbone.layers.index(layer) :]

@@ -32,8 +32,8 @@ def default_rate(family: str, task: str) -> float:
 class Score:
     """Score of a model on a split: the mean loss of its rows, and the share of correct labels (R² for regression).
 
-    ``predicted`` (rows, labels of a row) holds class numbers or values; for two classes, ``margins`` holds the score of
-    the second class minus that of the first.
+    ``predicted`` (rows, labels of a row) holds class numbers or values; for two classes, ``margins``
+    holds the score of the second class minus that of the first.
     """
 
     loss: float
@@ -46,8 +46,9 @@ class Score:
 class FPTSteps:
     """Training steps; ``forward(x, lengths)`` gives the logits of the model, or of its output layer.
 
-    Forward pass j of step n has number ``j + accumulate * (rank + processes * n)`` in the endless sequence of rows
-    and dropout draws. More processes, or more passes per step, therefore change only the number of rows of a step.
+    Forward pass j of step n has number ``j + accumulate * (rank + processes * n)`` in the endless
+    sequence of rows and dropout draws. More processes, or more passes per step, therefore change only
+    the number of rows of a step.
     """
 
     model: FPT
@@ -122,7 +123,9 @@ class FPTSteps:
         else:
             found = Tally(Targets(outputs, 0)).update(predicted[None], y).accuracy()[0]
         margins = values[:, 1 + outputs :] if classes == 2 else None
-        return Score(loss=float(values[:, 0].mean()), score=float(found), predicted=predicted, margins=margins)
+        return Score(
+            loss=float(values[:, 0].mean()), score=float(found), predicted=predicted, margins=margins
+        )
 
     def _passes(self, step: int) -> range:
         first = (step * self.ranks.count + self.ranks.rank) * self.options.accumulate

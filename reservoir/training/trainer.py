@@ -66,9 +66,9 @@ class Steps(Protocol):
 class Trainer:
     """Loop that takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
-    ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation, including one after
-    the last step; ``keep`` is called with the `State` after every validation. A run that resumes with the weights and
-    moments of a state ends with the bits of one never stopped.
+    ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation,
+    including one after the last step; ``keep`` is called with the `State` after every validation. A
+    run that resumes with the weights and moments of a state ends with the bits of one never stopped.
     """
 
     model: nn.Module
@@ -166,8 +166,9 @@ class Processes:
         """Sum a tensor over all processes, in place, and return it."""
         if self.count > 1:
             dist.all_reduce(tensor)
-            # If Python frees the tensor first, torch 2.6 frees it in gloo's thread, which then waits for this thread to
-            # release the interpreter, while `destroy_process_group` waits for that thread.
+            # If Python frees the tensor first, torch 2.6 frees it in gloo's thread, which then waits
+            # for this thread to release the interpreter, while `destroy_process_group` waits for that
+            # thread.
             self._last_sum[:] = [tensor]
         return tensor
 
@@ -190,8 +191,11 @@ def processes() -> Iterator[Processes]:
     local, on_gpu = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local)
-    with as_input_error("WORLD_SIZE is set, but the processes do not find each other", "start with accelerate launch"):
-        # A long timeout: the others wait while the first process extracts the cached features for training.
+    with as_input_error(
+        "WORLD_SIZE is set, but the processes do not find each other", "start with accelerate launch"
+    ):
+        # A long timeout: the others wait while the first process extracts the cached features for
+        # training.
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(days=7))
     try:
         yield Processes(rank=dist.get_rank(), count=dist.get_world_size(), local=local)

@@ -16,9 +16,19 @@ from reservoir_pipelines.command import Answer
 from reservoir_pipelines.files import ROWS, cache_root
 from reservoir_pipelines.output import Table, fact_table, notify, records_table, size_text
 
-Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")]
+Name = Annotated[
+    str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")
+]
 
-OTHERS = ("prepared/*/*", "readouts/*/*", "runs/*/*", "pretrained/*", "backbones/*", "attention/*", "reproductions/*")
+OTHERS = (
+    "prepared/*/*",
+    "readouts/*/*",
+    "runs/*/*",
+    "pretrained/*",
+    "backbones/*",
+    "attention/*",
+    "reproductions/*",
+)
 """Other folders below the cache's root."""
 
 
@@ -29,10 +39,16 @@ def list_(given: dict[str, Any]) -> Answer:
     found = [_summary(store.summarize(entry)) for entry in store.list_entries(root)]
     single = [each for each in found if [*each["rows"]] != [ROWS]]
     if several := len(found) - len(single):
-        notify(f"not listed: {several:,} batches of rows of the estimators; 'reservoir cache remove rows' deletes them")
+        notify(
+            f"not listed: {several:,} batches of rows of the estimators; 'reservoir cache remove rows' deletes them"
+        )
     table = records_table(single, "task", "name", "rows", "bytes", "compute", "store", "used", "state")
-    folders = [{"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)} for path in _others(root)]
-    return Answer(found, [(*table, str(root)), *([records_table(folders, "folder", "bytes")] if folders else [])])
+    folders = [
+        {"folder": str(path.relative_to(root)), "bytes": store.folder_bytes(path)} for path in _others(root)
+    ]
+    return Answer(
+        found, [(*table, str(root)), *([records_table(folders, "folder", "bytes")] if folders else [])]
+    )
 
 
 def show(entry: Name, given: dict[str, Any]) -> Answer:
@@ -45,7 +61,9 @@ def show(entry: Name, given: dict[str, Any]) -> Answer:
 
 
 def verify(
-    entry: Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all entries by default.")] = None,
+    entry: Annotated[
+        str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all entries by default.")
+    ] = None,
     *,
     given: dict[str, Any],
 ) -> Answer:
@@ -92,14 +110,17 @@ def prune(
     unfinished: Annotated[
         bool, typer.Option("--unfinished", help="Also remove unfinished extractions, after all others.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Remove the least recently used entries.
 
-    Unless --yes is given, the entries are listed and you are asked first; without a terminal, nothing is removed.
+    Unless --yes is given, the entries are listed and you are asked first; without a terminal, nothing
+    is removed.
     """
     from dask.utils import parse_bytes
 
@@ -129,7 +150,9 @@ def prune(
 def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
     """Show what will be removed and ask; raise `InputError` without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, or --dry-run to list them")
+        raise InputError(
+            f"cache prune: {what} would be removed; pass --yes to remove them, or --dry-run to list them"
+        )
     notify(*(f"{row['entry']}  {size_text(row['bytes'])}, last used {row['used']}" for row in rows))
     if not typer.confirm(f"Remove {what}?", err=True):
         raise typer.Exit(1)
@@ -138,7 +161,11 @@ def _ask(rows: Sequence[dict[str, Any]], what: str) -> None:
 def _others(root: Path) -> list[Path]:
     """Return the folders of prepared data, readouts, runs and so on, except folders behind symbolic links."""
     found = [path for pattern in OTHERS for path in root.glob(pattern)]
-    return sorted(path for path in found if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root))
+    return sorted(
+        path
+        for path in found
+        if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root)
+    )
 
 
 def _same(name: str, path: Path) -> bool:

@@ -48,10 +48,14 @@ def _findings(data: Path | None = None, cache: Path | None = None) -> Iterator[F
     yield from _entries(cache_root(cache))
     rows = task_table(data=data, cache=cache)
     without = [row["task"] for row in rows if row["remedy"]]
-    note = f"; without files: {', '.join(without)} (run reservoir tasks to see what to do)" if without else ""
+    note = (
+        f"; without files: {', '.join(without)} (run reservoir tasks to see what to do)" if without else ""
+    )
     yield "data", f"{len(rows) - len(without)} of {len(rows)} tasks{note}", ""
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
-    lacking = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
+    lacking = (
+        f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
+    )
     yield "extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{lacking}", ""
 
 

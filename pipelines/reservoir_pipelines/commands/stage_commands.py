@@ -58,7 +58,8 @@ def prepared_answer(prepared: Prepared) -> Answer:
 def extract(
     task: Annotated[str, typer.Argument(help=api.COMMON["task"])],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every option, its value and the reason; compute nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print every option, its value and the reason; compute nothing."),
     ] = False,
     *,
     given: dict[str, Any],
@@ -86,11 +87,15 @@ def fit(
     entries: Annotated[
         list[str],
         typer.Argument(
-            metavar="TASK|ENTRY...", help="A task (its last extraction is used), or keys or folders of entries."
+            metavar="TASK|ENTRY...",
+            help="A task (its last extraction is used), or keys or folders of entries.",
         ),
     ],
     seeds: Annotated[
-        int, typer.Option(help="Fit this many reservoirs, with seeds from 0; those not cached are extracted first.")
+        int,
+        typer.Option(
+            help="Fit this many reservoirs, with seeds from 0; those not cached are extracted first."
+        ),
     ] = 0,
     *,
     given: dict[str, Any],
@@ -126,7 +131,11 @@ def fit_tables(done: Fit) -> list[Table]:
     headings, entry = (*HEADINGS, f"95% interval{_over_groups(done.evaluation)}"), done.entry
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
-        sure = "more than chance can explain" if done.p_value < SIGNIFICANT else "no more than chance can explain"
+        sure = (
+            "more than chance can explain"
+            if done.p_value < SIGNIFICANT
+            else "no more than chance can explain"
+        )
         against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done.evaluation)})"
         tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
@@ -141,7 +150,10 @@ def fit_tables(done: Fit) -> list[Table]:
         title = f"{done.best.title}: {metric.replace('_', ' ')}"
         tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
     last = [
-        ("tried", f"{count_text(len(done.table), 'readout')} in {done.seconds:.1f} s, all in {done.results}"),
+        (
+            "tried",
+            f"{count_text(len(done.table), 'readout')} in {done.seconds:.1f} s, all in {done.results}",
+        ),
         ("plot", done.plot),
         ("readout", done.saved),
         ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
@@ -156,7 +168,10 @@ def _over_groups(found: Evaluation) -> str:
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
     """Return the names and values of an evaluation, the metric ``first`` before all others."""
     return [
-        (NAMES.get(name, name.replace("_", " ")), percent(value) if found.classes and name != "auc" else f"{value:.4g}")
+        (
+            NAMES.get(name, name.replace("_", " ")),
+            percent(value) if found.classes and name != "auc" else f"{value:.4g}",
+        )
         for name, value in sorted(found.scores.items(), key=lambda item: item[0] != first)
     ]
 
@@ -166,7 +181,9 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
     rows = [] if found.classes else [("rows", f"{found.rows:,}")]
     tables: list[Table] = [(("on test", ""), [*rows, *evaluation_lines(found, first)])]
     if worst := sorted(found.recall.items(), key=lambda item: item[1])[:MAX_RECALLS]:
-        title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
+        title = (
+            "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
+        )
         tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
     return tables
 
@@ -185,9 +202,15 @@ def _spread(interval: tuple[float, float] | None, metric: str) -> str:
 
 def tuning_answer(done: Tuning) -> Answer:
     """Return the best candidates of a search, their scores, and the tables of the final fit."""
-    scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
+    scores = {
+        "winner": done.valid_score,
+        "default": done.default_valid_score,
+        "raw input": done.raw_valid_score,
+    }
     held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
-    held_out.append(("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric)))
+    held_out.append(
+        ("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric))
+    )
     best = records_table(done.trials[:SHOWN_TRIALS], "number", "limit", "score", "loss", "seconds", "title")
     title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
     held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
@@ -203,17 +226,24 @@ def _difference(score: float, metric: str) -> str:
 def predict(
     readout: Annotated[Path, typer.Argument(help=api.COMMON["readout"])],
     file: Annotated[Path, typer.Argument(help=api.COMMON["file"])],
-    out: Annotated[Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")
+    ] = None,
     *,
     given: dict[str, Any],
     json: bool,
 ) -> Answer:
     """Label new sequences, in any form that extract reads.
 
-    Print one JSON line per sequence, with the probabilities of the classes, or with --json one object of columns. If
-    the file has labels, the accuracy and its 95% interval are printed too.
+    Print one JSON line per sequence, with the probabilities of the classes, or with --json one object
+    of columns. If the file has labels, the accuracy and its 95% interval are printed too.
     """
-    from reservoir_pipelines.prediction.outputs import check_out, columns_of, evaluate_predictions, write_predictions
+    from reservoir_pipelines.prediction.outputs import (
+        check_out,
+        columns_of,
+        evaluate_predictions,
+        write_predictions,
+    )
 
     if out:
         check_out(out)
@@ -232,7 +262,9 @@ def predict(
     if evaluation and not json:
         (name, value), *others = evaluation_lines(evaluation)
         spread = _spread(evaluation.interval, name)
-        notify(f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else ""))
+        notify(
+            f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else "")
+        )
         notify(*(f"{name}: {value}" for name, value in others))
     found = {"out": out, "rows": len(done)} if out else {"predictions": columns_of(done) if json else None}
     return Answer(found | {"evaluation": evaluation}, None if out else [])
@@ -251,9 +283,12 @@ IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOL
 
 def backbone(
     name: Annotated[
-        str | None, typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ...")
+        str | None,
+        typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ..."),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Also count the parameters that are trained on this task.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="Also count the parameters that are trained on this task.")
+    ] = None,
     foreign: Annotated[Path | None, typer.Option("--import", help=IMPORT)] = None,
     *,
     given: dict[str, Any],
@@ -264,7 +299,9 @@ def backbone(
     if foreign or name is None:
         return _import(name, foreign, given)
     model, source = as_group(given, opt.ModelOptions), as_group(given, opt.TaskOptions)
-    done = card(name, model, source, as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions), task=task)
+    done = card(
+        name, model, source, as_group(given, opt.CacheOptions), as_group(given, opt.OutOptions), task=task
+    )
     return Answer(done, [fact_table({name: value for name, value in done.items() if name != "deviations"})])
 
 
@@ -272,7 +309,9 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
     from reservoir_pipelines.foreign_backbone import import_backbone
 
     if foreign is None:
-        raise InputError("backbone: no name given; give one, such as mini or gpt2, or pass --import FILE --out FOLDER")
+        raise InputError(
+            "backbone: no name given; give one, such as mini or gpt2, or pass --import FILE --out FOLDER"
+        )
     if name or given.keys() != {"out"}:
         raise InputError("--import FILE takes only --out FOLDER; describe the folder with a second command")
     done = import_backbone(foreign, given["out"])
@@ -295,16 +334,21 @@ def training_answer(done: Training) -> Answer | None:
 def reproduce(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."),
+        typer.Argument(
+            metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."
+        ),
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and their cost; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the cells and their cost; run nothing.")
+    ] = False,
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Reproduce tables of Lu et al. 2021, next to the published numbers.
 
-    A recipe describes a table, whose numbers come from runs called cells. Finished cells are not run again.
+    A recipe describes a table, whose numbers come from runs called cells. Finished cells are not run
+    again.
     """
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
@@ -325,16 +369,21 @@ def reproduce(
 def report(
     folders: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FOLDER...", help="Folders of reproduce, fit or train; by default those in the cache."),
+        typer.Argument(
+            metavar="FOLDER...", help="Folders of reproduce, fit or train; by default those in the cache."
+        ),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Write only the tables, as Markdown.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Write only the tables, as Markdown.")
+    ] = False,
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Write one page with all results.
 
-    The HTML file is self-contained and shows the folders, or all reproductions and the latest fits of the cache.
+    The HTML file is self-contained and shows the folders, or all reproductions and the latest fits of
+    the cache.
     """
     done = api.report(folders or [], markdown=markdown, **given)
     if show:
@@ -367,7 +416,15 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
             cost = costs[cell.key]
             state, seconds, size = "cannot run here" if cost.reason else "to run", cost.seconds, cost.bytes
         time = time_text(seconds) if seconds else "not estimated"
-        found.append({"key": cell.key, "cell": cell.title, "state": state, "time": time, "disk": size_text(int(size))})
+        found.append(
+            {
+                "key": cell.key,
+                "cell": cell.title,
+                "state": state,
+                "time": time,
+                "disk": size_text(int(size)),
+            }
+        )
     return Answer(found, [records_table(found, "key", "cell", "state", "time", "disk")])
 
 

@@ -12,7 +12,13 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from reservoir import options as opt
 from reservoir.errors import nearest
@@ -47,7 +53,8 @@ from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)
 
-# scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
+# scikit-learn's own defaults for these parameters are strings and integers, from which type checkers
+# infer too little.
 _validate: Callable[..., Any] = validate_data
 
 
@@ -61,7 +68,8 @@ class EstimatorOptions:
         shown="the rules of `extract` choose symbols or values",
     )
     channels_first: bool = opt.option(
-        False, "Whether X is (samples, channels, values), or a list of (channels, values), as in aeon and sktime"
+        False,
+        "Whether X is (samples, channels, values), or a list of (channels, values), as in aeon and sktime",
     )
     alphas: Sequence[float] | None = opt.option(
         None, "Positive penalties", shown="25 from 1e-2 to 1e6 on a log scale, and more if an end is best"
@@ -112,7 +120,9 @@ def _refuse_missing(name: str, values: np.ndarray) -> None:
     from pandas import isna
 
     if (missing := isna(values).reshape(len(values), -1).any(axis=1)).any():
-        raise ValueError(f"{name}[{missing.argmax()}] is missing; give every sample a value, or leave it out")
+        raise ValueError(
+            f"{name}[{missing.argmax()}] is missing; give every sample a value, or leave it out"
+        )
 
 
 class _ReservoirEstimator(BaseEstimator):
@@ -139,13 +149,16 @@ class _ReservoirEstimator(BaseEstimator):
         """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
         names, x, lengths = list(getattr(x, "columns", ())), unnested(x), None
         x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
-        # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
+        # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter
+        # ``missing``.
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
             self._names = names
         if is_list(x):
             if min(len(names), len(self._names)) > 1 and names != self._names:
-                raise ValueError(f"X has the columns {names}; give the columns of fit in their order: {self._names}")
+                raise ValueError(
+                    f"X has the columns {names}; give the columns of fit in their order: {self._names}"
+                )
             x, lengths = joined(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which validate_data refuses
                 return check_array(x, **checks), lengths
@@ -154,13 +167,16 @@ class _ReservoirEstimator(BaseEstimator):
 
     def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
         """Resolve the plan for the data and learn the scale of values; return X as rows."""
-        options = opt.ExtractOptions(**{item.name: getattr(self, item.name) for item in _OPTIONS}, store="float32")
+        options = opt.ExtractOptions(
+            **{item.name: getattr(self, item.name) for item in _OPTIONS}, store="float32"
+        )
         self.vocabulary_ = read_vocabulary(x, lengths) if self.vocabulary is None else self.vocabulary
         rows = as_rows(x, lengths, self.vocabulary_, self.missing)
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
-        # Stored for predict, because another machine may choose another precision, or have other weights of this name.
+        # Stored for predict, because another machine may choose another precision, or have other
+        # weights of this name.
         self._plan = resolve(self._task, options, {"train": len(x)})
         self.columns_ = list(self._plan.columns)
         self._digest = self._model().digest
@@ -181,12 +197,14 @@ class _ReservoirEstimator(BaseEstimator):
         """Return a function that maps the name of a column, or several joined by a plus, to features (rows, width)."""
 
         @cache
-        def columns() -> Callable[[str], np.ndarray]:  # loads the model when first called; the raw input needs none
+        # loads the model when first called; the raw input needs none
+        def columns() -> Callable[[str], np.ndarray]:
             model = self._model()
             check_digest(model, self._digest, type(self).__name__)
             check_lengths(model, rows.lengths, "X, row")
             root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
-            # All columns are computed, because other folds may choose other columns for the same rows.
+            # All columns are computed, because other folds may choose other columns for the same
+            # rows.
             return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
 
         def part(name: str) -> np.ndarray:
@@ -205,7 +223,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
     column_: str
     alphas: Sequence[float] | None
     cv: Any
-    _coded: Callable[..., tuple[np.ndarray, Targets]]  # labels (n, outputs) as numbers, and the coding of the targets
+    # labels (n, outputs) as numbers, and the coding of the targets
+    _coded: Callable[..., tuple[np.ndarray, Targets]]
     _checks: ClassVar[dict[str, bool]] = {}
 
     def fit(
@@ -250,14 +269,19 @@ class _ReservoirPredictor(_ReservoirEstimator):
             block = (x, coded, folds) if weights is None else drop_weightless(x, coded, folds, weights)
             is_raw = np.arange(x.shape[1]) >= x.shape[1] - raw
             how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
-            # As in fit: with few rows, for which the folds are repeated, a small penalty is often best by chance.
+            # As in fit: with few rows, for which the folds are repeated, a small penalty is often
+            # best by chance.
             how["one_standard_error"] = not targets.classes and how["repeats"] > 1
             how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
             swept = partial(cross_sweep, [block], targets, **how)
             columns = tuple(name.split("+"))
             add_fit(fits, fit_penalties("ridge", columns, swept, alphas, widens=self.alphas is None))
         best = max(fits, key=lambda fit: fit.result.merit)
-        self.column_, self.alpha_, self.best_score_ = best.result.name, best.result.alpha, best.result.valid_score
+        self.column_, self.alpha_, self.best_score_ = (
+            best.result.name,
+            best.result.alpha,
+            best.result.valid_score,
+        )
         self.readout_ = best.readout
         found = [result for fit in fits for result in fit.results]
         self.cv_results_ = {
@@ -267,7 +291,9 @@ class _ReservoirPredictor(_ReservoirEstimator):
         }
         return self
 
-    def _fold_numbers(self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool) -> np.ndarray:
+    def _fold_numbers(
+        self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool
+    ) -> np.ndarray:
         """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
         check_consistent_length(x, group)
@@ -275,10 +301,16 @@ class _ReservoirPredictor(_ReservoirEstimator):
             _refuse_missing("groups", group)
         labels = y[:, 0] if classifier and y.shape[1] == 1 else None
         if self.cv is not None and (group is None or not isinstance(self.cv, int)):
-            return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]
+            return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[
+                :, None
+            ]
         units = len(x) if group is None else len(np.unique(group))
-        folds, repeats = (min(self._plan.folds, units), self._plan.repeats) if self.cv is None else (self.cv, 1)
-        found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
+        folds, repeats = (
+            (min(self._plan.folds, units), self._plan.repeats) if self.cv is None else (self.cv, 1)
+        )
+        found = [
+            draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)
+        ]
         return np.stack(found, axis=1)
 
     def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
@@ -291,14 +323,16 @@ class _ReservoirPredictor(_ReservoirEstimator):
 class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
     """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
-    Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer, pooled over the
-    tokens, are a column. Ridge readouts with every penalty are fitted to single columns, to several columns, and to
-    columns with the raw input; the one with the best held-out accuracy is kept. Defaults are as in `extract` and `fit`.
+    Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer,
+    pooled over the tokens, are a column. Ridge readouts with every penalty are fitted to single
+    columns, to several columns, and to columns with the raw input; the one with the best held-out
+    accuracy is kept. Defaults are as in `extract` and `fit`.
 
-    Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct row goes through the
-    model once, whatever the penalties, class weights and ``cv``. Values are standardised by the training samples, so in
-    ``cross_val_score`` a row goes through the model once per fold, or once in total with ``standardise=False``. With
-    ``n_jobs``, a row may go through the model once in each process.
+    Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct
+    row goes through the model once, whatever the penalties, class weights and ``cv``. Values are
+    standardised by the training samples, so in ``cross_val_score`` a row goes through the model once
+    per fold, or once in total with ``standardise=False``. With ``n_jobs``, a row may go through the
+    model once in each process.
 
     {parameters}
 
@@ -368,8 +402,8 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
     """Regressor of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
-    It works like `ReservoirClassifier` and has the same attributes except ``classes_``; the readout with the best R² on
-    held-out samples, averaged over targets, is kept.
+    It works like `ReservoirClassifier` and has the same attributes except ``classes_``; the readout
+    with the best R² on held-out samples, averaged over targets, is kept.
 
     {parameters}
 
@@ -407,9 +441,9 @@ class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
 class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
     """Features of raw sequences: the hidden states of a frozen sequence model, pooled over the tokens.
 
-    Sequences go through a fixed input layer and a frozen backbone; each layer under each pooling is a column, and the
-    columns are concatenated. Defaults depend on the data as those of `extract` do. Rows are cached as in
-    `ReservoirClassifier`. Labels are not used.
+    Sequences go through a fixed input layer and a frozen backbone; each layer under each pooling is a
+    column, and the columns are concatenated. Defaults depend on the data as those of `extract` do.
+    Rows are cached as in `ReservoirClassifier`. Labels are not used.
 
     {parameters}
 
@@ -455,7 +489,9 @@ class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
         """Return the name of each feature, such as ``block01/mean/17``; ``input_features`` is ignored."""
         check_is_fitted(self)
         shapes = column_shapes(self._task, self._model().fpt.backbone.width, self.columns_)
-        return np.array([f"{c}/{i}" for c, (tokens, width) in shapes.items() for i in range(tokens * width)], object)
+        return np.array(
+            [f"{c}/{i}" for c, (tokens, width) in shapes.items() for i in range(tokens * width)], object
+        )
 
     def __sklearn_tags__(self) -> Any:
         """Declare that features are float32, whatever the type of X."""

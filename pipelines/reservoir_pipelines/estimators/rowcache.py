@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore, Layout, Spec, SplitFeatures, check_space, required_bytes, write_targets
+from reservoir_cache import (
+    Entry,
+    FeatureStore,
+    Layout,
+    Spec,
+    SplitFeatures,
+    check_space,
+    required_bytes,
+    write_targets,
+)
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.features import Loaded, column_shapes, launch, load
@@ -51,7 +60,9 @@ class Rows:
 
 def is_list(x: Any) -> bool:
     """Return whether X is a list of sequences, each an array or a list."""
-    listed = isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 1)
+    listed = isinstance(x, list | tuple) or (
+        isinstance(x, np.ndarray) and x.dtype == object and x.ndim == 1
+    )
     return listed and len(x) > 0 and hasattr(x[0], "__len__")
 
 
@@ -71,8 +82,12 @@ def unnested(x: Any) -> Any:
     rows = list(zip(*(x[name].to_list() for name in names), strict=True))
     for row, cells in enumerate(rows):
         if len({np.shape(cell) for cell in cells}) > 1:
-            shapes = ", ".join(f"{name!r} {np.shape(cell)}" for name, cell in zip(names, cells, strict=True))
-            raise ValueError(f"X[{row}] holds series of several lengths: {shapes}; drop or resample some columns")
+            shapes = ", ".join(
+                f"{name!r} {np.shape(cell)}" for name, cell in zip(names, cells, strict=True)
+            )
+            raise ValueError(
+                f"X[{row}] holds series of several lengths: {shapes}; drop or resample some columns"
+            )
     return [np.stack([np.asarray(cell, float) for cell in cells], axis=1) for cells in rows]
 
 
@@ -95,12 +110,16 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
 def joined(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as one array of at least ``shortest`` values, padded with zeros, and their lengths."""
     # Lists of polars hold None for a missing value.
-    items = [item.astype(float) if item.dtype == object and None in item else item for item in map(np.asarray, x)]
+    items = [
+        item.astype(float) if item.dtype == object and None in item else item for item in map(np.asarray, x)
+    ]
     for row, item in enumerate(items):
         fits = item.size and item.ndim in (1, 2) and item.shape[1:] == items[0].shape[1:]
         if not fits or item.dtype.kind not in "biuf":
             problem = f"X[{row}] has the shape {item.shape} and type {item.dtype}"
-            raise ValueError(f"{problem}; give (values,) or (values, channels) of numbers, all with the same channels")
+            raise ValueError(
+                f"{problem}; give (values,) or (values, channels) of numbers, all with the same channels"
+            )
     values, lengths = padded("X", items)
     short = max(0, shortest - values.shape[1])
     return np.pad(values, [(0, 0), (0, short), (0, 0)][: values.ndim]), lengths.astype(np.int32)
@@ -126,7 +145,9 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None, missing:
         return Rows(clean_symbols("X", x, lengths, vocabulary).astype(np.int64), lengths)
     gaps = np.isnan(x).reshape(len(x), -1).any(axis=1)
     if missing == "refuse" and gaps.any():
-        raise ValueError(f"Input X contains NaN in row {gaps.argmax()}; pass missing='mask' or missing='interpolate'")
+        raise ValueError(
+            f"Input X contains NaN in row {gaps.argmax()}; pass missing='mask' or missing='interpolate'"
+        )
     values = x.reshape(*x.shape[:2], -1).astype(np.result_type(x.dtype, np.float32), copy=False)
     return Rows(as_values("X", values, lengths, missing), lengths)
 
@@ -148,7 +169,10 @@ def scaling_of(
     counted = None if weights is None else np.repeat(weights, rows.lengths)
     with np.errstate(invalid="ignore"):  # a channel without any value has neither a mean nor a deviation
         found = StandardScaler().fit(tokens, sample_weight=counted)
-    mean, deviation = np.nan_to_num(np.asarray(found.mean_)), np.nan_to_num(np.asarray(found.scale_), nan=1.0)
+    mean, deviation = (
+        np.nan_to_num(np.asarray(found.mean_)),
+        np.nan_to_num(np.asarray(found.scale_), nan=1.0),
+    )
     # If values are near 1e-40, 1 / deviation overflows float32.
     scale = np.minimum(1 / deviation, np.finfo(np.float32).max)
     marks = np.zeros(rows.channels - len(mean))  # channels that mark missing values stay 0 and 1
@@ -164,19 +188,25 @@ _one_at_a_time = threading.Lock()  # a forward pass changes the list of blocks o
 class RowCache:
     """The features of all rows that one frozen model has read, in some columns.
 
-    On disk they are entries of the cache, one for each batch of new rows, whose labels are the SHA-256 of the rows.
-    Features are stored in float32, so computed features equal those read later; their last bits depend on the batch.
+    On disk they are entries of the cache, one for each batch of new rows, whose labels are the
+    SHA-256 of the rows. Features are stored in float32, so computed features equal those read later;
+    their last bits depend on the batch.
     """
 
-    def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...], layout: Layout) -> None:
+    def __init__(
+        self, root: Path, title: str, spec: Spec, columns: tuple[str, ...], layout: Layout
+    ) -> None:
         self.root, self.columns, self.layout = root, columns, layout
         self._spec, self._name = spec, f"{title}-{spec.key[:12]}"
         self._batches: list[SplitFeatures] = []
-        self._places: dict[bytes, tuple[int, int]] = {}  # the batch of each row, and its number in the batch
+        # the batch of each row, and its number in the batch
+        self._places: dict[bytes, tuple[int, int]] = {}
 
     def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> Callable[[str], np.ndarray]:
         """Compute the features of new rows; return a function from the name of a column to its values (rows, width)."""
-        digests = [hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)]
+        digests = [
+            hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)
+        ]
         with _one_at_a_time:
             self._read_entries(digests)
             new = {digest: row for row, digest in enumerate(digests) if digest not in self._places}
@@ -191,7 +221,9 @@ class RowCache:
             found = [self._places.get(digest) or unstored[digest] for digest in digests]
 
         def column(name: str) -> np.ndarray:
-            values = {number: np.asarray(batches[number][name]) for number in {number for number, _ in found}}
+            values = {
+                number: np.asarray(batches[number][name]) for number in {number for number, _ in found}
+            }
             return np.stack([values[number][row].ravel() for number, row in found])
 
         return column
@@ -214,12 +246,16 @@ class RowCache:
                 self._places.setdefault(label.tobytes(), (len(self._batches), row))
             self._batches.append(stored)
 
-    def _compute(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray, digests: list[bytes]) -> None:
+    def _compute(
+        self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray, digests: list[bytes]
+    ) -> None:
         rows, joined = {ROWS: len(digests)}, b"".join(digests)
         spec = replace(self._spec, data={"digest": hashlib.sha256(joined).hexdigest(), "rows": rows})
         shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, self.columns)
         check_space(self.root, required_bytes(spec, self.layout, rows, shapes))
-        entry = Entry.create(self.root, self._name, spec, self.layout, {"reservoir": model.settings.to_dict()})
+        entry = Entry.create(
+            self.root, self._name, spec, self.layout, {"reservoir": model.settings.to_dict()}
+        )
         labels = np.frombuffer(joined, np.uint8).reshape(len(digests), 1, -1)
         write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
 
@@ -242,7 +278,9 @@ def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
     return _caches.setdefault((root, spec.key, plan.columns, layout), made)
 
 
-def shared_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
+def shared_model(
+    task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto"
+) -> LoadedModel:
     """Return the model that reads these rows, loaded once per process."""
     folder = Path(settings.backbone)
     files = sorted(folder.iterdir()) if folder.is_dir() else []

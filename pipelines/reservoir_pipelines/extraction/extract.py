@@ -119,7 +119,11 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
     entries = list_entries(root)
-    named = [entry for entry in entries if name == entry.path.name or (len(name) > 5 and entry.key.startswith(name))]
+    named = [
+        entry
+        for entry in entries
+        if name == entry.path.name or (len(name) > 5 and entry.key.startswith(name))
+    ]
     if len(named) > 1:
         raise InputError(f"{name!r} matches {len(named)} entries; give more digits of the key")
     if named:
@@ -162,4 +166,6 @@ def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
 
 def _settings(entry: Entry) -> dict[str, Any]:
     settings = entry.made_with.get("call", {}).get("settings")
-    return without_where({**(settings if isinstance(settings, dict) else {}), **entry.made_with.get("reservoir", {})})
+    return without_where(
+        {**(settings if isinstance(settings, dict) else {}), **entry.made_with.get("reservoir", {})}
+    )

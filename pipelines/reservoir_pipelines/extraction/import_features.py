@@ -19,7 +19,13 @@ from reservoir.options import CacheOptions, TaskOptions
 from reservoir.tasks.own.arrays import check_expansion, check_header
 from reservoir.tasks.own.tables import read_arrow
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
-from reservoir_pipelines.extraction.run import compute_missing, data_digest, draw_rows, open_entry, row_count
+from reservoir_pipelines.extraction.run import (
+    compute_missing,
+    data_digest,
+    draw_rows,
+    open_entry,
+    row_count,
+)
 from reservoir_pipelines.files import IMPORTED, cache_root, versions
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
@@ -28,7 +34,9 @@ from reservoir_pipelines.preparation.prepared import Prepared
 Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 
 
-def import_features(file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions) -> Extraction:
+def import_features(
+    file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions
+) -> Extraction:
     """Write the arrays of a file as an entry of a task; see `api.import_features`."""
     started = time.monotonic()
     root = cache_root(place.cache)
@@ -36,7 +44,12 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
     if file.suffix.lower() not in READERS or not file.is_file():
         raise InputError(f"{file}: features cannot be read: give a file of type {', '.join(READERS)}")
     command = typed("import-features", [str(file), "--task", task, "--name", name], options)
-    call = {"task": origin_of(task), "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
+    call = {
+        "task": origin_of(task),
+        "settings": options.to_dict(),
+        "command": command,
+        "file": str(file.resolve()),
+    }
     try:
         with ExitStack() as stack:
             features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
@@ -44,7 +57,9 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
     except Exception as error:  # libraries raise any type of error for damaged files
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
-        raise InputError(f"{file}: features cannot be read ({first_line(error)}); write the file again") from error
+        raise InputError(
+            f"{file}: features cannot be read ({first_line(error)}); write the file again"
+        ) from error
     return Extraction.of(entry, prepared, sorted(features), written, started)
 
 
@@ -53,12 +68,16 @@ def _write(
 ) -> tuple[Entry, int]:
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
     shapes = {column: (1, splits["train"].shape[1]) for column, splits in sorted(features.items())}
-    block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
+    block_rows = rows_per_block(
+        4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values())
+    )
     layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
 
     def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
         split, low, high = place
-        return {column: _finite(file, features[column][split], split, column, low, high) for column in columns}
+        return {
+            column: _finite(file, features[column][split], split, column, low, high) for column in columns
+        }
 
     digest = hashlib.sha256(json.dumps([prepared.rows, shapes]).encode())
     for split, column in ((split, column) for split in index for column in shapes):
@@ -85,7 +104,9 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     """Return the array of each split of each column; raise `InputError` if the task has other rows."""
     found = Columns()
     rows = ", ".join(f"{split} ({count:,} rows)" for split, count in prepared.rows.items())
-    form = f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
+    form = (
+        f"give arrays (rows, width) named {rows}, or SPLIT/COLUMN, with the rows in the order of the task"
+    )
     if prepared.task.each:
         raise InputError(f"{file}: the task labels every token; give a task with one label per row")
     for key, array in arrays.items():
@@ -98,7 +119,9 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
     for column, splits in found.items():
         if splits.keys() != prepared.rows.keys() or len({array.shape[1] for array in splits.values()}) > 1:
             have = ", ".join(f"{split} {array.shape}" for split, array in splits.items())
-            raise InputError(f"{file}: column {column} has {have}; give {', '.join(prepared.rows)} of one width")
+            raise InputError(
+                f"{file}: column {column} has {have}; give {', '.join(prepared.rows)} of one width"
+            )
     if not found:
         raise InputError(f"{file}: it holds no arrays; {form}")
     return found
@@ -130,7 +153,9 @@ def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
     def visit(name: str, item: Any) -> None:  # links to other files are not followed
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
-                raise InputError(f"{path}: the values of {name!r} lie in another file; copy them into this one")
+                raise InputError(
+                    f"{path}: the values of {name!r} lie in another file; copy them into this one"
+                )
             check_expansion(path, name, item.nbytes, item.id.get_storage_size())
             found[name] = item
 
@@ -150,7 +175,9 @@ def _read_parquet(path: Path, _: ExitStack) -> dict[str, Any]:
     lists = [name for name in table if isinstance(table[name].iloc[0], np.ndarray)]
     floats = table.select_dtypes("floating")
     if "split" not in table or not lists + list(floats):
-        raise InputError(f"{path}: add a column 'split' (train, valid or test), and columns of lists or floats")
+        raise InputError(
+            f"{path}: add a column 'split' (train, valid or test), and columns of lists or floats"
+        )
     if not lists:
         return {str(split): rows.to_numpy() for split, rows in floats.groupby(table["split"])}
     splits = table.groupby("split")

@@ -69,7 +69,9 @@ _one_pass = threading.Lock()  # a forward pass changes the blocks of the backbon
 def plan_of(prepared: Prepared, options: ExtractOptions, rows: Mapping[str, int] | None = None) -> Plan:
     """Return the plan of an extraction of prepared data, or of a similar task with ``rows`` in each split."""
     options = replace(options, limit=None) if rows else options
-    return resolve(prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max()))
+    return resolve(
+        prepared.task, options, rows or prepared.rows, int(prepared.split("train").lengths.max())
+    )
 
 
 def start_run(
@@ -135,7 +137,9 @@ class Run:
         """The columns, layer by layer."""
         return tuple(self.shapes)
 
-    def compute(self, entry: Entry, advance: Callable[[int, int], None] = lambda rows, written: None) -> int:
+    def compute(
+        self, entry: Entry, advance: Callable[[int, int], None] = lambda rows, written: None
+    ) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
@@ -187,7 +191,11 @@ def open_entry(
     if todo:
         left, whole = row_count(entry, todo), sum(spec.rows.values())
         lacking = {column for split, block in todo for column in entry.lacking(split, block, shapes)}
-        space = required_bytes(spec, layout, spec.rows, {column: shapes[column] for column in lacking}) * left // whole
+        space = (
+            required_bytes(spec, layout, spec.rows, {column: shapes[column] for column in lacking})
+            * left
+            // whole
+        )
         count = f"{left:,} rows, {count_text(len(lacking), 'column')}"
         notify(f"{spec.task['name']} x {title}: {count}, {size_text(space)} on disk")
         check_space(root, space)
@@ -215,22 +223,35 @@ def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
 
 def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
     """Return the specification: everything that changes a number in the entry, and nothing else."""
-    data = {"digest": data_digest(prepared, rows), "rows": {split: len(index) for split, index in rows.items()}}
+    data = {
+        "digest": data_digest(prepared, rows),
+        "rows": {split: len(index) for split, index in rows.items()},
+    }
     return Spec(task=prepared.task.to_dict(), data=data, **frozen_fields(model), store=store)
 
 
 def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that describe a frozen model, for any data."""
     settings, windows, backbone = model.settings, model.windows, model.fpt.backbone
-    # Keys of features from CPUs have no device, as in old versions. GELU with tanh changes the last bits of features.
+    # Keys of features from CPUs have no device, as in old versions. GELU with tanh changes the last
+    # bits of features.
     device = {"device": "cuda"} if devices.on_gpu(model.device) else {}
     tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in backbone.modules())
     gelu = {"gelu": "one step"} if tanh else {}
     if model.reader:
         long = {} if settings.long == "cut" else {"long": settings.long}
-        inputs = {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
+        inputs = {
+            "kind": "native",
+            "seed": 0,
+            "gain": 1.0,
+            "patch": 1,
+            "stride": 1,
+            **model.input_digests,
+            **long,
+        }
     else:
-        # These fields are part of the key only if they differ from the defaults, because old versions lacked them.
+        # These fields are part of the key only if they differ from the defaults, because old versions
+        # lacked them.
         further = {"dilations": list(windows.dilations), "pad": windows.pad, "normalise": windows.normalise}
         plain = {"dilations": [1], "pad": "valid", "normalise": "channel"}
         inputs = {name: getattr(settings, name) for name in ("seed", "gain", "patch", "stride")}
@@ -289,7 +310,9 @@ def compute_blocks(
 def _joined(launched: Sequence[Callable[[], Mapping[str, np.ndarray]]]) -> Mapping[str, np.ndarray]:
     """Return the columns of a block from those of its parts."""
     parts = [fetch() for fetch in launched]
-    return parts[0] if len(parts) == 1 else {c: np.concatenate([part[c] for part in parts]) for c in parts[0]}
+    return (
+        parts[0] if len(parts) == 1 else {c: np.concatenate([part[c] for part in parts]) for c in parts[0]}
+    )
 
 
 def compute_missing(
@@ -347,7 +370,9 @@ def share_blocks(
     parts = [todo[start : start + size] for start in range(0, len(todo), size)]
     tasks = [(share, entry.path.resolve(), run.columns, part) for part in parts]
     try:
-        return sum(map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance))
+        return sum(
+            map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance)
+        )
     finally:
         del _runs[entry.key]
 

@@ -15,7 +15,14 @@ from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.tasks.own.texts import are_words, texts_of
 from reservoir.tasks.task import Task, Vectors
 from reservoir.tasks.windows import Windows
-from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitted, Fitter, LogisticFitter, RidgeFitter
+from reservoir_pipelines.fitting.fitters import (
+    ColumnFit,
+    EstimatorFitter,
+    Fitted,
+    Fitter,
+    LogisticFitter,
+    RidgeFitter,
+)
 from reservoir_pipelines.fitting.sources import InputFeatures, Pool, RawSource
 from reservoir_pipelines.output import notify
 
@@ -24,7 +31,8 @@ MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
 MAX_ROWS, MAX_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
 ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved for each fold
 CHEAP = 4e10  # multiplications that logistic regression may always take: a few seconds
-# Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a minute for each fold.
+# Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a
+# minute for each fold.
 CALLS = 2e8
 MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
@@ -42,7 +50,9 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     ridge = RidgeFitter(classes=task.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     if isinstance(fitter, RidgeFitter):
         single = len(fitter.alphas) == 1  # chosen for the columns
-        ridge, known = (replace(fitter, alphas=DEFAULT_ALPHAS, widens=True), None) if single else (fitter, known)
+        ridge, known = (
+            (replace(fitter, alphas=DEFAULT_ALPHAS, widens=True), None) if single else (fitter, known)
+        )
     tried: list[Fitted] = [(known, raw, fitter)] if known else []
     untried: list[tuple[RawSource, Fitter]] = [(raw, ridge)]
     if isinstance(fitter, EstimatorFitter):
@@ -72,11 +82,14 @@ def _one_of(every: int, raw: RawSource) -> RawSource:
     return replace(raw, some={"train": np.arange(0, raw.store["train"].rows, every)}) if every > 1 else raw
 
 
-def _logistic(raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit]) -> list[tuple[RawSource, Fitter]]:
+def _logistic(
+    raw: RawSource, pool: Pool, fitter: Fitter, fits: list[ColumnFit]
+) -> list[tuple[RawSource, Fitter]]:
     """Return logistic regression of the raw input, on as many training rows as a quarter of the fit's time allows."""
     (samples, outputs), width, classes = raw.labels("train").shape, raw.width(), fitter.classes
 
-    def work(every: int) -> float:  # moments, principal axes, about a hundred passes, and calls for each output
+    # moments, principal axes, about a hundred passes, and calls for each output
+    def work(every: int) -> float:
         number = samples / every
         axes = min(number, width)
         products = axes * (number * width + 10 * axes**2 + 1000 * number * outputs * classes)
@@ -126,7 +139,9 @@ def _statistics(raw: RawSource) -> Iterator[tuple[str, InputFeatures]]:
     }
     if are_words(task.alphabet):
         words = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
-        made = {"tf-idf": TfidfVectorizer(sublinear_tf=True, max_features=MAX_FEATURES, token_pattern=words)}
+        made = {
+            "tf-idf": TfidfVectorizer(sublinear_tf=True, max_features=MAX_FEATURES, token_pattern=words)
+        }
     for name, vectorizer in made.items():
         vectorizer.fit(text for x, lengths in raw.rows("train") for text in _texts(task, x, lengths))
         yield name, partial(_counts, task, vectorizer)

@@ -1,7 +1,8 @@
 """A readout on disk: its weights, and a JSON file with everything else that predictions need.
 
-The JSON has a checksum, and the SHA-256 of the files of weights. It is replaced atomically after the weights are on
-disk, so a reader sees the old or the new bundle, even if a writer is killed or several write.
+The JSON has a checksum, and the SHA-256 of the files of weights. It is replaced atomically after the
+weights are on disk, so a reader sees the old or the new bundle, even if a writer is killed or several
+write.
 """
 
 import hashlib
@@ -81,10 +82,13 @@ class Bundle:
                 digest=digest,
                 compute=entry.spec.compute,
                 columns=(source.column,),
-                input_digests={kind: entry.spec.input[kind] for kind in INPUT_DIGESTS if kind in entry.spec.input},
+                input_digests={
+                    kind: entry.spec.input[kind] for kind in INPUT_DIGESTS if kind in entry.spec.input
+                },
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
-                part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass gives both
+                # one forward pass gives both
+                part = replace(part, columns=parts.pop().columns + part.columns)
             parts.append(part)
         lengths, made = pool.store["train"].lengths, pool.entry
         return cls(
@@ -165,7 +169,9 @@ class Bundle:
             arrays = load(files[WEIGHTS])
             return cls(
                 task=Task.from_dict(card["task"]),
-                scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"]) if "scale" in arrays else None,
+                scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"])
+                if "scale" in arrays
+                else None,
                 parts=tuple(_part(part) for part in card["parts"]),
                 readout=LinearReadout.from_arrays(arrays, card["readout"])
                 if "readout" in card

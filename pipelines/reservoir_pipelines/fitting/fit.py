@@ -45,7 +45,9 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         make_folder(folder)
     grouped = " by group" if groups_of(pool.store) is not None else ""
     how = f"{folds}-fold cross-validation{grouped}" if folds else "valid"
-    notify(f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}")
+    notify(
+        f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}"
+    )
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
         fits, left_out = fit_columns(pool, tried, fitter)
         best = max(fits, key=lambda fit: fit.result.merit)
@@ -56,8 +58,11 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     raw = baselines[0] if baselines else None
     ours = max([fit.result.valid_score for fit in fits if fit.result.columns != (RAW,)], default=math.inf)
     level = tuple(one.result.name for one in baselines if one.result.valid_score >= ours)
-    notify(*(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}." for name in level))
-    # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if it scores better.
+    notify(
+        *(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}." for name in level)
+    )
+    # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if
+    # it scores better.
     own = options.columns == "all" and task.name not in TASKS and not task.each
     kept = raw if own and raw and raw.result.merit > chosen.result.merit else chosen
     table = tuple(result for fit in fits for result in fit.results)

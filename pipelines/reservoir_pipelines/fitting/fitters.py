@@ -91,14 +91,22 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     """Append a fit; only the best fit and the fit of the raw input, a baseline, keep their models."""
-    # Solving takes time, and a model that is not solved yet holds the features or their moments in memory.
+    # Solving takes time, and a model that is not solved yet holds the features or their moments in
+    # memory.
     fits.append(new)
     best = max(fits, key=lambda fit: fit.result.merit)
-    fits[:] = [fit if fit is best or fit.result.columns == (RAW,) else replace(fit, solve=None) for fit in fits]
+    fits[:] = [
+        fit if fit is best or fit.result.columns == (RAW,) else replace(fit, solve=None) for fit in fits
+    ]
 
 
 def fit_penalties(
-    readout: str, columns: tuple[str, ...], swept: Callable[[np.ndarray], Sweep], alphas: np.ndarray, *, widens: bool
+    readout: str,
+    columns: tuple[str, ...],
+    swept: Callable[[np.ndarray], Sweep],
+    alphas: np.ndarray,
+    *,
+    widens: bool,
 ) -> ColumnFit:
     """Return the fit of a grid of penalties; with ``widens``, use a wider grid if an end scores best."""
     found = column_fit(readout, columns, swept(alphas))
@@ -132,12 +140,15 @@ class RidgeFitter(PenaltyFitter):
     repeats: int = 1
     refits: bool = False
     one_standard_error: bool = False
-    # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
+    # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new
+    # ones.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
-        return source.targets(self.classes, self.balanced, KNOWN if self.folds or self.refits else ("train",))
+        return source.targets(
+            self.classes, self.balanced, KNOWN if self.folds or self.refits else ("train",)
+        )
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
@@ -163,7 +174,9 @@ class RidgeFitter(PenaltyFitter):
                 one_standard_error=self.one_standard_error,
                 moments=moments,
                 emphasis=emphasis,
-                known=next((one for of, one in self._kernels.items() if source.columns[: len(of)] == of), None),
+                known=next(
+                    (one for of, one in self._kernels.items() if source.columns[: len(of)] == of), None
+                ),
             )
             if found.kernel and emphasis is None:
                 self._kernels.clear()
@@ -175,7 +188,8 @@ class RidgeFitter(PenaltyFitter):
     def fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that cross-validation chose, fitted to train alone, with the same temperature."""
         targets, labels = self.targets(source), source.labels("train")
-        if kernel := self._kernels.get(source.columns):  # it covers train and valid, so no features are read
+        # it covers train and valid, so no features are read
+        if kernel := self._kernels.get(source.columns):
             path = kernel.first(len(labels)).path(targets.encode(labels), np.array([alpha]))
         else:
             path = solve(gather(source.stream("train"), targets), np.array([alpha]), source.emphasis)
@@ -197,11 +211,14 @@ class RidgeFitter(PenaltyFitter):
         with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
             for draw in range(CURVE_DRAWS):
                 blocks = stage_blocks(source, np.asarray(sizes), self.classes, draw)
-                # One pass gives the moments of the rows that each size adds; running sums are the moments of a size.
+                # One pass gives the moments of the rows that each size adds; running sums are the
+                # moments of a size.
                 stages = fold_moments(blocks, targets, len(sizes))
                 for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
                     valid = source.blocks("valid")
-                    swept = sweep((), valid, targets, self.alphas, moments=moments, emphasis=source.emphasis)
+                    swept = sweep(
+                        (), valid, targets, self.alphas, moments=moments, emphasis=source.emphasis
+                    )
                     test = accuracy_of(swept.readout(), source.blocks("test"))
                     scores[size].append((float(swept.accuracy[swept.best]), test))
                 bar.advance(1)
@@ -255,9 +272,13 @@ class WeightedFitter(PenaltyFitter):
         targets = source.targets(self.classes, self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
         samples = len(source.labels("train"))
-        layers = learn_layers(train, valid, targets, self.alphas, layers=len(source.columns), samples=samples)
+        layers = learn_layers(
+            train, valid, targets, self.alphas, layers=len(source.columns), samples=samples
+        )
         weights = dict(zip(source.columns, layers.weights.tolist(), strict=True))
-        notify("layer weights: " + ", ".join(f"{column} {weight:.2f}" for column, weight in weights.items()))
+        notify(
+            "layer weights: " + ", ".join(f"{column} {weight:.2f}" for column, weight in weights.items())
+        )
         swept = partial(weighted_sweep, train, valid, targets, layers)
         return replace(self.best_of(source, swept), layer_weights=weights)
 
@@ -307,7 +328,9 @@ class EstimatorFitter:
         best = max(range(len(results)), key=lambda number: results[number].valid_score)
         return ColumnFit(results=tuple(results), best=best, solve=partial(readouts.__getitem__, best))
 
-    def _pipeline(self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray) -> tuple[Any, bool]:
+    def _pipeline(
+        self, settings: dict[str, Any], targets: Targets, x: np.ndarray, y: np.ndarray
+    ) -> tuple[Any, bool]:
         """Return a fitted scaler and estimator, one per output if there are several, and whether it converged."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
@@ -362,7 +385,9 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         flag = "--class-weight balanced" if balanced else "--readout logistic"
         raise InputError(f"{flag}: the task has no classes; remove the flag")
     if folds and readout != "ridge":
-        raise InputError(f"--select {options.select}: cross-validation is only for ridge; pass --select valid")
+        raise InputError(
+            f"--select {options.select}: cross-validation is only for ridge; pass --select valid"
+        )
     if readout not in ("ridge", "logistic", "weighted"):
         if options.alphas:
             problem = f"--alphas: {readout} takes its parameters after a colon"
@@ -370,7 +395,12 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         return EstimatorFitter.parse(readout, classes, balanced=balanced)
     default = LOGISTIC_ALPHAS if readout == "logistic" else DEFAULT_ALPHAS
     alphas = parse_alphas(options.alphas) if options.alphas else default
-    shared: dict[str, Any] = {"classes": classes, "alphas": alphas, "balanced": balanced, "widens": not options.alphas}
+    shared: dict[str, Any] = {
+        "classes": classes,
+        "alphas": alphas,
+        "balanced": balanced,
+        "widens": not options.alphas,
+    }
     if readout != "ridge":
         return (LogisticFitter if readout == "logistic" else WeightedFitter)(**shared)
     return RidgeFitter(
@@ -378,7 +408,8 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         folds=folds,
         repeats=repeats,
         refits=options.select == "auto" and not folds,
-        # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
+        # With few rows a single fold may decide a regression by chance; a larger penalty does less
+        # harm.
         one_standard_error=not classes and repeats > 1,
     )
 
@@ -426,7 +457,8 @@ class FinalReadout(NamedTuple):
 def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
     """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
     readout = best.readout
-    # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own probabilities.
+    # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own
+    # probabilities.
     given = bool(fitter.folds) or isinstance(fitter, EstimatorFitter)
     if task.classes and not given and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))
@@ -435,7 +467,9 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
         readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
-    found = evaluate(readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups)
+    found = evaluate(
+        readout, source.blocks("test"), names, source.counts("test"), source.store["test"].groups
+    )
     found = found.with_baseline(task.floor, kept)
     metric = best.result.metric
     interval = balanced_interval(found) if metric == "balanced_accuracy" else found.interval
@@ -446,12 +480,17 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
 def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
     """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
 
-    It is one minus the probability of the row's class, or the distance from the true value (Vovk et al. 2005).
+    It is one minus the probability of the row's class, or the distance from the true value (Vovk et
+    al. 2005).
     """
     targets = readout.targets
     if source.tokens() > 1 or targets.outputs > 1 or (targets.classes and not readout.has_probabilities):
         return np.zeros(0)
-    if isinstance(fitter, RidgeFitter | LogisticFitter) and fitter.folds and isinstance(readout, LinearReadout):
+    if (
+        isinstance(fitter, RidgeFitter | LogisticFitter)
+        and fitter.folds
+        and isinstance(readout, LinearReadout)
+    ):
         readout = fitter.fit_train(source, readout, float(alpha or 1))  # it was fitted to train and valid
     found = []
     for x, y in source.blocks("valid"):

@@ -17,11 +17,16 @@ from reservoir_pipelines.plots import Sweep, draw_curve, draw_values, plot, plot
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 
-def publish(done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default: Path, options: FitOptions) -> None:
+def publish(
+    done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default: Path, options: FitOptions
+) -> None:
     """Write all files of a fit; the plots mark ``shown``, the best readout of the reservoir."""
     folder, title = done.results.parent, f"{pool.task.name}, {pool.title}"
     made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
-    commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
+    commands = [
+        *filter(None, made),
+        typed("fit", [str(store.entry.path) for store in pool.stores], options),
+    ]
     label = pool.task.parameters.get("label")
     summary = {**done.to_dict(), "label": label, "title": done.best.title, "commands": commands}
     with locked(folder):  # so that all files in the folder belong to one fit
@@ -49,11 +54,19 @@ def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
     """Return the headings, and a line for each readout with the chosen one marked."""
     lines: list[tuple[Any, ...]] = [FIELDS]
     chosen = done.best
-    # The raw input may be among the columns; as a baseline it has a test score too, and replaces that line.
-    results = {(one.columns, one.readout, one.alpha): one for one in [*done.table, *filter(None, [done.raw])]}
+    # The raw input may be among the columns; as a baseline it has a test score too, and replaces that
+    # line.
+    results = {
+        (one.columns, one.readout, one.alpha): one for one in [*done.table, *filter(None, [done.raw])]
+    }
     for setting, result in results.items():
         mine = setting == (chosen.columns, chosen.readout, chosen.alpha)
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
-        scores = result.valid_score, int(result.converged), int(mine), (chosen if mine else result).test_score
+        scores = (
+            result.valid_score,
+            int(result.converged),
+            int(mine),
+            (chosen if mine else result).test_score,
+        )
         lines.append((result.name, result.readout, alpha, result.metric, *scores))
     return lines

@@ -77,7 +77,11 @@ class Result(Record):
         poolings = {column.partition("/")[2] for column in self.columns}
         if len(poolings) > 1:
             return f"{named} ({len(self.columns)} columns)"
-        return f"{named} ({poolings.pop()})" if len(layers) <= 3 else f"{poolings.pop()} of {len(layers)} layers"
+        return (
+            f"{named} ({poolings.pop()})"
+            if len(layers) <= 3
+            else f"{poolings.pop()} of {len(layers)} layers"
+        )
 
     @property
     def setting(self) -> str:
@@ -170,7 +174,9 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
+        plain = {
+            name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")
+        }
         found = {
             **{name: getattr(self.best, name) for name in ("metric", "valid_score", "test_score")},
             "layers": self.layers,
@@ -186,7 +192,9 @@ class Fit:
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
     """Return the columns, the settings, and the validation scores (columns, settings), NaN if not tried."""
     columns = list(dict.fromkeys(result.title for result in table))
-    settings = list(dict.fromkeys(result.setting for result in sorted(table, key=lambda result: result.alpha or 0)))
+    settings = list(
+        dict.fromkeys(result.setting for result in sorted(table, key=lambda result: result.alpha or 0))
+    )
     scores = np.full((len(columns), len(settings)), np.nan)
     for result in table:
         scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score

@@ -52,7 +52,9 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
     x = x[:PROBE_ROWS].astype(np.float64)
     try:
         parts = [(np.atleast_2d(one.coef_), one.intercept_) for one in _members(estimator)]
-        offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts]).astype(np.float64)
+        offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts]).astype(
+            np.float64
+        )
         coef = np.concatenate([coef for coef, _ in parts]).astype(np.float64).T / scaler.scale_[:, None]
         readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=targets)
         if coef.shape[1] != targets.columns:
@@ -69,7 +71,11 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
         wanted = fitted.probabilities(x)
         links = (replace(readout, link=link) for link in LINKS if link != "none")
         return next((one for one in links if _close(one.probabilities(x), wanted)), None)
-    except (AttributeError, TypeError, ValueError):  # without coefficients, or with those of another kind of model
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # without coefficients, or with those of another kind of model
         return None
 
 
@@ -82,4 +88,6 @@ def _members(estimator: Any) -> Iterator[Any]:
 
 
 def _close(found: np.ndarray, wanted: np.ndarray) -> bool:
-    return bool(np.allclose(found, wanted, rtol=1e-6, atol=1e-6 * float(np.abs(wanted).max(initial=1e-300))))
+    return bool(
+        np.allclose(found, wanted, rtol=1e-6, atol=1e-6 * float(np.abs(wanted).max(initial=1e-300)))
+    )

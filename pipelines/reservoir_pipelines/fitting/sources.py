@@ -17,7 +17,15 @@ from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
 from reservoir.plan import RAW, choose_folds, readout_candidates, single_columns
 from reservoir.pooling import raw_features
-from reservoir.readouts.linear import Block, FoldBlock, RereadableBlocks, Targets, balanced_weights, has_labels, samples
+from reservoir.readouts.linear import (
+    Block,
+    FoldBlock,
+    RereadableBlocks,
+    Targets,
+    balanced_weights,
+    has_labels,
+    samples,
+)
 from reservoir.readouts.ridge import Moments, balance_raw, fold_moments, training_moments
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import SPLITS, Task
@@ -29,7 +37,8 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 Features = Extraction | FeatureStore | Path | str
 # Row numbers to read, by split; a split that has no row numbers is read whole.
 SomeRows = Mapping[str, np.ndarray]
-# A function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width).
+# A function of stored sequences and their lengths that returns features (rows, width) or (rows,
+# tokens, width).
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
@@ -113,7 +122,9 @@ class ColumnSource(Source):
             for rows in np.split(kept, range(RAW_ROWS, len(kept), RAW_ROWS)):
                 yield samples(part.gather(self.column, rows), part.labels[rows])
             return
-        for (low, high), values in zip(self.store.entry.blocks(split), part.blocks(self.column), strict=True):
+        for (low, high), values in zip(
+            self.store.entry.blocks(split), part.blocks(self.column), strict=True
+        ):
             yield samples(values, part.labels[low:high])
 
     def width(self) -> int:
@@ -235,11 +246,16 @@ class Pool:
         for one in (one.store if isinstance(one, Extraction) else one for one in given):
             path = Path() if isinstance(one, FeatureStore) else Path(require_path(one, "fit: features"))
             if path.is_file():
-                raise InputError(f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))")
+                raise InputError(
+                    f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))"
+                )
             store = one if isinstance(one, FeatureStore) else FeatureStore(path)
-            # The key does not cover this record, so anyone may have changed it; its parts are read later.
+            # The key does not cover this record, so anyone may have changed it; its parts are read
+            # later.
             made, remedy = store.entry.made_with, "extract its task again"
-            with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
+            with as_input_error(
+                f"{store.entry.path}: spec.json does not record how it was extracted", remedy
+            ):
                 Path(made.get("prepared", ""))
                 float(made.get("kept", {}).get("test", 1.0))
                 scaling_from_json(made.get("scaling"))
@@ -296,7 +312,11 @@ class Pool:
         """Return the names of all columns that every split of an entry holds."""
         found = []
         for number, store in enumerate(self.stores, start=1):
-            whole = [c for c in store["train"].columns if all(c in store[split].columns for split in store.splits)]
+            whole = [
+                c
+                for c in store["train"].columns
+                if all(c in store[split].columns for split in store.splits)
+            ]
             found += [f"{number}:{column}" for column in whole] if len(self.stores) > 1 else whole
         return [column for column in found if self.only is None or column in self.only]
 
@@ -339,13 +359,19 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     sources: dict[str, ColumnSource | RawSource] = {}
     for part in "+".join(wanted).split("+") if named and wanted else cached:
         if part not in (*cached, RAW):
-            raise InputError(f"column {part!r}: not cached; the cached ones are {', '.join(cached) or 'none'}")
+            raise InputError(
+                f"column {part!r}: not cached; the cached ones are {', '.join(cached) or 'none'}"
+            )
         sources[part] = pool.column(part)
-    kinds = {name: (one.tokens(), one.width()) for name, one in sources.items() if isinstance(one, ColumnSource)}
+    kinds = {
+        name: (one.tokens(), one.width()) for name, one in sources.items() if isinstance(one, ColumnSource)
+    }
     for column in wanted if named and summed else ():
         parts = [kinds.get(part, (0, 0)) for part in column.split("+")]
         if len(parts) < 2 or len({width for _, width in parts}) > 1:
-            raise InputError(f"{column}: --readout weighted sums cached columns of one width; name two or more")
+            raise InputError(
+                f"{column}: --readout weighted sums cached columns of one width; name two or more"
+            )
     available = [*cached, RAW] if not named and pool.raw() else cached
     groups = groups_of(pool.store)
     folds, repeats = choose_folds(options, pool.rows, None if groups is None else len(np.unique(groups)))
@@ -358,7 +384,9 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         alone = {name: width for name, (tokens, width) in kinds.items() if tokens == 1}
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
         rows, by_folds = pool.rows["train"], bool(folds)
-        wanted = [*readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)]
+        wanted = [
+            *readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)
+        ]
     if not wanted:
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again"
         raise InputError(f"no columns to fit; {have}")
@@ -389,14 +417,20 @@ def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray |
     groups = {split: store[split].groups for split in KNOWN}
     if any(of is None for of in groups.values()):
         return None
-    return np.concatenate([of[(some or {}).get(split, slice(None))] for split, of in groups.items() if of is not None])
+    return np.concatenate(
+        [of[(some or {}).get(split, slice(None))] for split, of in groups.items() if of is not None]
+    )
 
 
 def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
     """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold."""
-    counts, labels = (np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels))
+    counts, labels = (
+        np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels)
+    )
     groups, of = groups_of(source.store, source.some), _row_classes(source, labels, classes)
-    found = [draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat) for repeat in range(repeats)]
+    found = [
+        draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat) for repeat in range(repeats)
+    ]
     return np.repeat(np.stack(found, axis=1), counts, axis=0)
 
 
@@ -405,15 +439,19 @@ def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
     return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
 
 
-def stored_moments(source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0) -> list[Moments] | None:
+def stored_moments(
+    source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0
+) -> list[Moments] | None:
     """Return the moments of a column's training samples or folds, stored in its entry; None if none are stored."""
     if not isinstance(source, ColumnSource) or source.some:
         return None
-    # With at most four samples per feature, the float64 moments would be larger than the float16 features.
+    # With at most four samples per feature, the float64 moments would be larger than the float16
+    # features.
     if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
-    # The weights depend on the splits that were counted, so moments of other weights have other names.
+    # The weights depend on the splits that were counted, so moments of other weights have other
+    # names.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     end = f"-weighted{digest}-{column}" if weights else f"-{column}"
     names = [f"fold{k}of{folds}{end}" for k in range(folds)] or [f"train{end}"]
@@ -462,11 +500,17 @@ def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[Fold
 
 
 def draw_folds(
-    rows: int, folds: int, *, labels: np.ndarray | None = None, groups: np.ndarray | None = None, repeat: int = 0
+    rows: int,
+    folds: int,
+    *,
+    labels: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    repeat: int = 0,
 ) -> np.ndarray:
     """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
 
-    Fold sizes, also those within each class, differ by one row at most, unless rows of one group share a fold.
+    Fold sizes, also those within each class, differ by one row at most, unless rows of one group
+    share a fold.
     """
     units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
     if not 2 <= folds <= units:
@@ -495,7 +539,9 @@ def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np
     return share.argsort().argsort()
 
 
-def _assign_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+def _assign_groups(
+    draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray
+) -> np.ndarray:
     """Return folds that never split a group, with shares of every class as even as the groups allow."""
     _, number = np.unique(groups, return_inverse=True)
     classes, code = np.unique(labels, return_inverse=True)
@@ -506,7 +552,8 @@ def _assign_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, gr
     order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
     for group in order:
-        # The fold with the fewest rows of the group's classes increases the sum of squared shares least.
+        # The fold with the fewest rows of the group's classes increases the sum of squared shares
+        # least.
         clash = held @ shares[group]
         best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
         chosen[group] = best[np.argmin(held[best].sum(axis=1))]

@@ -15,8 +15,8 @@ from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import COLOURS, saved_figure, shorten, style
+from reservoir_pipelines.output import Record, printable
+from reservoir_pipelines.plots import COLOURS, saved_figure, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
@@ -53,7 +53,9 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
         raise InputError(f"readout {readout}: it gives each row several labels; explain needs one")
     new, first = read_new(file, task), options.first
     notify_skipped(file, new.skipped, len(new.x))
-    x, lengths = encode(task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file))
+    x, lengths = encode(
+        task, new.x[:first], None if new.lengths is None else new.lengths[:first], str(file)
+    )
     if lengths.max() > most:
         row = np.argmax(lengths)
         problem = f"{file}, row {row}: {lengths[row]:,} tokens, but explain supports at most the {most:,} of the fit"
@@ -93,23 +95,28 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
     return found
 
 
-def _plot(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str) -> None:
+def _plot(
+    path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str
+) -> None:
     """Save two plots for each row, one above the other: its values, and what each position adds to the score."""
     line = "steps-mid" if isinstance(task.form, Tokens) else "default"
     height = 2.9 * len(rows) + 0.4
     with saved_figure(path, 9, height, f"{task.name}: what each position adds to the score") as figure:
-        panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=[1.0, 1.6] * len(rows))[:, 0]
+        panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=[1.0, 1.6] * len(rows))[
+            :, 0
+        ]
         for number, row in enumerate(rows):
             values = x[number, : lengths[number]]
             above, below = panels[2 * number : 2 * number + 2]
             what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
             above.plot(values, linewidth=1, drawstyle=line)
-            style(above, "", "input", f"row {row.row}: {what}, score {row.score:+.2f}")
+            above.set_title(f"row {row.row}: {what}, score {row.score:+.2f}", fontsize=10)
+            style(above, "", "input")
             above.tick_params(labelbottom=False)
             below.sharex(above)
             _draw_parts(below, row, (None, None, None) if number else LEGEND)
             if task.alphabet and int(lengths.max()) <= MAX_LETTERS:
-                letters = [shorten(task.alphabet[int(symbol)]) for symbol in values]
+                letters = [printable(task.alphabet[int(symbol)]) for symbol in values]
                 below.set_xticks(range(len(values)), letters, fontsize=8)
             style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
 

@@ -48,7 +48,8 @@ MEANINGS = {
 class Export(Record):
     """The files that `export` wrote: a model and its JSON description; ``tokens`` has the fewest and most tokens.
 
-    ``reader`` is the file of the tokenizer or of the image processor whose output a model with native input reads.
+    ``reader`` is the file of the tokenizer or of the image processor whose output a model with native
+    input reads.
     """
 
     model: Path
@@ -156,7 +157,11 @@ def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module,
     if module.reader:
         mask = torch.ones(2, longest).long()
         return TokensModel(module), {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
-    x = torch.zeros(2, longest, task.form.dim) if isinstance(task.form, Vectors) else torch.zeros(2, longest).long()
+    x = (
+        torch.zeros(2, longest, task.form.dim)
+        if isinstance(task.form, Vectors)
+        else torch.zeros(2, longest).long()
+    )
     return module, {"x": x, "lengths": torch.tensor([longest, task.readout_tokens])}
 
 
@@ -169,7 +174,12 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
         if key in ("x", "input_ids"):
             inputs[key]["tokens"] = list(traced.tokens)
     fed = ", ".join(f"{key!r}: {key}" for key in inputs)
-    out = ["batch", str(task.readout_tokens), str(task.outputs), *([str(task.classes)] if task.classes else [])]
+    out = [
+        "batch",
+        str(task.readout_tokens),
+        str(task.outputs),
+        *([str(task.classes)] if task.classes else []),
+    ]
     link = getattr(bundle.readout, "link", "softmax")
     return {
         "format": FORMAT,
@@ -196,6 +206,8 @@ def _write(traced: Traced, to: str, path: Path) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     named: dict[str, Any] = {"input_names": [*traced.example], "output_names": ["logits"]}
     with warnings.catch_warnings(action="ignore"):
-        graph = torch.onnx.export(traced.program, dynamo=True, dynamic_shapes=traced.axes, verbose=False, **named)
+        graph = torch.onnx.export(
+            traced.program, dynamo=True, dynamic_shapes=traced.axes, verbose=False, **named
+        )
         assert graph is not None
         graph.save(str(path))

@@ -32,10 +32,14 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
         bundle = Bundle.load(path, trust=trust, linear=linear)
         if imported := [part.columns[0] for part in bundle.parts if part.digest and not part.reservoir]:
             why = "features that another program computed, which cannot be computed for new rows"
-            raise InputError(f"readout {path}: it reads {imported[0]}, {why}; fit the columns of an extraction instead")
+            raise InputError(
+                f"readout {path}: it reads {imported[0]}, {why}; fit the columns of an extraction instead"
+            )
         return bundle
     config = RunFolder(folder).config
-    with as_input_error(f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"):
+    with as_input_error(
+        f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
+    ):
         scaling, lengths = config["scaling"], config["lengths"]
         spec = config["settings"]["spec"]
         task = Task.from_dict(spec["task"])

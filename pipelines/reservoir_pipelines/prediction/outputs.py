@@ -55,7 +55,8 @@ def check_out(out: Path) -> None:
 def columns_of(predictions: Iterable[Prediction]) -> dict[str, list[Any]]:
     """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
-    Columns of several labels are numbered: ``label_0``, ``p_0_<class>``. Intervals are in ``low`` and ``high``.
+    Columns of several labels are numbered: ``label_0``, ``p_0_<class>``. Intervals are in ``low`` and
+    ``high``.
     """
     rows = [_row(number, one) for number, one in enumerate(predictions)]
     names = max(rows, key=len, default={})  # rows that cannot be read have few cells
@@ -77,7 +78,10 @@ def _row(number: int, one: Prediction) -> dict[str, Any]:
         for place, label in enumerate(labels):
             suffix = f"_{place}" if isinstance(one.label, list) else ""
             row[f"label{suffix}"] = label
-            row |= {f"p{suffix}_{name}": chance for name, chance in zip(one.classes, chances[place], strict=False)}
+            row |= {
+                f"p{suffix}_{name}": chance
+                for name, chance in zip(one.classes, chances[place], strict=False)
+            }
             row[f"truth{suffix}"] = truths[place]
     if one.set is not None:
         row["set"] = one.set
@@ -95,7 +99,9 @@ def _write_csv(part: Path, predictions: Sequence[Prediction]) -> None:
     columns = columns_of(predictions)
     if "set" in columns:
         # A column p_CLASS shows whether the name of a class contains the separator.
-        as_text = partial(json.dumps, ensure_ascii=False) if any("|" in name for name in columns) else "|".join
+        as_text = (
+            partial(json.dumps, ensure_ascii=False) if any("|" in name for name in columns) else "|".join
+        )
         columns["set"] = [as_text([*map(str, names or ())]) for names in columns["set"]]
     with part.open("x", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

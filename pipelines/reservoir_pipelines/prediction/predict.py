@@ -93,7 +93,12 @@ class Prediction:
 
 
 def predict(
-    readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions, cover: CoverageOptions, known: LabelsOptions
+    readout: Path,
+    file: Path,
+    place: DeviceOptions,
+    safety: TrustOptions,
+    cover: CoverageOptions,
+    known: LabelsOptions,
 ) -> "Predictions":
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=safety.trust)
@@ -102,7 +107,9 @@ def predict(
         raise InputError("--abstain: the readout gives numbers, not classes; remove the flag")
     radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
     if radius is not None:
-        notify(f"coverage {cover.coverage:g} is approximate, because validation rows also chose the readout")
+        notify(
+            f"coverage {cover.coverage:g} is approximate, because validation rows also chose the readout"
+        )
     new = read_new(file, task, known.labels)
     y = new.y
     notify_skipped(file, new.skipped, len(new.x))
@@ -119,7 +126,9 @@ def predict(
         problem = f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(x)} rows"
         raise InputError(f"{problem}; correct or remove them")
     _warn(bundle, file, x, lengths, labelled=y is not None)
-    models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
+    models = [
+        load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts
+    ]
     for model in filter(None, models):
         check_lengths(model, lengths, f"{file}, row")
     truths = [None] * len(x) if y is None else _truths(file, task, y, counts)
@@ -131,9 +140,9 @@ def predict(
 class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
-    ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows without one.
-    ``counts`` (rows,) is the number of labels of each row if every token has a label. ``radius`` is the largest
-    nonconformity score of a class in a set, or of a value in an interval.
+    ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows
+    without one. ``counts`` (rows,) is the number of labels of each row if every token has a label.
+    ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
     """
 
     bundle: Bundle

@@ -23,17 +23,27 @@ from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, o
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, source_contents, temporary_path
 from reservoir_pipelines.output import meter
-from reservoir_pipelines.preparation.prepared import INDEX, Prepared, PreparedSplit, scaling_to_json, split_order
+from reservoir_pipelines.preparation.prepared import (
+    INDEX,
+    Prepared,
+    PreparedSplit,
+    scaling_to_json,
+    split_order,
+)
 from reservoir_pipelines.workers import map_pieces
 
-DOWNLOADS = tomllib.loads((resources.files("reservoir_pipelines") / "preparation" / "downloads.toml").read_text())
+DOWNLOADS = tomllib.loads(
+    (resources.files("reservoir_pipelines") / "preparation" / "downloads.toml").read_text()
+)
 """The files that can be downloaded, by task."""
 
 
 def download(task: str, *, cache: Path | None = None) -> Path:
     """Download the files of a task if the cache lacks them, check their SHA-256, and return their folder."""
     if task not in DOWNLOADS:
-        raise InputError(f"task {task!r} cannot be downloaded, only {', '.join(DOWNLOADS)}; give --data DIR")
+        raise InputError(
+            f"task {task!r} cannot be downloaded, only {', '.join(DOWNLOADS)}; give --data DIR"
+        )
     offered = DOWNLOADS[task]
     folder = path_below(cache_root(cache), "downloads", offered["folder"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +64,9 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     failures = []
     for address in addresses:
         try:
-            return download_url_to_file(f"{address}/{path.name}", str(path), sha256, progress=sys.stderr.isatty())
+            return download_url_to_file(
+                f"{address}/{path.name}", str(path), sha256, progress=sys.stderr.isatty()
+            )
         except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: checksum mismatch
             failures.append(f"{address}: {error}")
     problem = f"{path.name} could not be downloaded ({'; '.join(failures)})"
@@ -75,8 +87,9 @@ def prepare(
 ) -> Prepared:
     """Prepare a task's data, or open it if it is prepared; keep sounds as samples if ``model`` reads samples.
 
-    The data is in ``<root>/prepared/<task>-<settings>/<files>/``, where ``settings`` and ``files`` are digests of the
-    task's parameters and of the names and contents of the source files. Such a folder never changes.
+    The data is in ``<root>/prepared/<task>-<settings>/<files>/``, where ``settings`` and ``files``
+    are digests of the task's parameters and of the names and contents of the source files. Such a
+    folder never changes.
     """
     folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
     source = task_named(task, data=folder, **options.given)
@@ -104,8 +117,9 @@ def prepare(
 def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
     """Return one row per named task, with its default parameters.
 
-    ``tokens`` is the length of the longest sequence, ``input`` the form of a token ("16 values", "25 symbols"),
-    ``splits`` the rows of each split or None, and ``data`` "generated", "here", "prepared" or "missing".
+    ``tokens`` is the length of the longest sequence, ``input`` the form of a token ("16 values", "25
+    symbols"), ``splits`` the rows of each split or None, and ``data`` "generated", "here", "prepared"
+    or "missing".
     """
     folder, table = data_folder(data), []
     for name in TASKS:
@@ -117,7 +131,9 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
         except InputError as error:
             status = "prepared" if rows else "missing"
             if not rows:
-                remedy = f"{error}; or reservoir prepare {name} --download" if name in DOWNLOADS else str(error)
+                remedy = (
+                    f"{error}; or reservoir prepare {name} --download" if name in DOWNLOADS else str(error)
+                )
         if rows is None and status == "generated" and "train_rows" in task.parameters:
             rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
         form = task.form
@@ -162,12 +178,20 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         sent = source
         if cluster.scheduler:  # workers run in other folders and need full paths
             named = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
-            full = {name: type(value)(Path(value).resolve()) for name, value in named.items() if Path(value).exists()}
+            full = {
+                name: type(value)(Path(value).resolve())
+                for name, value in named.items()
+                if Path(value).exists()
+            }
             sent = replace(source, **full)  # pyright: ignore
         tasks = [(sent, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
-                _write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
+                _write_piece,
+                tasks,
+                workers=cluster.workers,
+                scheduler=cluster.scheduler,
+                done=lambda _: bar.advance(1),
             )
         _write_index(source, origin, folder, written)
         try:
@@ -226,13 +250,21 @@ def _write_index(
     splits, totals, warnings = {}, {}, [*source.notes()]
     for name in split_order(set(files)):
         kept = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
-        totals[name] = {count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")}
+        totals[name] = {
+            count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")
+        }
         totals[name]["files"] = kept
         splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in kept))
-        new = set(np.unique(splits[name].y).tolist()) - set(np.unique(splits["train"].y).tolist()) - {MISSING}
+        new = (
+            set(np.unique(splits[name].y).tolist()) - set(np.unique(splits["train"].y).tolist()) - {MISSING}
+        )
         if task.classes and new:
-            classes = ", ".join(str(task.label(c)) for c in sorted(new)[:5]) + (", ..." if len(new) > 5 else "")
-            warnings.append(f"the split {name!r} has classes that no row of 'train' has ({len(new)}): {classes}")
+            classes = ", ".join(str(task.label(c)) for c in sorted(new)[:5]) + (
+                ", ..." if len(new) > 5 else ""
+            )
+            warnings.append(
+                f"the split {name!r} has classes that no row of 'train' has ({len(new)}): {classes}"
+            )
     index = {
         "version": VERSION,
         "task": task.to_dict(),
@@ -263,8 +295,9 @@ def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
 def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
     """Return the SHA-256 of a task's description and arrays, which does not depend on their division into files.
 
-    It covers the description and the scaling as canonical JSON; the name and row count of each split; and for each
-    array the type, the shape of a row and the little-endian bytes, or for images the length and bytes of each file.
+    It covers the description and the scaling as canonical JSON; the name and row count of each split;
+    and for each array the type, the shape of a row and the little-endian bytes, or for images the
+    length and bytes of each file.
     """
     hasher = hashlib.sha256()
 

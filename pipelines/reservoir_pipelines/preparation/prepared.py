@@ -142,7 +142,9 @@ class Prepared:
     def split(self, name: str) -> PreparedSplit:
         """Return a split by its name; raise `InputError` if the task has none of that name."""
         if name not in self.splits:
-            raise InputError(f"task {self.task.name!r} has no split {name!r}; it has {', '.join(self.splits)}")
+            raise InputError(
+                f"task {self.task.name!r} has no split {name!r}; it has {', '.join(self.splits)}"
+            )
         return self.splits[name]
 
     @classmethod
@@ -187,7 +189,9 @@ def scaling_from_json(values: Mapping[str, list[float]] | None) -> Scaling | Non
     """Return a scaling from lists of numbers; the inverse of `scaling_to_json`."""
     if values is None:
         return None
-    return Scaling(offset=np.array(values["offset"], np.float32), scale=np.array(values["scale"], np.float32))
+    return Scaling(
+        offset=np.array(values["offset"], np.float32), scale=np.array(values["scale"], np.float32)
+    )
 
 
 @contextmanager
@@ -198,6 +202,11 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
-    except (OSError, KeyError) as error:  # no others, because they may come from the caller: memory may run out
+    except (
+        OSError,
+        KeyError,
+    ) as error:  # no others, because they may come from the caller: memory may run out
         why = " ".join(str(error).split())
-        raise InputError(f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again") from None
+        raise InputError(
+            f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again"
+        ) from None

@@ -13,12 +13,25 @@ from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
-from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
+from reservoir.options import (
+    PlaceOptions,
+    PretrainOptions,
+    ReservoirOptions,
+    RowOptions,
+    ShapeOptions,
+    TrainOptions,
+)
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
 from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
-from reservoir_pipelines.files import remove_parts, replace_file, system_errors, temporary_path, write_checked
+from reservoir_pipelines.files import (
+    remove_parts,
+    replace_file,
+    system_errors,
+    temporary_path,
+    write_checked,
+)
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import draw_bits, plot
 from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
@@ -74,7 +87,9 @@ def check_folder(out: Path) -> None:
     """Raise `InputError` unless the folder is new or empty, or holds a pretraining run."""
     refuse_links(out / RUN)
     if out.exists() and not (out / RUN).is_dir() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"--out {out}: this is a file, or a folder with other files; name an empty or a new folder")
+        raise InputError(
+            f"--out {out}: this is a file, or a folder with other files; name an empty or a new folder"
+        )
 
 
 def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
@@ -88,7 +103,8 @@ def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
         with system_errors():
             model.model.save_pretrained(part)
         if tokenizer is not None:
-            # Without this configuration, transformers would use the tokenizer of the family's published models.
+            # Without this configuration, transformers would use the tokenizer of the family's
+            # published models.
             PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(part)
         for file in part.iterdir():
             replace_file(out / file.name, partial(shutil.copyfile, file))
@@ -101,7 +117,8 @@ BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 
 LEARNING_RATE = 5e-4  # for bit-memory: after 300 steps of 34 rows, ``mini`` recalls over 99.9% of the bits
-UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")  # options that do not apply to bit-memory
+# options that do not apply to bit-memory
+UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
 
 
 def pretrain(
@@ -132,12 +149,18 @@ def pretrain(
             return Pretraining(**{**result, "folder": str(out)})
         if state.step and not options.resume:
             problem = f"{out}: this run is at step {state.step:,} of {recipe.steps:,}"
-            raise InputError(f"{problem}; pass --resume to continue it, or remove the folder to start again")
-        steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
+            raise InputError(
+                f"{problem}; pass --resume to continue it, or remove the folder to start again"
+            )
+        steps = LanguageSteps(
+            model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled
+        )
         shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
         state = run.train(model, steps, recipe, shown=shown, unit=unit)
         notify("measuring the losses on held-out parts")  # with the last weights
-        bits: dict[str, Any] = {f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()}
+        bits: dict[str, Any] = {
+            f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()
+        }
         done = Pretraining(
             folder=str(out),
             corpus=described,
@@ -162,13 +185,23 @@ def _pretrain_bit_memory(
     """Train all parameters on bit-memory with the stage ``train``, and write the backbone as a language model."""
     for item in fields(PretrainOptions):
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
-            raise InputError(f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option; remove the flag")
+            raise InputError(
+                f"{flag_of(item)} {value}: {BIT_MEMORY} does not use this option; remove the flag"
+            )
     vocabulary, rows = options.vocabulary, options.batch_tokens // ROW_TOKENS
     if rows < 1:
-        raise InputError(f"--batch-tokens {options.batch_tokens}: give at least one row, {ROW_TOKENS} tokens")
+        raise InputError(
+            f"--batch-tokens {options.batch_tokens}: give at least one row, {ROW_TOKENS} tokens"
+        )
     model = LanguageModel(backbone, vocabulary, seed)
     check_folder(out)
-    recipe: dict[str, Any] = {"train": "all", "rows": "fresh", "batch": rows, "dropout": 0.0, "run": out / RUN}
+    recipe: dict[str, Any] = {
+        "train": "all",
+        "rows": "fresh",
+        "batch": rows,
+        "dropout": 0.0,
+        "run": out / RUN,
+    }
     rate = options.learning_rate or LEARNING_RATE
     done = train(
         BIT_MEMORY,
@@ -178,7 +211,8 @@ def _pretrain_bit_memory(
         place,
     )
     with RunFolder(out / RUN).lock():
-        # Token embeddings, which vectors do not use, and positions beyond the task's tokens keep their random values.
+        # Token embeddings, which vectors do not use, and positions beyond the task's tokens keep
+        # their random values.
         take_weights(model, load_run(out / RUN, "cpu", "float32").fpt.backbone)
         save_model(out, model)
     return Pretraining(

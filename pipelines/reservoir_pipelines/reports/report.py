@@ -30,7 +30,9 @@ class Report(Record):
     bytes: int
 
 
-def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False) -> Report:
+def report(
+    sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False
+) -> Report:
     """Write a page about folders of `reproduce`, `fit` and `train`; see `api.report`."""
     root = cache_root(place.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
@@ -52,7 +54,9 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
     for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
         with suppress(OSError, ValueError, KeyError):
             folders.add(Path(read_checked(note)["folder"]))
-    fits = [folder for folder in folders if str(folder.resolve()) not in theirs and (folder / SUMMARY).is_file()]
+    fits = [
+        folder for folder in folders if str(folder.resolve()) not in theirs and (folder / SUMMARY).is_file()
+    ]
     fits.sort(key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)
     parts = []
     for number, path in enumerate(made + fits[:MAX_FITS], start=1):
@@ -84,9 +88,13 @@ def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[
     from jinja2 import Environment, PackageLoader, select_autoescape
 
     loader = PackageLoader("reservoir_pipelines", "reports")
-    environment = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True, finalize=finalize)
+    environment = Environment(
+        loader=loader, autoescape=select_autoescape(), trim_blocks=True, finalize=finalize
+    )
     made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
-    return environment.get_template(template).render(parts=parts, made=made, version=version("reservoir-features"))
+    return environment.get_template(template).render(
+        parts=parts, made=made, version=version("reservoir-features")
+    )
 
 
 def _on_one_line(value: object) -> str:

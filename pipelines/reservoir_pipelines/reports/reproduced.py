@@ -35,7 +35,9 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     failed = sum(bool(folder.failure(key)) for key in keys if key not in results)
     waiting = len(keys) - len(results) - failed
     prefix = f"p{number}-"
-    versions = sorted({f"{name} {value}" for r in results.values() for name, value in r["made_with"].items()})
+    versions = sorted(
+        {f"{name} {value}" for r in results.values() for name, value in r["made_with"].items()}
+    )
     passes = sum(r["values"].get("passes") or 0 for r in results.values())
     seconds, cpu = (sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds"))
     facts = [
@@ -61,14 +63,19 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
     """Return a table for the page; the reasons why numbers are missing are listed below it."""
     spots = [spot for row in table["rows"] for spot in row["spots"] if spot]
     reasons = list(dict.fromkeys(spot["reason"] for spot in spots if spot["reason"]))
-    rows = [{**row, "spots": [s and _spot(s, reasons, results, prefix) for s in row["spots"]]} for row in table["rows"]]
+    rows = [
+        {**row, "spots": [s and _spot(s, reasons, results, prefix) for s in row["spots"]]}
+        for row in table["rows"]
+    ]
     seeds = max((s["seeds"] for s in spots), default=0)
     drawn = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
     caption = f"Numbers are {table['unit'] or 'as in the paper'}. Ours are in bold ({drawn})."
     if any(s.get("interval") for s in spots):
         caption += " Numbers in small type are the 95% interval over test rows, and their number."
     if any(s["later"] is not None for s in spots):
-        caption += " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
+        caption += (
+            " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
+        )
     shown = {"caption": caption, "rows": rows, "reasons": reasons, "plots": _plots(table, results)}
     return {**table, "id": prefix + table["name"], **shown}
 
@@ -114,7 +121,9 @@ def _plots(table: Values, results: Mapping[str, Any]) -> list[Plot]:
     if table["drawn"] in ("attention", "deviations"):
         drawn = [(name, plots_of(result["stage"], result["values"])) for name, result in found.values()]
     if table["drawn"] == "curve":
-        drawn = list({result["task"]: curve_plots(result["values"]) for _, result in found.values()}.items())
+        drawn = list(
+            {result["task"]: curve_plots(result["values"]) for _, result in found.values()}.items()
+        )
     return [plot | {"name": name} for name, plots in drawn for plot in plots]
 
 
@@ -130,7 +139,9 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Plot]:
             if costs and None not in costs and spot["mean"] is not None:
                 points[row["name"]] = fmean(costs), spot["mean"], spot["published"]
         if points:
-            listed = "; ".join(f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in points.items())
+            listed = "; ".join(
+                f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in points.items()
+            )
             text = f"{task}, accuracy over cost: {listed}; dashed lines: the paper's accuracies"
             drawn.append(page_plot(text, _draw_costs, points) | {"name": task})
     return drawn

@@ -128,7 +128,9 @@ def facts_of(stage: str, values: Values) -> Facts:
         return []
     metric = values.get("metric", "accuracy")
     name = metric.replace("_", " ")
-    scores = [(f"{split} {name}", score_text(values.get(f"{split}_score"), metric)) for split in ("test", "valid")]
+    scores = [
+        (f"{split} {name}", score_text(values.get(f"{split}_score"), metric)) for split in ("test", "valid")
+    ]
     return scores + (_fit_facts(values, metric) if stage == "fit" else _training_facts(values, metric))
 
 
@@ -138,7 +140,10 @@ def _fit_facts(values: Values, metric: str) -> Facts:
 
     over = f" over {values['test_groups']} groups" if values.get("test_groups") else ""
     facts = [
-        (f"95% interval{over}", " to ".join(score_text(end, metric) for end in values.get("test_interval") or ())),
+        (
+            f"95% interval{over}",
+            " to ".join(score_text(end, metric) for end in values.get("test_interval") or ()),
+        ),
         ("chosen", values["readout"]),
         ("tried", f"{values['tried']:,} readouts"),
         ("best on validation, by layer", listed(values["layers"])),
@@ -165,7 +170,9 @@ def plots_of(stage: str, values: Values) -> list[Plot]:
         return _fit_plots(values)
     if stage == "train":
         factor, unit = plots.in_unit(values["metric"])
-        losses, scores = (np.array(values[name], float).reshape(-1, 2) for name in ("losses", "validations"))
+        losses, scores = (
+            np.array(values[name], float).reshape(-1, 2) for name in ("losses", "validations")
+        )
         none, steps = np.zeros((0, 2)), f"over {values['steps']:,} steps"
         validations = f"validation {values['metric']} {steps}"
         return [
@@ -182,7 +189,10 @@ def plots_of(stage: str, values: Values) -> list[Plot]:
         return [page_plot(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
     if stage == "backbone":
         drawn = plots.draw_deviations, values["deviations"]
-        return [page_plot(f"deviation of each {kind} in every block", *drawn, kind) for kind in ("weight", "bias")]
+        return [
+            page_plot(f"deviation of each {kind} in every block", *drawn, kind)
+            for kind in ("weight", "bias")
+        ]
     return []
 
 
@@ -191,7 +201,9 @@ def curve_plots(values: Values) -> list[Plot]:
     curve, metric = values.get("curve"), values["metric"]
     if not curve:
         return []
-    listed = "; ".join(f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve)
+    listed = "; ".join(
+        f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve
+    )
     text = f"test {metric} against the number of training rows: {listed}"
     return [page_plot(text, plots.draw_curve, curve, metric)]
 
@@ -199,7 +211,9 @@ def curve_plots(values: Values) -> list[Plot]:
 def _fit_plots(values: Values) -> list[Plot]:
     found, metric = values["sweep"], values["metric"]
     counts, classes = values["confusion"], values["classes"]
-    sweep = Sweep(found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"]))
+    sweep = Sweep(
+        found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"])
+    )
     drawn = []
     if len(sweep.columns) > 1:
         text = f"best validation {metric} of every layer, a line for each pooling"
@@ -211,5 +225,7 @@ def _fit_plots(values: Values) -> list[Plot]:
     if counts:
         text = "confusion matrix: how many rows of each class were predicted as each class"
         side = 0.75 * plots.confusion_side(classes)
-        drawn.append(page_plot(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
+        drawn.append(
+            page_plot(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side))
+        )
     return drawn

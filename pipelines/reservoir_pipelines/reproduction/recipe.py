@@ -1,8 +1,8 @@
 """Recipes: tables and figures as data, read from TOML and turned into cells at one scale.
 
 A cell is one stage on one task with settings; equal cells have equal keys in every table.
-``docs/reproduce.md`` describes the keys of a recipe. A name in a recipe's ``rows`` or ``columns`` that is the name of a
-task also sets the task, unless the row, the column or the recipe sets another.
+``docs/reproduce.md`` describes the keys of a recipe. A name in a recipe's ``rows`` or ``columns``
+that is the name of a task also sets the task, unless the row, the column or the recipe sets another.
 """
 
 import tomllib
@@ -80,9 +80,9 @@ def load_recipe(
 ) -> Recipe:
     """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
 
-    The settings of ``override`` replace those of the scale, but not those of a row or a column. ``only``
-    selects tasks, rows and columns: ``["mnist", "FPT"]`` is the row FPT on the task mnist. A recipe becomes empty if it
-    has none of the given tasks, or none of the given rows and columns.
+    The settings of ``override`` replace those of the scale, but not those of a row or a column.
+    ``only`` selects tasks, rows and columns: ``["mnist", "FPT"]`` is the row FPT on the task mnist. A
+    recipe becomes empty if it has none of the given tasks, or none of the given rows and columns.
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
@@ -119,7 +119,9 @@ class _Builder:
         for settings in self._settings(self.table):
             self._check_settings(settings, all_options, self.where)
         named = self.table["columns"]
-        columns = [self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)]
+        columns = [
+            self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)
+        ]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
         numbers = range(seeds or self._of_scale("seeds"))
         spots = self._selected([spot for row in rows for spot in self._spots(row, columns, numbers)], only)
@@ -152,7 +154,9 @@ class _Builder:
             about = (claim["more"], *claim.get("than", ())) if "more" in claim else ()
             if all((row, column) in places for row, column in about):
                 seen = self.scale in claim.get("scales", SCALES)
-                claims.append(claim if seen else {"says": claim["says"], "unseen": f"at {self.scale} scale"})
+                claims.append(
+                    claim if seen else {"says": claim["says"], "unseen": f"at {self.scale} scale"}
+                )
         return claims
 
     def _selected(self, spots: list[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:
@@ -162,7 +166,11 @@ class _Builder:
         found = set[str]().union(*chosen.values())
         if any(names and not names & found for names in (only & tasks, only - tasks)):
             return []
-        return [spot for spot in spots if all(not named or spot[kind] in named for kind, named in chosen.items())]
+        return [
+            spot
+            for spot in spots
+            if all(not named or spot[kind] in named for kind, named in chosen.items())
+        ]
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:
         """Return a row or a column as a dictionary; a string is its name."""
@@ -176,13 +184,18 @@ class _Builder:
     def _check_keys(self, kind: str, entry: Mapping[str, Any], has: str) -> None:
         known = {*KEYS[kind].split(), *(() if kind == "claim" else SCALES)}
         for key in entry.keys() - known:
-            raise InputError(f"{self.where}: {has} the unknown key {key!r}; the keys are {', '.join(sorted(known))}")
+            raise InputError(
+                f"{self.where}: {has} the unknown key {key!r}; the keys are {', '.join(sorted(known))}"
+            )
 
-    def _spots(self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range) -> Iterator[dict[str, Any]]:
+    def _spots(
+        self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range
+    ) -> Iterator[dict[str, Any]]:
         """Yield the table positions of a row, in the form that `ReproductionFolder.fill` reads.
 
-        ``cells`` has the keys of the cells of each seed. ``combine`` is "best" for the cell with the best validation
-        score, "ratio" for the first cell's number divided by the second's. ``reason`` says why a number has no cells.
+        ``cells`` has the keys of the cells of each seed. ``combine`` is "best" for the cell with the
+        best validation score, "ratio" for the first cell's number divided by the second's. ``reason``
+        says why a number has no cells.
         """
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
@@ -194,14 +207,18 @@ class _Builder:
             given = ChainMap(row, column, *task_names, self.table)
             measure, task = given.get("measure", "test_score"), given.get("task")
             if measure not in MEASURES:
-                raise InputError(f"{self.where}: no measure {measure!r}; the measures are {', '.join(MEASURES)}")
+                raise InputError(
+                    f"{self.where}: no measure {measure!r}; the measures are {', '.join(MEASURES)}"
+                )
             cells = row.get("at", {}).get(name) or row.get("best") or given.get("cell") or []
             names = cells if isinstance(cells, list) else [cells]
             combine = "best" if names is row.get("best") else "ratio" if names is cells and names else ""
             reason = row.get("reason", "") or ("" if names else "the recipe names no cell here")
             if self.scale not in LARGE:
                 reason = reason or row.get("absent", {}).get(name, "")
-            keys = [[self._cell(n, row, column, task, seed).key for n in names] for seed in seeds if not reason]
+            keys = [
+                [self._cell(n, row, column, task, seed).key for n in names] for seed in seeds if not reason
+            ]
             yield {
                 "row": row["name"],
                 "column": name,
@@ -214,11 +231,15 @@ class _Builder:
                 "reason": reason,
             }
 
-    def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], task: str | None, seed: int) -> Cell:
+    def _cell(
+        self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], task: str | None, seed: int
+    ) -> Cell:
         """Return a cell by its name in ``cells.toml``, after adding the cells that it needs."""
         named = self.shared["cells"].get(name)
         if named is None:
-            raise InputError(f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}")
+            raise InputError(
+                f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}"
+            )
         stage, known = named["stage"], OPTIONS[named["stage"]]
         sizes = [self._of_scale(part).get(key, {}) for part in ("all", stage) for key in ("any", task)]
         settings: dict[str, Any] = {"seed": seed} if "seed" in known else {}
@@ -237,7 +258,9 @@ class _Builder:
 
     def _of_scale(self, part: str) -> Any:
         """Return a part of ``cells.toml`` for the first scale in ``SCALES[self.scale]`` that has it."""
-        return next((self.shared[name][part] for name in SCALES[self.scale] if part in self.shared[name]), {})
+        return next(
+            (self.shared[name][part] for name in SCALES[self.scale] if part in self.shared[name]), {}
+        )
 
     def _settings(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Yield the settings of a row, a column, a cell or a recipe: those of all scales, then those of this scale."""
@@ -261,5 +284,9 @@ def _check_names(settings: Mapping[str, Any], known: set[str], where: str) -> No
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings overridden by others; the parameters of a task are merged one by one."""
-    joined = {key: {**below[key], **value} for key, value in above.items() if isinstance(value, dict) and key in below}
+    joined = {
+        key: {**below[key], **value}
+        for key, value in above.items()
+        if isinstance(value, dict) and key in below
+    }
     return {**below, **above, **joined}

@@ -90,20 +90,26 @@ def planned(
     recipes = [recipe for recipe in loaded if recipe.table["rows"]]
     empty = [recipe.table["name"] for recipe in loaded if recipe not in recipes]
     if empty and (names or not recipes):
-        raise InputError(f"--only {','.join(only)}: {empty[0]} lacks some of these; name other tasks, rows or columns")
+        raise InputError(
+            f"--only {','.join(only)}: {empty[0]} lacks some of these; name other tasks, rows or columns"
+        )
     cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
     changed = [f"{name}-{value}" for name, value in sorted((options.override or {}).items())]
     name = re.sub(r"[^\w.-]", "-", "-".join([options.scale, *changed]))
     folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
     data = data_folder(source.data) if source.data else None
     # Workers may have other working directories.
-    places: dict[str, Any] = {n: path.absolute() for n, path in (("cache", place.cache), ("data", data)) if path}
+    places: dict[str, Any] = {
+        n: path.absolute() for n, path in (("cache", place.cache), ("data", data)) if path
+    }
     if place.device != "auto":
         places["device"] = place.device
     return recipes, list(cells.values()), ReproductionFolder(folder.absolute()), places
 
 
-def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any], cluster: ClusterOptions) -> None:
+def _run(
+    cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any], cluster: ClusterOptions
+) -> None:
     """Run cells in this process, in local processes, or each as a task of a dask cluster."""
     since = time.time()
     if cluster.scheduler:
@@ -129,10 +135,13 @@ def run_on_worker(cell: Cell, folder: ReproductionFolder, places: Mapping[str, A
     return _message(cell, folder)
 
 
-def run_cells(cells: Sequence[Cell], folder: ReproductionFolder, places: Mapping[str, Any], since: float) -> None:
+def run_cells(
+    cells: Sequence[Cell], folder: ReproductionFolder, places: Mapping[str, Any], since: float
+) -> None:
     """Run the unfinished cells, starting with those that no other process is running.
 
-    ``cells`` lists each cell after those that it needs. Cells that failed before the time ``since`` are tried again.
+    ``cells`` lists each cell after those that it needs. Cells that failed before the time ``since``
+    are tried again.
     """
 
     def has_ended(cell: Cell) -> bool:
@@ -172,8 +181,9 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
     else:
         seconds, cpu = round(time.monotonic() - started, 1), round(time.process_time() - processor, 1)
         times = {"seconds": seconds, "cpu_seconds": cpu, "notes": notes.getvalue().splitlines()}
-        # Paths below the working directory are written relative to it, so that others can run the commands.
-        here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")  # at the start of a path, never inside one
+        # Paths below the working directory are written relative to it, so that others can run the
+        # commands. at the start of a path, never inside one
+        here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")
         for texts in (result["commands"], times["notes"]):
             texts[:] = [here.sub("", text) for text in texts]
         folder.save_result(cell.key, {**cell.to_dict(), **result, **times})

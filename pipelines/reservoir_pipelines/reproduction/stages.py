@@ -31,18 +31,27 @@ from reservoir_pipelines.training.train import train
 
 STEPS, ROWS = 8, 32  # steps and rows of a trial
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
-COSTLY = "backbone", "depth", "init", "train", "pool", "layers"  # settings that determine the cost of a cell
+# settings that determine the cost of a cell
+COSTLY = "backbone", "depth", "init", "train", "pool", "layers"
 MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
 
-def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:
+def run_cell(
+    cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]
+) -> dict[str, Any]:
     """Run a cell and return its result; ``folders`` has the folders of the cells that it needs, by key."""
     refuse_links(folder / cell.key)
     settings = {n: folders[v.key] if isinstance(v, Cell) else v for n, v in cell.settings.items()}
     run = _RUNNERS[cell.stage]
     commands, made, size, values = run(cell.task or "", {**settings, **places}, folder / cell.key)
     made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
-    return {"commands": commands, "folder": str(made), "bytes": size, "values": values, "made_with": made_with}
+    return {
+        "commands": commands,
+        "folder": str(made),
+        "bytes": size,
+        "values": values,
+        "made_with": made_with,
+    }
 
 
 Ran = tuple[list[str], Path, int, dict[str, Any]]
@@ -55,7 +64,10 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> Ran:
         features = extract(task, asked)
     done = fit(features, of_fit, place)
     raw_alone = done.best.columns == ("raw",)
-    commands = [typed("extract", [task], asked), typed("fit", [features.store.entry.key[:16]], of_fit, place)]
+    commands = [
+        typed("extract", [task], asked),
+        typed("fit", [features.store.entry.key[:16]], of_fit, place),
+    ]
     values = fit_values(done.to_dict() | {"title": done.best.title}, done.results) | {
         "fit_seconds": done.seconds,
         "extract_seconds": features.seconds,
@@ -99,7 +111,9 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> Ran:
 def _pretrain(_: str, settings: dict[str, Any], out: Path) -> Ran:
     corpus = settings.get("corpus")
     if corpus is None:
-        raise InputError("this package contains no text corpus; pass --override corpus=TEXT, a file or a folder")
+        raise InputError(
+            "this package contains no text corpus; pass --override corpus=TEXT, a file or a folder"
+        )
     _, shape, recipe, place = groups("pretrain", settings)
     done = pretrain(corpus, shape, recipe, place, out=out)
     values = {"test_score": done.test_accuracy, "test_bits": done.test_bits, "steps": done.steps}
@@ -114,7 +128,9 @@ def _backbone(_: str, settings: dict[str, Any], place: Path) -> Ran:
     model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
     out = opt.OutOptions(out=plot)
     done = card(name, model, as_group({}, opt.TaskOptions), root, out)
-    values = {name: done[name] for name in ("width", "heads", "weight_deviation", "bias_deviation", "deviations")}
+    values = {
+        name: done[name] for name in ("width", "heads", "weight_deviation", "bias_deviation", "deviations")
+    }
     values |= {"blocks": done["depth"], "parameters": done["whole"]}
     command = typed("backbone", [name], model, root, out)
     return [command], plot, plot.stat().st_size if plot.exists() else 0, values
@@ -149,7 +165,10 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
             tried[kind] = _try(cell, places)
         costs[cell.key] = tried[kind]
     if costs:
-        seconds, size = sum(cost.seconds for cost in costs.values()), sum(cost.bytes for cost in costs.values())
+        seconds, size = (
+            sum(cost.seconds for cost in costs.values()),
+            sum(cost.bytes for cost in costs.values()),
+        )
         untried = sum(not cost.seconds and not cost.reason for cost in costs.values())
         rest = f"; {untried} without an estimate" if untried else ""
         time = f"{time_text(seconds)} without fitting readouts"
@@ -170,12 +189,19 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             if cell.stage == "fit":
                 found = plan(task, as_group(settings, opt.ExtractOptions))
                 return Cost(found.seconds, found.bytes)
-            # Attention maps and cards take seconds, and the final scores of a pretraining run are too slow for a trial.
+            # Attention maps and cards take seconds, and the final scores of a pretraining run are too
+            # slow for a trial.
             if cell.stage != "train":
                 return Cost()
             rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows
             steps, every = settings["steps"], settings["eval_every"]
-            short = {"steps": STEPS, "eval_every": STEPS, "limit": ROWS, "resume": False, "from_cache": False}
+            short = {
+                "steps": STEPS,
+                "eval_every": STEPS,
+                "limit": ROWS,
+                "resume": False,
+                "from_cache": False,
+            }
             done = train(task, *groups("train", settings | short | {"run": Path(folder) / "run"}))
             step = done.seconds / done.steps
             validated = min(rows["valid"], settings.get("limit") or rows["valid"]) * steps / every

@@ -109,7 +109,13 @@ CURVE, CONFUSION = "curve.png", "confusion.png"
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:
     """Return the configuration of a run: all settings that affect results, their SHA-256 as ``key``, and ``more``."""
     made_with = {"device": str(device), **versions("torch", "transformers", "numpy")}
-    return {"format": FORMAT, "key": json_digest(settings), "settings": settings, **more, "made_with": made_with}
+    return {
+        "format": FORMAT,
+        "key": json_digest(settings),
+        "settings": settings,
+        **more,
+        "made_with": made_with,
+    }
 
 
 def is_run(path: Path) -> bool:
@@ -175,7 +181,9 @@ class RunFolder:
             write_checked(self.path / CONFIG, config)
             return
         for name, value, new in _differences(old, json.loads(json.dumps(config["settings"]))):
-            raise InputError(f"{self.path}: the folder has a run with {name} = {value}, not {new}; name another folder")
+            raise InputError(
+                f"{self.path}: the folder has a run with {name} = {value}, not {new}; name another folder"
+            )
 
     def train(
         self,
@@ -189,8 +197,8 @@ class RunFolder:
     ) -> State:
         """Train until the run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
 
-        ``shown`` formats the numbers of a step for the progress bar; ``unit`` is the number of units per step and their
-        name. Only the first of the ``ranks`` writes to the folder.
+        ``shown`` formats the numbers of a step for the progress bar; ``unit`` is the number of units
+        per step and their name. Only the first of the ``ranks`` writes to the folder.
         """
         ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS
         state, last = self.state, options.steps or 0
@@ -227,7 +235,9 @@ class RunFolder:
             refuse_links(self.path / CHECKPOINTS)
             file = os.fdopen(open_lock(self.path / "lock"), "rb")
         with file:
-            with as_input_error(f"{self.path}: another process is training this run", "wait for it, or stop it"):
+            with as_input_error(
+                f"{self.path}: another process is training this run", "wait for it, or stop it"
+            ):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
 
@@ -247,13 +257,20 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
             break
         if line is None:
-            raise InputError(f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder")
+            raise InputError(
+                f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder"
+            )
         lines.append(line)
     return lines
 
 
 def load_trainable(
-    task: Task, settings: Reservoir, groups: str | Sequence[str] | None, device: str, compute: str, output_init: str
+    task: Task,
+    settings: Reservoir,
+    groups: str | Sequence[str] | None,
+    device: str,
+    compute: str,
+    output_init: str,
 ) -> tuple[LoadedModel, tuple[str, ...]]:
     """Build a model and unfreeze groups, by default those of an FPT; trained weights stay in float32."""
     if task.each:
@@ -274,7 +291,9 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
     """Load the model of a run with the weights of its best validation score, in evaluation mode."""
     run = RunFolder(folder)
     config, checkpoint = run.config, run.best
-    with as_input_error(f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"):
+    with as_input_error(
+        f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
+    ):
         settings, reservoir = config["settings"], Reservoir(**config["reservoir"])
         spec, output_init = settings["spec"], settings["recipe"].get("output_init", "orthogonal")
         task, groups, digest = Task.from_dict(spec["task"]), settings["train"], spec["backbone"]["digest"]
@@ -288,7 +307,9 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 def check_digest(model: LoadedModel, digest: str, where: str) -> None:
     """Raise `InputError` unless the frozen weights have the digest that a fit or training recorded."""
     if model.digest != digest:
-        problem = f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training"
+        problem = (
+            f"{where}: the weights of {model.settings.backbone!r} have changed since the fit or training"
+        )
         raise InputError(f"{problem}; restore them, or fit or train again")
 
 

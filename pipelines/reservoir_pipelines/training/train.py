@@ -16,7 +16,14 @@ from reservoir import devices
 from reservoir.backbones.recurrent import redraw_first_states
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
-from reservoir.options import RECIPE, ExtractOptions, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
+from reservoir.options import (
+    RECIPE,
+    ExtractOptions,
+    PlaceOptions,
+    ReservoirOptions,
+    RowOptions,
+    TrainOptions,
+)
 from reservoir.plan import BATCH_TOKENS, is_native, resolve_model
 from reservoir.random import random_key
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
@@ -63,9 +70,19 @@ def train(
         replace(options, **values)  # refuses a wrong value before the first run
     runs = []
     for number, values in enumerate(grid, start=1):
-        notify(f"sweep {number} of {len(grid)}: {', '.join(f'{name} {value:g}' for name, value in values.items())}")
-        folder = options.run and options.run / "-".join(f"{name}-{value:g}" for name, value in values.items())
-        settings: dict[str, Any] = {**values, "sweep": None, "resume": True, "run": folder, "on_divergence": "report"}
+        notify(
+            f"sweep {number} of {len(grid)}: {', '.join(f'{name} {value:g}' for name, value in values.items())}"
+        )
+        folder = options.run and options.run / "-".join(
+            f"{name}-{value:g}" for name, value in values.items()
+        )
+        settings: dict[str, Any] = {
+            **values,
+            "sweep": None,
+            "resume": True,
+            "run": folder,
+            "on_divergence": "report",
+        }
         one = replace(options, **settings)
         done = _train_once(task, reservoir, source, place, one, test=False)
         # A run that diverged has the score of its best validation before the divergence.
@@ -76,7 +93,9 @@ def train(
     _, best, chosen = runs[0]
     if best["best_step"] is None:
         names = ", ".join(options.sweep)
-        raise InputError(f"--sweep {names}: every run diverged before its first validation; try smaller values")
+        raise InputError(
+            f"--sweep {names}: every run diverged before its first validation; try smaller values"
+        )
     notify(f"{', '.join(f'{name} {best[name]:g}' for name in options.sweep)} has the best validation score")
     done = _train_once(task, reservoir, source, place, chosen)
     return replace(done, swept=tuple(row for _, row, _ in runs))
@@ -121,7 +140,9 @@ def _train_once(
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
             settings = replace(settings, input="native")  # else each sample would be a token
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
-        model, groups = load_trainable(prepared.task, settings, options.train, device, options.compute, output_init)
+        model, groups = load_trainable(
+            prepared.task, settings, options.train, device, options.compute, output_init
+        )
         if source.published:
             redraw_first_states(model.fpt)
         rate = options.learning_rate or default_rate(model.fpt.backbone.family.name, prepared.task.name)
@@ -129,12 +150,16 @@ def _train_once(
         numbers = draw_rows(prepared, source.limit)
         train_y = prepared.split("train").y[numbers["train"]]
         targets = None if prepared.task.classes else TargetScale.of(train_y)
-        job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers, generator, kind, test)
+        job = _Job(
+            task, source, options, place, ranks, prepared, model, targets, numbers, generator, kind, test
+        )
         config = _config(job)
         config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
         config["origin"] = origin_of(task)
         name = f"{settings.title}-{config['key'][:16]}"
-        run = RunFolder(options.run or path_below(cache_root(place.cache), "runs", prepared.task.name, name))
+        run = RunFolder(
+            options.run or path_below(cache_root(place.cache), "runs", prepared.task.name, name)
+        )
         with ranks.first_alone():
             if ranks.first:
                 held.enter_context(run.lock())
@@ -168,7 +193,9 @@ def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
     possible = {"fresh": source.endless, "augmented": source.augments}
     kinds = [kind for kind, can in possible.items() if can and not options.from_cache] + ["stored"]
     if options.rows not in ("auto", *kinds):
-        raise InputError(f"--rows {options.rows}: neither task {task!r} nor the cache has such rows; use --rows stored")
+        raise InputError(
+            f"--rows {options.rows}: neither task {task!r} nor the cache has such rows; use --rows stored"
+        )
     return kinds[0] if options.rows == "auto" else options.rows
 
 
@@ -230,12 +257,16 @@ def _steps(job: _Job) -> FPTSteps:
         return targets.apply(found) if targets else found
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
-        return job.generator.augmented(x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8))
+        return job.generator.augmented(
+            x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8)
+        )
 
     tokens = BATCH_TOKENS[devices.kind(model.device)]
     views = augment if job.kind == "augmented" else None
     rows = TrainingRows(
-        train=fresh_rows(job.generator, seed) if job.kind == "fresh" else StoredRows(scaled("train"), seed, views),
+        train=fresh_rows(job.generator, seed)
+        if job.kind == "fresh"
+        else StoredRows(scaled("train"), seed, views),
         valid=scaled("valid"),
         test=scaled("test"),
         convert=convert,
@@ -252,12 +283,16 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
     model, options = job.model, job.options
     if trained_layer(model.fpt) != "final" or (options.dropout and job.source.published):
         problem = "--from-cache: cached states fit only the output layer, and no dropout in frozen layers"
-        raise InputError(f"{problem}; pass --train output, with --protocol paper also --dropout 0, or remove the flag")
+        raise InputError(
+            f"{problem}; pass --train output, with --protocol paper also --dropout 0, or remove the flag"
+        )
     with job.ranks.first_alone():
         read = {"layers": "final", "pool": "last", "store": options.store or "float16"}
         where = {"cache": job.place.cache, "device": str(model.device), "compute": model.compute}
         reservoir = as_group(model.settings, ReservoirOptions)
-        store = extract(job.task, ExtractOptions(**vars(reservoir), **vars(job.source), **read, **where)).store
+        store = extract(
+            job.task, ExtractOptions(**vars(reservoir), **vars(job.source), **read, **where)
+        ).store
 
     def hidden(name: str) -> Split:
         split = store[name]
@@ -278,7 +313,9 @@ def _result(job: _Job, run: RunFolder, steps: FPTSteps, state: State, diverged: 
         found = steps.score("test")
         y, predicted = rows.test.y, found.predicted
         if targets:
-            y, predicted = (targets.restore(array.reshape(y.shape)).reshape(len(y), -1) for array in (y, predicted))
+            y, predicted = (
+                targets.restore(array.reshape(y.shape)).reshape(len(y), -1) for array in (y, predicted)
+            )
             evaluation = evaluate_values(y, predicted, groups=rows.test.groups)
         else:
             names = [str(task.label(number)) for number in range(task.classes)]
@@ -286,7 +323,9 @@ def _result(job: _Job, run: RunFolder, steps: FPTSteps, state: State, diverged: 
             evaluation = evaluate_classes(y, guess, names, found.margins, groups=groups)
             evaluation = evaluation.with_baseline(task.floor, kept)
     floor = max(baseline(rows.valid.y, task.classes), task.floor or 0.0)
-    scores = [(line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None]
+    scores = [
+        (line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None
+    ]
     trained = [p for p in fpt.parameters() if p.requires_grad]
     return Training(
         run=str(run.path),

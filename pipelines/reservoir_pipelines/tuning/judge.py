@@ -67,7 +67,9 @@ class Judge:
 
     def __call__(self, kernels: Iterable[ColumnKernel]) -> HeldOutScore:
         """Return the score of concatenated columns on held-out samples."""
-        return score_by_kernel(sum(kernels, start=ColumnKernel()).matrix(), self.y, self.targets, self.folds)
+        return score_by_kernel(
+            sum(kernels, start=ColumnKernel()).matrix(), self.y, self.targets, self.folds
+        )
 
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
@@ -101,8 +103,8 @@ def join(
     """Join up to ``most`` reservoirs greedily while held-out results improve; return candidate numbers and results."""
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
     first = max(alone, key=lambda number: alone[number].merit)
-    # The best of many candidates may be best by chance. It replaces the default, number 0, only if its score is not
-    # lower, and its loss is lower by more than the paired standard error over rows.
+    # The best of many candidates may be best by chance. It replaces the default, number 0, only if
+    # its score is not lower, and its loss is lower by more than the paired standard error over rows.
     gain = alone[0].losses - alone[first].losses
     noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
     if alone[first].score < alone[0].score or gain.mean() <= noise:

@@ -59,17 +59,28 @@ def draw_candidate(number: int, data: "SearchData") -> dict[str, Any]:
             return {"backbone": "esn"}
         return {"init": "random"} if share < 0.35 else {}
 
-    # Aligned sequences need their positions, so poolings that keep every token are included if they are not too wide.
+    # Aligned sequences need their positions, so poolings that keep every token are included if they
+    # are not too wide.
     aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * data.width <= MAX_TOKEN_FEATURES else []
     if kind == "series":
         stride = default_windows(task, rows, tokens)["stride"]
         found = {"stride": stride, "pad": "same", "normalise": one(*SCALES)}
         if draw.random() < 0.75:
             patch = one(5, 7, SERIES_KERNEL, SERIES_KERNEL, 11, 15)
-            found |= {"input": "kernels", "patch": patch, "dilations": "auto", "gain": one(2.0, 4.0, 6.0, 9.0, 15.0)}
+            found |= {
+                "input": "kernels",
+                "patch": patch,
+                "dilations": "auto",
+                "gain": one(2.0, 4.0, 6.0, 9.0, 15.0),
+            }
         else:
             patch, dilations = one(4, 8, 16, 32), one("1", "1,4", "auto")
-            found |= {"input": "orthogonal", "patch": patch, "dilations": dilations, "gain": one(1.41, 3.0, 6.0)}
+            found |= {
+                "input": "orthogonal",
+                "patch": patch,
+                "dilations": dilations,
+                "gain": one(1.41, 3.0, 6.0),
+            }
         found |= weights(-(-tokens // stride))
         layers = one("embed", "embed", "embed,block01", "embed,block01", "embed,block01,block02")
         layers = "embed,block01" if "backbone" in found else layers
@@ -77,11 +88,21 @@ def draw_candidate(number: int, data: "SearchData") -> dict[str, Any]:
     else:
         if isinstance(task.form, Vectors):  # tokens themselves, such as the rows of an image
             found, layers = {"gain": one(0.3, 0.7, 1.41, 3.0, 6.0)}, "all"
-            pools = ["last,mean", "mean,max,min", "last,mean,segments4", "mean,segments8", "quantiles5,segments4"]
+            pools = [
+                "last,mean",
+                "mean,max,min",
+                "last,mean,segments4",
+                "mean,segments8",
+                "quantiles5,segments4",
+            ]
         elif kind == "symbols" and draw.random() < 0.6:
             found, layers = default_windows(task, rows, tokens), default_layers(kind)[0]
             found |= {"patch": one(3, SYMBOL_KERNEL, 7, 9), "gain": one(3.0, 6.0, 9.0)}
-            pools = ["shares13,max,min,segments8", "shares13,max,min,segments16", "quantiles9,max,min,segments4"]
+            pools = [
+                "shares13,max,min,segments8",
+                "shares13,max,min,segments16",
+                "quantiles9,max,min,segments4",
+            ]
         else:
             found, layers = {"input": "gaussian", "patch": 1}, default_layers(kind)[0]
             found["gain"] = one(0.35, 0.7, 1.41, 2.8, 5.6)
@@ -159,7 +180,9 @@ class SearchData:
         prepared = prepare(task, options, cache=root, model=options)
         options = replace(options, waveform=bool(prepared.task.parameters.get("waveform")))
         if prepared.task.each:
-            raise InputError(f"{task}: every token has a label, which tune does not support; use extract and fit")
+            raise InputError(
+                f"{task}: every token has a label, which tune does not support; use extract and fit"
+            )
         plan = plan_of(prepared, options)
         model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
         identity = [
@@ -259,7 +282,9 @@ class Search:
         found: dict[int, ColumnKernel] = {}
         judge = Judge.of(ColumnSource(stores[0], trials[0].columns[0]), self.data.prepared.task.classes)
         for trial, store in zip(trials, stores, strict=True):
-            found[trial.number] = sum(column_kernels(store, trial.columns, judge).values(), start=ColumnKernel())
+            found[trial.number] = sum(
+                column_kernels(store, trial.columns, judge).values(), start=ColumnKernel()
+            )
         raw = Pool.of(stores[0]).raw()
         if raw and raw.tokens() == judge.tokens:
             found[RAW_NUMBER] = ColumnKernel.of(raw)
@@ -270,7 +295,10 @@ class Search:
         if not self.trials:
             return START_UP
         last = [*self.trials.values()][-1]
-        rows, known = self.data.rows(limit, tuple(self.data.prepared.rows)), self.data.rows(last.limit, KNOWN)
+        rows, known = (
+            self.data.rows(limit, tuple(self.data.prepared.rows)),
+            self.data.rows(last.limit, KNOWN),
+        )
         missing = rows - known if last.limit == limit else rows
         extracting = self._extrapolate(missing, lambda trial: trial.seconds - trial.judging)
         judging = np.median([trial.judging for trial in self.trials.values() if trial.limit == last.limit])
@@ -335,7 +363,9 @@ class Search:
         """Return the most seconds that a trial is expected to take; 0 before the first trial."""
         return self._extrapolate(self.data.rows(limit, KNOWN), lambda trial: trial.seconds, CONSTANT)
 
-    def _extrapolate(self, rows: int, cost: Callable[[ReservoirTrial], float], constant: float = 0.0) -> float:
+    def _extrapolate(
+        self, rows: int, cost: Callable[[ReservoirTrial], float], constant: float = 0.0
+    ) -> float:
         """Return the cost of a trial on a number of rows, of which a ``constant`` share is assumed at first."""
         seen: dict[int, list[float]] = {}
         for trial in self.trials.values():
@@ -357,7 +387,9 @@ class Search:
             self.features[number, limit] = extraction.store, extraction.columns
         return self.features[number, limit]
 
-    def _try(self, number: int, limit: int | None, known: tuple[str, ...] | None = None) -> ReservoirTrial | None:
+    def _try(
+        self, number: int, limit: int | None, known: tuple[str, ...] | None = None
+    ) -> ReservoirTrial | None:
         """Return the trial of a candidate's ``known`` or best columns; None if the candidate does not suit the data."""
         if (number, limit) in self.trials:
             return self.trials[number, limit]

@@ -56,7 +56,11 @@ class Tuning(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the result on test under the names that `fit` and `train` use."""
-        final = {"test_score": self.fit.best.test_score, "evaluation": self.fit.evaluation, "readout": self.fit.saved}
+        final = {
+            "test_score": self.fit.best.test_score,
+            "evaluation": self.fit.evaluation,
+            "readout": self.fit.saved,
+        }
         return as_json(vars(self) | final)
 
 
@@ -80,7 +84,9 @@ def tune(
     ranked = search.run(options.trials)
     tried = len({trial.number for trial in search.trials.values()})
     if tried < AT_LEAST and not options.trials:
-        notify(f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows with --limit")
+        notify(
+            f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows with --limit"
+        )
     default = next(trial for trial in ranked if trial.number == 0)
     finalists = [default, *[trial for trial in ranked if trial.number][:FINALISTS]]
     kernels, judge = search.kernels(finalists)
@@ -88,13 +94,17 @@ def tune(
     chosen, found = join(kernels, judge, most, lambda: search.final_seconds(most) <= search.left)
     limit = search.final_limit(len(chosen), default.limit)
     if limit:
-        notify(f"the budget allows only {limit:,} rows of each split; give a larger --budget to use all rows")
+        notify(
+            f"the budget allows only {limit:,} rows of each split; give a larger --budget to use all rows"
+        )
     columns = {RAW_NUMBER: (RAW,)} | {trial.number: trial.columns for trial in finalists}
     numbers = [number for number in chosen if number != RAW_NUMBER] or [0]
     entries = [data.extract(number, limit, None, cluster) for number in numbers]
     prefixes = {number: f"{place}:" for place, number in enumerate(numbers, start=1) if len(numbers) > 1}
     names = [prefixes.get(number, "") + column for number in chosen for column in columns[number]]
-    fitting = opt.FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1", out=result.out)
+    fitting = opt.FitOptions(
+        columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1", out=result.out
+    )
     keys = [entry.store.entry.key[:16] for entry in entries]
     extracting = [typed("extract", [task], data.options_of(number, limit)) for number in numbers]
     return Tuning(

@@ -24,7 +24,10 @@ BLOCK = 128  # images converted at once, so that their intermediate values stay 
 
 def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return images (rows, 32, 32, 3) and labels (rows,), as bytes, from a file of binary records or a pickle."""
-    with as_input_error(f"{path}: not a batch of CIFAR-10", "fetch the file again"), path.open("rb") as file:
+    with (
+        as_input_error(f"{path}: not a batch of CIFAR-10", "fetch the file again"),
+        path.open("rb") as file,
+    ):
         data = file.read(MAX_BYTES)
         if path.suffix == ".bin":  # a record is a label and the red, green and blue values, a byte each
             records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
@@ -39,7 +42,8 @@ def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
     """Return the images of a pickled batch (its longest string) and the labels; raises many types of errors."""
     longest: str | bytes | bytearray = b""
     labels, key = [], ""
-    # Python's unpickler would call any function that a file names; pickletools only splits it into instructions.
+    # Python's unpickler would call any function that a file names; pickletools only splits it into
+    # instructions.
     for instruction, argument, _ in pickletools.genops(data):
         if isinstance(argument, str | bytes | bytearray):
             longest = max(longest, argument, key=len)
@@ -93,7 +97,8 @@ class Cifar10(ImageSource):
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one augmented view of stored sequences (rows, tokens, dim) with these row numbers."""
-        # Grey is linear in the colours and black is 0, so rotating the grey image equals rotating the coloured one.
+        # Grey is linear in the colours and black is 0, so rotating the grey image equals rotating the
+        # coloured one.
         return patches(augmented(self.images(x), rows, view), self.patch)
 
 

@@ -60,7 +60,11 @@ class Mnist(ImageSource):
         images, labels = self._pair(piece.part)
         rows = self.split(images, read_idx(images, (28, 28)), read_idx(labels))
         valid = held_out(np.arange(len(rows)))
-        return {"test": rows} if piece.part == "t10k" else {"train": rows.take(~valid), "valid": rows.take(valid)}
+        return (
+            {"test": rows}
+            if piece.part == "t10k"
+            else {"train": rows.take(~valid), "valid": rows.take(valid)}
+        )
 
     def _pair(self, part: str) -> list[Path]:
         names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")

@@ -10,7 +10,8 @@ from reservoir.tasks.rows import row_hash
 PADDING = 4  # width in pixels of the black border that a crop may include
 MAX_DEGREES = 20.0
 
-MARGIN = 2  # width in pixels of the border, a copy of the outermost pixels, that overlapping windows may include
+# width in pixels of the border, a copy of the outermost pixels, that overlapping windows may include
+MARGIN = 2
 LEVELS = 24  # stored levels per unit of whitened values
 BLOCK = 512  # images worked on at once, so that the index arrays stay in the processor's cache
 
@@ -32,8 +33,9 @@ def joined(tokens: np.ndarray, side: int, size: int) -> np.ndarray:
 def whitened_windows(images: np.ndarray, window: int, stride: int) -> np.ndarray:
     """Return overlapping windows, bytes (rows, tokens, dim), of images (rows, side, side, channels) of bytes.
 
-    As in Coates, Ng and Lee (2011), each window of ``window`` pixels a side is centred, divided by its standard
-    deviation, and multiplied by the fixed matrix of `whitening`. Values are stored as bytes, ``128 + 24 * value``.
+    As in Coates, Ng and Lee (2011), each window of ``window`` pixels a side is centred, divided by
+    its standard deviation, and multiplied by the fixed matrix of `whitening`. Values are stored as
+    bytes, ``128 + 24 * value``.
     """
     matrix, margins, found = whitening(window, images.shape[3]), (MARGIN, MARGIN), []
     for lo in range(0, len(images), BLOCK):
@@ -57,8 +59,9 @@ def contrast_normalised(windows: np.ndarray) -> np.ndarray:
 def whitening(window: int, channels: int) -> np.ndarray:
     """Return the symmetric whitening matrix (dim, dim) of windows, float32, for correlations as in photographs.
 
-    The correlation of pixels at distance d is 0.95 ** d, and of colours 0.9; the mean of a window is projected out.
-    Eigenvalues are scaled to mean 1, and 0.05 is added to each, so that the finest, noisy directions are not amplified.
+    The correlation of pixels at distance d is 0.95 ** d, and of colours 0.9; the mean of a window is
+    projected out. Eigenvalues are scaled to mean 1, and 0.05 is added to each, so that the finest,
+    noisy directions are not amplified.
     """
     places = np.stack(np.divmod(np.arange(window**2), window), 1)
     distance = np.linalg.norm(places[:, None] - places[None], axis=2)
@@ -73,11 +76,14 @@ def whitening(window: int, channels: int) -> np.ndarray:
 def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
     """Return augmented view number ``view``, from 1, of images (rows, height, width, channels), in their dtype.
 
-    A view is a crop of the image with a black margin, flipped in half of the cases, and rotated by at most 20 degrees;
-    each pixel takes the value of the nearest original pixel. Row number and view alone determine crop, flip and angle.
+    A view is a crop of the image with a black margin, flipped in half of the cases, and rotated by at
+    most 20 degrees; each pixel takes the value of the nearest original pixel. Row number and view
+    alone determine crop, flip and angle.
     """
     blocks = [slice(lo, lo + BLOCK) for lo in range(0, len(images), BLOCK)]
-    return np.concatenate([_transformed(images[block], row_hash(rows[block], seed=view)) for block in blocks])
+    return np.concatenate(
+        [_transformed(images[block], row_hash(rows[block], seed=view)) for block in blocks]
+    )
 
 
 def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
@@ -87,7 +93,9 @@ def _transformed(images: np.ndarray, chance: np.ndarray) -> np.ndarray:
     flipped = _bits(chance, 32, 1).astype(bool)
     angle = np.deg2rad(MAX_DEGREES * (_bits(chance, 33, 31) / 2**30 - 1)).astype(np.float32)
     # Each new pixel looks up an old one: backwards through the rotation, the flip and the crop.
-    y, x = np.meshgrid(*(np.arange(n, dtype=np.float32) - (n - 1) / 2 for n in (height, width)), indexing="ij")
+    y, x = np.meshgrid(
+        *(np.arange(n, dtype=np.float32) - (n - 1) / 2 for n in (height, width)), indexing="ij"
+    )
     cosine, sine = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
     row = np.rint(cosine * y + sine * x + (height - 1) / 2).astype(np.int32)
     column = np.rint(cosine * x - sine * y + (width - 1) / 2).astype(np.int32)

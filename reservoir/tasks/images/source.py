@@ -27,20 +27,28 @@ class ImageSource(Source):
     patch: ClassVar[int] = 4  # side of a patch in pixels
     labels: ClassVar[tuple[str, ...]] = ()
     white: ClassVar[int] = 255  # the largest value
-    mean: ClassVar[tuple[float, ...]] = (0.0,)  # of the standardisation of each channel, for values from 0 to 1
+    # of the standardisation of each channel, for values from 0 to 1
+    mean: ClassVar[tuple[float, ...]] = (0.0,)
     deviation: ClassVar[tuple[float, ...]] = (1.0,)
     border = 0  # pixels of zero padding at each edge
 
     @property
     def task(self) -> Task:
         """The description of the task; parameters with other values than the default are part of the cache key."""
-        side, own = self.shape[0], [item for item in fields(self) if item.name not in ("data", "window", "stride")]
-        parameters = {item.name: value for item in own if (value := getattr(self, item.name)) != item.default}
+        side, own = (
+            self.shape[0],
+            [item for item in fields(self) if item.name not in ("data", "window", "stride")],
+        )
+        parameters = {
+            item.name: value for item in own if (value := getattr(self, item.name)) != item.default
+        }
         size, grid = self.patch, (side + 2 * self.border) // self.patch
         if self.window:
             size, (steps, rest) = self.window, divmod(side + 2 * MARGIN - self.window, max(self.stride, 1))
             if not (2 <= size <= side and 1 <= self.stride <= size) or rest:
-                start = f"task {self.name!r}: windows of {size} pixels with stride {self.stride} do not fill"
+                start = (
+                    f"task {self.name!r}: windows of {size} pixels with stride {self.stride} do not fill"
+                )
                 raise InputError(f"{start} {side} + {2 * MARGIN} pixels; try window=6 and stride=2")
             grid = steps + 1
             parameters |= {"window": size, "stride": self.stride}
@@ -57,7 +65,9 @@ class ImageSource(Source):
         """Return the map from stored bytes to standardised or whitened values."""
         if self.window:
             return Scaling.constant(1 / LEVELS, self.window**2 * self.channels, offset=128)
-        offset, deviation = (self.white * np.tile(one, self.patch**2) for one in (self.mean, self.deviation))
+        offset, deviation = (
+            self.white * np.tile(one, self.patch**2) for one in (self.mean, self.deviation)
+        )
         return Scaling(offset=offset.astype(np.float32), scale=(1 / deviation).astype(np.float32))
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +87,9 @@ class ImageSource(Source):
     def images(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, side, side, channels) of values 0 to 255."""
         if self.window:
-            raise InputError("whitened windows cannot be converted back to images; choose a task without window")
+            raise InputError(
+                "whitened windows cannot be converted back to images; choose a task without window"
+            )
         inside = slice(self.border, self.border + self.shape[0])
         images = joined(x, self.shape[0] + 2 * self.border, self.patch)[:, inside, inside]
         return np.rint(images * (255 / self.white)).astype(np.uint8)
@@ -87,6 +99,8 @@ class ImageSource(Source):
         largest = labels.max(initial=0)
         if not 0 < len(images) == len(labels) or largest > 9:
             found = f"{len(images)} images and {len(labels)} labels up to {largest}"
-            raise InputError(f"{path}: {found}, instead of a label from 0 to 9 for each image; fetch the files again")
+            raise InputError(
+                f"{path}: {found}, instead of a label from 0 to 9 for each image; fetch the files again"
+            )
         x = self.tokens(images)
         return Split(x=x, y=classes_of(labels), lengths=full_lengths(x))

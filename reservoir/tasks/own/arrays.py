@@ -61,8 +61,12 @@ def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
     size, real = len(lengths) * int(lengths.max()) * token_bytes, int(lengths.sum()) * token_bytes
     if size > FREE_BYTES and size > MAX_EXPANSION * real:
         row, rows = int(np.argmax(lengths)), len(lengths)
-        problem = f"{where}, row {row}: {lengths[row]} tokens, to which all {rows} rows would be padded; together"
-        raise InputError(f"{problem} they have only {real // token_bytes} tokens; cut the row, or leave it out")
+        problem = (
+            f"{where}, row {row}: {lengths[row]} tokens, to which all {rows} rows would be padded; together"
+        )
+        raise InputError(
+            f"{problem} they have only {real // token_bytes} tokens; cut the row, or leave it out"
+        )
 
 
 def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +83,10 @@ def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.
 def read_npz(path: Path) -> Arrays:
     """Return the arrays of a ``.npz`` archive; nothing is unpacked before its size is known."""
     arrays = {}
-    with as_input_error(f"{path}: not a readable .npz archive", "write it again"), zipfile.ZipFile(path) as archive:
+    with (
+        as_input_error(f"{path}: not a readable .npz archive", "write it again"),
+        zipfile.ZipFile(path) as archive,
+    ):
         members = [member.filename for member in archive.infolist()]
         for name in NAMES:
             if members.count(f"{name}.npy") + members.count(name) > 1:
@@ -98,16 +105,24 @@ def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Refuse an array of Python objects, and one whose header, shape and size do not match."""
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise InputError(f"{path}: array {name!r} has an unsupported compression; write it with numpy.savez")
+        raise InputError(
+            f"{path}: array {name!r} has an unsupported compression; write it with numpy.savez"
+        )
     check_expansion(path, name, member.file_size, min(member.compress_size, path.stat().st_size))
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read(file)  # NumPy refuses a long header, which it would parse slowly
         stored = member.file_size - file.tell()
     if dtype.hasobject:
         problem = f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape,"
-        raise InputError(f"{problem} with shorter rows padded by 0, and their lengths in an array 'lengths'")
+        raise InputError(
+            f"{problem} with shorter rows padded by 0, and their lengths in an array 'lengths'"
+        )
     size = math.prod(shape) * dtype.itemsize
     if size != stored or not dtype.itemsize or min(shape, default=0) < 0:
         problem = f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {stored}"

@@ -26,7 +26,8 @@ IDS = ("id", "series_id", "case")
 TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
-MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"  # a number, a date, or a number with a unit: 1.2 mV or €1.234,56
+# a number, a date, or a number with a unit: 1.2 mV or €1.234,56
+MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"
 DIGITS = r"[-+]?\d[\d.,]*"
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers or times
 SWITCHES = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")  # cells that stand for a number
@@ -52,7 +53,8 @@ class Roles:
     group: str = ""
     sequence: str = ""
     notes: list[str] = field(default_factory=list)
-    chosen: dict[str, Any] = field(default_factory=dict)  # choices of the rules, which are needed to read new data
+    # choices of the rules, which are needed to read new data
+    chosen: dict[str, Any] = field(default_factory=dict)
 
 
 def text_columns(asked: OwnDataOptions) -> list[str]:
@@ -78,12 +80,19 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
             frame.pop(name)
     others = {*values, asked.text or ""}
     roles.labels = [named("label")] if named("label") else usual_labels(table, others, alone=known is None)
-    if known is None and not asked.label and len(roles.labels) == 1 and roles.labels[0] not in {"label", "y"}:
+    if (
+        known is None
+        and not asked.label
+        and len(roles.labels) == 1
+        and roles.labels[0] not in {"label", "y"}
+    ):
         roles.chosen["label"] = roles.labels[0]
     _leave_out(frame, roles, {asked.label, asked.id, asked.time, asked.group, *values, *roles.labels, *IDS})
     roles.group = named("group") or ("groups" if "groups" in frame else "")
     roles.id = named("id")
-    if not roles.id and (name := _id_column(table, {asked.group, asked.text, asked.time, *roles.labels}, known)):
+    if not roles.id and (
+        name := _id_column(table, {asked.group, asked.text, asked.time, *roles.labels}, known)
+    ):
         roles.id = roles.chosen["id"] = name
     taken = {*roles.labels, roles.id, roles.group, "split", asked.time}
     taken |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
@@ -180,7 +189,9 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
         texts = table.frame[name].astype(str)
         repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
         if repeated and not has_ids:
-            start = f"{table.path}: the column {name!r} repeats the same times, as in long form, but no column"
+            start = (
+                f"{table.path}: the column {name!r} repeats the same times, as in long form, but no column"
+            )
             raise InputError(f"{start} is called id; pass --id NAME, or --drop {quote(name)}")
         if are_times(table.frame[name]):
             return name
@@ -213,7 +224,9 @@ def listed(names: Sequence[str]) -> str:
 def files_kind(names: Iterable[str]) -> str:
     """Return the kind in `FILES` that has the suffixes of all names; else ""."""
     lower = [name.lower() for name in names]
-    return next((kind for kind, ends in FILES.items() if lower and all(name.endswith(ends) for name in lower)), "")
+    return next(
+        (kind for kind, ends in FILES.items() if lower and all(name.endswith(ends) for name in lower)), ""
+    )
 
 
 def with_slashes(name: str) -> Path:
@@ -283,7 +296,9 @@ def is_digits(column: Any) -> bool:
 def counts_rows(column: Any) -> bool:
     """Return whether cells are row numbers, from 0 or 1."""
     texts, rows = column.astype(str).tolist(), len(column)
-    return rows >= MIN_COUNTED and any(texts == [str(row + first) for row in range(rows)] for first in (0, 1))
+    return rows >= MIN_COUNTED and any(
+        texts == [str(row + first) for row in range(rows)] for first in (0, 1)
+    )
 
 
 def are_times(column: Any) -> bool:
@@ -313,7 +328,9 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
     found = times_of(column.ffill().bfill())
     if found is None:
         problem = f"{table.path}, column {name!r}: times like {str(column.iloc[0])[:40]!r} cannot be sorted"
-        remedy = f"write dates as 2024-12-31, or numbers, or pass --drop {quote(name)} if the rows are in order"
+        remedy = (
+            f"write dates as 2024-12-31, or numbers, or pass --drop {quote(name)} if the rows are in order"
+        )
         raise InputError(f"{problem}; {remedy}")
     return found
 
@@ -341,7 +358,9 @@ def as_sequence(cell: Any) -> np.ndarray | None:
     return array if array.dtype.kind in "uifb" and array.ndim in {1, 2} and array.size else None
 
 
-def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.ndarray | None = None) -> np.ndarray:
+def values_of(
+    table: Table, names: Sequence[str], *, fill: bool, lengths: np.ndarray | None = None
+) -> np.ndarray:
     """Return columns of single numbers as floats (rows, columns), 0 after ``lengths``; with ``fill``, NaN if empty."""
     x = np.stack([_numbers_of(table, name) for name in names], axis=1)
     if lengths is not None:
@@ -376,7 +395,9 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
     return numbers.to_numpy(np.float64)
 
 
-def joined_labels(table: Table, names: Sequence[str], asked: OwnDataOptions, *, required: bool) -> np.ndarray:
+def joined_labels(
+    table: Table, names: Sequence[str], asked: OwnDataOptions, *, required: bool
+) -> np.ndarray:
     """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers together."""
     found = [labels_of(table, name, asked, required=required) for name in names]
     kinds = {y.dtype.kind for y in found}
@@ -396,12 +417,18 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
     for row in np.flatnonzero(~given) if required else ():
         table.bad.add(row, f"no label in column {name!r}")
     for row in np.flatnonzero(given)[_odd_labels(texts[given], asked)] if required else ():
-        table.bad.add(row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are")
+        table.bad.add(
+            row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are"
+        )
         given[row] = False
     labels = typed(where, points[given].tolist())
     if labels.dtype.kind == "U" and table.decimal == ",":
         labels = np.array([str(cell).strip() for cell in column[given]])
-    if labels.dtype.kind == "U" and not asked.classes and all(re.fullmatch(DIGITS, str(one)) for one in labels.flat):
+    if (
+        labels.dtype.kind == "U"
+        and not asked.classes
+        and all(re.fullmatch(DIGITS, str(one)) for one in labels.flat)
+    ):
         problem = f"{where}: labels like {labels.item(0)!r} are not numbers with the decimal mark {table.decimal!r}"
         raise InputError(f"{problem}; write numbers, or pass --decimal or --classes")
     shape = (len(given), *labels.shape[1:])
@@ -434,5 +461,7 @@ def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
     except (ValueError, OverflowError):
         array = np.empty(0, object)
     if array.dtype.kind not in "biufU":
-        raise InputError(f"{where}: labels are not all numbers, all texts, or lists of one length; use one form")
+        raise InputError(
+            f"{where}: labels are not all numbers, all texts, or lists of one length; use one form"
+        )
     return array

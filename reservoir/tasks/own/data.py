@@ -18,7 +18,15 @@ from reservoir.tasks.own.columns import named_kind
 from reservoir.tasks.own.files import open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.images import SIDE, Images
-from reservoir.tasks.own.labels import MAX_SYMBOLS, SAMPLE, Labels, Reading, encode_labels, read_integers, split_rows
+from reservoir.tasks.own.labels import (
+    MAX_SYMBOLS,
+    SAMPLE,
+    Labels,
+    Reading,
+    encode_labels,
+    read_integers,
+    split_rows,
+)
 from reservoir.tasks.own.tables import OR_FILL
 from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
@@ -48,7 +56,8 @@ def own_name(origin: str) -> str:
 class OwnData(Source):
     """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups`` of a file or folder.
 
-    ``docs/guides/data.md`` describes the arrays. ``y`` (rows, readout tokens, outputs) labels each of the last tokens.
+    ``docs/guides/data.md`` describes the arrays. ``y`` (rows, readout tokens, outputs) labels each of
+    the last tokens.
     """
 
     origin: str  # a path, or the name of a dataset of the hub
@@ -68,7 +77,9 @@ class OwnData(Source):
             parameters["labels"] = Path(self.asked.labels).name
         if self._symbols:
             parameters.pop("standardise", None)
-        channels = (1 if len(self._shape) == 2 else self._shape[2]) * (2 if self.asked.missing == "mask" else 1)
+        channels = (1 if len(self._shape) == 2 else self._shape[2]) * (
+            2 if self.asked.missing == "mask" else 1
+        )
         return Task(
             name=own_name(self.origin),
             form=Tokens(self._vocabulary) if self._symbols else Vectors(channels),
@@ -100,7 +111,9 @@ class OwnData(Source):
             x = clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo)
         elif not (self._symbols or self.task.pictures):
             x = self._as_values(x, lengths, piece)
-        whole = Split(x=x, y=self._labels.y[rows], lengths=lengths, groups=None if groups is None else groups[rows])
+        whole = Split(
+            x=x, y=self._labels.y[rows], lengths=lengths, groups=None if groups is None else groups[rows]
+        )
         split = self._split[rows]
         return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
 
@@ -118,8 +131,14 @@ class OwnData(Source):
 
         def training_values() -> Iterator[np.ndarray]:
             for piece in self.pieces():
-                given, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[piece.lo : piece.hi]
-                x, train = self._as_values(given, lengths, piece), self._split[piece.lo : piece.hi] == "train"
+                given, lengths = (
+                    self._columns.read("x", piece.lo, piece.hi),
+                    self._lengths[piece.lo : piece.hi],
+                )
+                x, train = (
+                    self._as_values(given, lengths, piece),
+                    self._split[piece.lo : piece.hi] == "train",
+                )
                 if train.any():
                     real = np.arange(x.shape[1]) < lengths[train, None]
                     moved.append(rounding(given.reshape(*x.shape[:2], -1)[train][real], x[train][real]))
@@ -141,12 +160,16 @@ class OwnData(Source):
         if (groups := self._column("groups")) is not None:
             lines.append(f"{len(np.unique(groups)):,} groups, each in one split")
         if alphabet:
-            unknown = f"; letters that no training row has, read as unknown: {shown(others)}" if others else ""
+            unknown = (
+                f"; letters that no training row has, read as unknown: {shown(others)}" if others else ""
+            )
             letters = alphabet.removeprefix(UNKNOWN)
             read = "x holds texts of" if are_words(alphabet) else f"x read as {len(letters)} symbols,"
             lines.append(f"{read} the letters {shown(letters)}{unknown}")
         elif self._reading and self._symbols:
-            lines.append(f"x read as {self._vocabulary:,} symbols ({self._reading.why}); pass --values for values")
+            lines.append(
+                f"x read as {self._vocabulary:,} symbols ({self._reading.why}); pass --values for values"
+            )
         elif self._reading:
             lines.append(f"x read as values ({self._reading.why}); pass --symbols for symbols")
         return [f"{own_name(self.origin)}: {line}" for line in lines]
@@ -158,17 +181,29 @@ class OwnData(Source):
         samples = {"rate"} if self.asked.waveform and "waveform" not in columns.unused_options else set()
         _refuse_unused(self.origin, columns, self.asked.explicit.keys() - samples)
         _check_rows(self.origin, columns, "x", "y")
-        groups = columns.read("groups", 0, columns.shapes["x"][0]).tolist() if "groups" in columns.shapes else []
-        if missing := [row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}]:
-            raise InputError(f"{self.origin}: no group in row {missing[0]}; give every row one, or leave groups out")
+        groups = (
+            columns.read("groups", 0, columns.shapes["x"][0]).tolist() if "groups" in columns.shapes else []
+        )
+        if missing := [
+            row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}
+        ]:
+            raise InputError(
+                f"{self.origin}: no group in row {missing[0]}; give every row one, or leave groups out"
+            )
         return columns
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
         shape, dtype = self._columns.shapes["x"], self._columns.dtypes["x"]
-        if len(shape) not in ({2} if self.asked.symbols else {2, 3}) or 0 in shape or dtype.kind not in "uif":
+        if (
+            len(shape) not in ({2} if self.asked.symbols else {2, 3})
+            or 0 in shape
+            or dtype.kind not in "uif"
+        ):
             problem = f"{self.origin}: x has the shape {shape} and holds {dtype} values"
-            raise InputError(f"{problem}; give floats (rows, tokens) or (rows, tokens, dim), or symbols (rows, tokens)")
+            raise InputError(
+                f"{problem}; give floats (rows, tokens) or (rows, tokens, dim), or symbols (rows, tokens)"
+            )
         if self.asked.values and self._columns.letters:
             raise InputError(f"{self.origin}: x holds texts; leave out --values")
         return shape
@@ -186,7 +221,9 @@ class OwnData(Source):
     def _symbols(self) -> bool:
         names = self.asked.symbols or self._columns.letters or bool(self._reading and self._reading.names)
         if names and self.asked.missing != "refuse":
-            raise InputError(f"{self.origin}: x holds symbols, which are never missing; leave out --missing")
+            raise InputError(
+                f"{self.origin}: x holds symbols, which are never missing; leave out --missing"
+            )
         return names
 
     @cached_property
@@ -218,7 +255,11 @@ class OwnData(Source):
     def _lengths(self) -> np.ndarray:
         rows, tokens = self._shape[:2]
         given = self._column("lengths")
-        return np.full(rows, tokens, np.int32) if given is None else clean_lengths(self.origin, given, rows, tokens)
+        return (
+            np.full(rows, tokens, np.int32)
+            if given is None
+            else clean_lengths(self.origin, given, rows, tokens)
+        )
 
     @cached_property
     def _alphabet(self) -> tuple[str, str]:
@@ -226,7 +267,11 @@ class OwnData(Source):
         if not self._columns.letters:
             return "", ""
         return alphabet_of(
-            (self._columns.read("x", p.lo, p.hi), self._lengths[p.lo : p.hi], self._split[p.lo : p.hi] == "train")
+            (
+                self._columns.read("x", p.lo, p.hi),
+                self._lengths[p.lo : p.hi],
+                self._split[p.lo : p.hi] == "train",
+            )
             for p in self.pieces()
         )
 
@@ -240,14 +285,18 @@ class OwnData(Source):
             real = np.arange(x.shape[1]) < self._lengths[piece.lo : piece.hi, None]
             largest = max(largest, int(x.max(initial=0, where=real)))
         if largest >= MAX_SYMBOLS:
-            raise InputError(f"{self.origin}: x holds {largest}, too large for a symbol; leave out --symbols")
+            raise InputError(
+                f"{self.origin}: x holds {largest}, too large for a symbol; leave out --symbols"
+            )
         return largest + 1
 
     def _column(self, name: str) -> np.ndarray | None:
         return self._columns.read(name, 0, self._shape[0]) if name in self._columns.shapes else None
 
     def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
-        return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL)
+        return as_values(
+            self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo, OR_FILL
+        )
 
 
 def _refuse_unused(where: str, columns: Arrays, given: Collection[str]) -> None:
@@ -260,11 +309,15 @@ def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
     """Refuse data without a needed array, or with arrays that do not have one entry per row."""
     for name in needed:
         if name not in columns.shapes:
-            raise InputError(f"{where}: no array {name!r}; call the sequences x and the labels y, not X or Y")
+            raise InputError(
+                f"{where}: no array {name!r}; call the sequences x and the labels y, not X or Y"
+            )
     x = columns.shapes["x"]
     for name, shape in columns.shapes.items():
         if not shape or shape[:1] != x[:1] or (name not in {"x", "y"} and len(shape) != 1):
-            raise InputError(f"{where}: x has the shape {x} and {name} {shape}; give one entry of {name} per row of x")
+            raise InputError(
+                f"{where}: x has the shape {x} and {name} {shape}; give one entry of {name} per row of x"
+            )
 
 
 def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
@@ -272,7 +325,8 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file() and not labels:
         return NewRows(read_idx(path, (28, 28)), None, None, None, None, {})
     parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
-    if labels and "labels" not in task.parameters:  # they name columns of another table, or are patterns of headers
+    # they name columns of another table, or are patterns of headers
+    if labels and "labels" not in task.parameters:
         parameters |= {"label": None, "id": None, "group": None}
     try:
         columns = open_arrays(str(path), as_group(parameters, OwnDataOptions), task)
@@ -287,10 +341,14 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
         raise InputError(f"{path}: {found}, but the readout was fitted on {read}; give data of this kind")
     x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
     given = ("lengths", "ids", "y", "groups")
-    lengths, ids, y, groups = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given)
+    lengths, ids, y, groups = (
+        columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given
+    )
     if columns.letters:
         assert lengths is not None
         x, lengths = np.array(texts_of(x, lengths)), None
     elif isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
         x = x.astype(np.int64)
-    return NewRows(x, lengths, None if ids is None else [str(name) for name in ids], y, groups, columns.skipped)
+    return NewRows(
+        x, lengths, None if ids is None else [str(name) for name in ids], y, groups, columns.skipped
+    )

@@ -24,7 +24,8 @@ from reservoir.tasks.task import Task
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
     """Return sequences, names, labels and groups of the records of a FASTA file; a ``task`` reads new ones."""
-    # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
+    # Lower case marks repeats (soft masking), unless the readout was fitted on a table with
+    # lower-case letters.
     upper = task is None or not any(map(str.islower, task.alphabet))
     headers, sequences, places = list[str](), list[list[str]](), list[str]()
     for number, line in enumerate(lines_of(path), 1):
@@ -35,7 +36,9 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
         elif headers:
             sequences[-1].append(line.strip().upper() if upper else line.strip())
         elif line.strip():
-            raise InputError(f"{path}, line {number}: no header; a FASTA file has a line with > before each sequence")
+            raise InputError(
+                f"{path}, line {number}: no header; a FASTA file has a line with > before each sequence"
+            )
     if not headers:
         raise InputError(f"{path}: no sequences; a FASTA file has a line with > before each")
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
@@ -45,7 +48,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     if asked.labels:
         arrays, notes = folders.labels_from_table(asked, ids, bad, new=task is not None)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
-    # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
+    # A readout that was fitted on a table, or with --labels, has names of columns instead of
+    # patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
         pattern = asked.label or (LAST_WORD if task is None else "")
         for name, flag, wanted in (("label", "label", pattern), ("groups", "group", asked.group)):
@@ -69,12 +73,16 @@ def _found_in_headers(
     with as_input_error(f"--{flag} {pattern}: not a regular expression", "give one with a group"):
         compiled = re.compile(pattern)
     if compiled.groups != 1:
-        raise InputError(f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
+        raise InputError(
+            f"--{flag} {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses"
+        )
     found = [match and match.group(1) for match in map(compiled.search, headers)]
     if None in found and not new:
         row = found.index(None)
         problem = f"{bad.where}, {bad.places[row]}: no {flag} in the header {headers[row][:60]!r} by --{flag} {pattern}"
-        raise InputError(f"{problem}; pass another pattern, such as 'class=(\\w+)', or a table with --labels")
+        raise InputError(
+            f"{problem}; pass another pattern, such as 'class=(\\w+)', or a table with --labels"
+        )
     return found
 
 
@@ -95,7 +103,13 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
     tables_of_labels = [path / known["labels"]] if known and "labels" in known else []
     files = folders.media_files(path, *tables_of_labels, *([Path(asked.labels)] if asked.labels else []))
-    if not files and known and known.get("recordings") and suffix in tables.SUFFIXES and not named_kind(path):
+    if (
+        not files
+        and known
+        and known.get("recordings")
+        and suffix in tables.SUFFIXES
+        and not named_kind(path)
+    ):
         files = [path]
     if files:
         classes = [task.label(number) for number in range(task.classes)] if task else None
@@ -117,7 +131,10 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         return fasta_arrays(path, asked, task)
     if suffix in tables.SUFFIXES:
         found = _table_arrays(path, asked, known)
-        found.unused_options = (*(name for name in found.unused_options if name not in COLUMN_FLAGS), "labels")
+        found.unused_options = (
+            *(name for name in found.unused_options if name not in COLUMN_FLAGS),
+            "labels",
+        )
         return found
     raise InputError(
         f"{path}: files of type {path.suffix!r} are not read; unpack it, or give one of {', '.join(SUFFIXES)}"
@@ -144,9 +161,13 @@ def labels_path(data: Path, named: str) -> Path:
 def check_file(path: Path) -> None:
     """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
-        raise InputError(f"{path}: a folder without images, sounds, .csv, .tsv or .parquet; give the path of your data")
+        raise InputError(
+            f"{path}: a folder without images, sounds, .csv, .tsv or .parquet; give the path of your data"
+        )
     if not path.is_file():
-        raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
+        raise InputError(
+            f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data"
+        )
 
 
 def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | None) -> Arrays:
@@ -166,7 +187,9 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
             bad.add(row, f"no file {arrays.texts[row]!r} in the table's folder")
     bad.kept()
     others = {"ids": np.array([str(file.relative_to(path.parent)) for file in files])}
-    others |= {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
+    others |= {
+        name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}
+    }
     found = folders.media_arrays(files, others, bad, asked, (known or {}).get("columns", []))
     found.notes[:0] = arrays.notes
     found.skipped = arrays.skipped | {kept[row]: why for row, why in found.skipped.items()}

@@ -22,7 +22,9 @@ def media_files(path: Path, *labels: Path) -> list[Path]:
     if not path.is_dir():  # a single recording is read as a table
         return [path] if path.is_file() and columns.files_kind([path.name]) in {"images", "sounds"} else []
     files = [file for file in _visible(path) if not any(map(file.samefile, filter(Path.exists, labels)))]
-    by_kind = ([file for file in files if columns.files_kind([file.name]) == kind] for kind in columns.FILES)
+    by_kind = (
+        [file for file in files if columns.files_kind([file.name]) == kind] for kind in columns.FILES
+    )
     files = next(filter(None, by_kind), [])
     for link in (file for file in files if file.is_symlink()):  # links to folders are not followed
         check_inside(link, path)
@@ -32,13 +34,19 @@ def media_files(path: Path, *labels: Path) -> list[Path]:
 def _visible(root: Path) -> list[Path]:
     """Return the files below a folder, sorted, except those with a path component that begins with a dot."""
     files = (path for path in root.rglob("*") if path.is_file())
-    return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
+    return sorted(
+        path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts)
+    )
 
 
 def files_left_out(root: Path, files: Sequence[Path]) -> list[str]:
     """Return a note on files in a folder that are of another kind, if there are any."""
     left = len(_visible(root)) - len(files) if root.is_dir() else 0
-    return [f"files left out because they are not {columns.files_kind([files[0].name])}: {left:,}"] if left else []
+    return (
+        [f"files left out because they are not {columns.files_kind([files[0].name])}: {left:,}"]
+        if left
+        else []
+    )
 
 
 def check_inside(path: Path, root: Path) -> None:
@@ -47,7 +55,9 @@ def check_inside(path: Path, root: Path) -> None:
         raise InputError(f"{path}: the file is outside {root}; copy it into this folder")
 
 
-def folder_labels(root: Path, names: list[str], known: Collection[str | int] | None) -> dict[str, np.ndarray]:
+def folder_labels(
+    root: Path, names: list[str], known: Collection[str | int] | None
+) -> dict[str, np.ndarray]:
     """Return labels and splits of the files of a folder by their folders; ``known`` has the classes of new files."""
     parts = [name.split("/") for name in names]
     if known is not None:
@@ -57,11 +67,15 @@ def folder_labels(root: Path, names: list[str], known: Collection[str | int] | N
     others = [top for top, split in splits.items() if not split]
     if others and len(set(splits.values())) > 2:
         named = ", ".join(top for top, split in splits.items() if split)
-        raise InputError(f"{root}: {others[0]!r} is not one of the splits {named}; remove it, or move it into one")
+        raise InputError(
+            f"{root}: {others[0]!r} is not one of the splits {named}; remove it, or move it into one"
+        )
     divided = bool(splits) and not others
     if short := next((part for part in parts if len(part) < 2 + divided), None):
         where = f"{'train/' * divided}CLASS/{short[-1]}"
-        raise InputError(f"{root}: {'/'.join(short)} is in no class folder; move it to {where}, or pass --labels")
+        raise InputError(
+            f"{root}: {'/'.join(short)} is in no class folder; move it to {where}, or pass --labels"
+        )
     labels = {"y": np.array([part[divided] for part in parts])}
     return labels | ({"split": np.array([splits[part[0]] for part in parts])} if divided else {})
 
@@ -90,7 +104,11 @@ def labels_from_table(
             arrays[array] = columns.labels_of(table, name, OwnDataOptions(classes=True), required=True)
     for row, reason in table.bad.reasons.items():
         bad.add(row, f"{table.path.name}, {table.bad.places[row]}: {reason}")
-    unused = f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}" if left else ""
+    unused = (
+        f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}"
+        if left
+        else ""
+    )
     notes = [f"labels from {table.path.name}, column {labels[0]!r}, joined by {key!r}{unused}"]
     return arrays, notes + table.notes()
 
@@ -102,11 +120,15 @@ def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str,
     rows, column = found[key], f"in column {key!r}"
     if missing := [name for name in names if name not in rows]:
         problem = f"{table.path}: no row for {missing[0]!r} {column} ({len(missing):,} of {len(names):,} have none)"
-        raise InputError(f"{problem}; add it (predict needs no label in it), or pass --id NAME of another column")
+        raise InputError(
+            f"{problem}; add it (predict needs no label in it), or pass --id NAME of another column"
+        )
     taken: dict[int, str] = {}
     for name, of_file in rows.items():
         if len(of_file) > 1 or taken.setdefault(of_file[0], name) != name:
-            problem = f"{table.path}, {table.bad.places[of_file[-1]]}: {table.frame[key][of_file[-1]]!r} {column}"
+            problem = (
+                f"{table.path}, {table.bad.places[of_file[-1]]}: {table.frame[key][of_file[-1]]!r} {column}"
+            )
             remedy = "write one row with the whole name for each file"
             raise InputError(f"{problem} stands for several files, or another row has it, too; {remedy}")
     return key, [rows[name][0] for name in names]
@@ -119,7 +141,8 @@ def _rows_of(column: Any, names: Sequence[str]) -> dict[str, list[int]]:
         rows_of.setdefault(str(columns.with_slashes(str(cell))), []).append(row)
     found = {}
     for name in names:
-        path, parts = columns.with_slashes(name), name.split("|")  # of the id of a protein: sp|P12345|NAME_HUMAN
+        # of the id of a protein: sp|P12345|NAME_HUMAN
+        path, parts = columns.with_slashes(name), name.split("|")
         for form in (str(path), str(path.with_suffix("")), path.name, path.stem, *parts):
             if form in rows_of:
                 found.setdefault(name, rows_of[form])
@@ -145,7 +168,11 @@ def media_arrays(
 
 
 def _recordings(
-    files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, asked: OwnDataOptions, names: list[str]
+    files: Sequence[Path],
+    arrays: Mapping[str, np.ndarray],
+    bad: BadRows,
+    asked: OwnDataOptions,
+    names: list[str],
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
     fitted, drop, notes = bool(names), columns.separated(asked.drop), dict[str, None]()
@@ -163,8 +190,16 @@ def _recordings(
         frame, channels = table.frame, names
         notes.update(dict.fromkeys(table.notes()))
         if not channels:
-            counters = {name for name in frame if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])}
-            channels = [name for name in frame if name.lower() not in columns.TIMES and name not in {times, *counters}]
+            counters = {
+                name
+                for name in frame
+                if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])
+            }
+            channels = [
+                name
+                for name in frame
+                if name.lower() not in columns.TIMES and name not in {times, *counters}
+            ]
         if missing := [name for name in channels if name not in frame]:
             problem = f"{file}: no column {missing[0]!r} among {columns.listed(list(frame))}"
             raise InputError(f"{problem}; give the same columns as in the other recordings")

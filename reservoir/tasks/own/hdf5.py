@@ -1,8 +1,8 @@
 """The arrays of an HDF5 file, by ranges of rows.
 
-A damaged file can make the HDF5 library run forever (6 of 3,000 mutated files did), and a file can name a filter that
-the library loads as code. Therefore a child process with limits on memory and processor time, which loads no filters,
-reads the whole file before this process opens it.
+A damaged file can make the HDF5 library run forever (6 of 3,000 mutated files did), and a file can
+name a filter that the library loads as code. Therefore a child process with limits on memory and
+processor time, which loads no filters, reads the whole file before this process opens it.
 """
 
 import math
@@ -21,7 +21,8 @@ from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
 PIECE_ROWS = 4096
 PIECE_BYTES = 2**28  # largest size of the rows that are read at a time
 MEMORY = 2**31  # bytes that the checking process may allocate after its start
-SECONDS = 20  # processor time of the checking process, in addition to a second per `BYTES_PER_SECOND` of the file
+# processor time of the checking process, in addition to a second per `BYTES_PER_SECOND` of the file
+SECONDS = 20
 BYTES_PER_SECOND = 2 * 10**7
 
 
@@ -64,10 +65,16 @@ def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], 
     import h5py
 
     if (dataset := dataset_of(file, name)) is None or dataset.shape is None:
-        raise InputError(f"{path}: {name!r} is not stored in this file alone; copy the values into it, without links")
+        raise InputError(
+            f"{path}: {name!r} is not stored in this file alone; copy the values into it, without links"
+        )
     text = h5py.check_string_dtype(dataset.dtype) is not None
     if not text and dataset.dtype.kind not in "biuf":
-        what = "ragged; pad it and give lengths" if dataset.dtype.hasobject else f"{dataset.dtype}; use numbers or text"
+        what = (
+            "ragged; pad it and give lengths"
+            if dataset.dtype.hasobject
+            else f"{dataset.dtype}; use numbers or text"
+        )
         raise InputError(f"{path}: dataset {name!r} is {what}")
     check_expansion(path, name, dataset.nbytes, dataset.id.get_storage_size())
     return dataset.shape, np.dtype("U1" if text else dataset.dtype.str)
@@ -97,7 +104,10 @@ def _check_apart(path: Path) -> None:
 def check(name: str) -> None:
     """Read all datasets of a file once under limits; if one cannot be read, print why and exit with code 1."""
     path = Path(name)
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS + path.stat().st_size // BYTES_PER_SECOND}
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: SECONDS + path.stat().st_size // BYTES_PER_SECOND,
+    }
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[5])
         limits[resource.RLIMIT_DATA] = pages * resource.getpagesize() + MEMORY
@@ -119,5 +129,6 @@ def read_once(path: Path) -> None:
             begins = range(0, shape[0] if shape else 0, found.piece_rows)
             kinds = [found.read(name, lo, lo + found.piece_rows).dtype for lo in begins]
             longest = max((kind.itemsize // 4 for kind in kinds if kind.kind == "U"), default=0)
-            # All texts are padded to the longest, and a few stored letters may be the text of many rows.
+            # All texts are padded to the longest, and a few stored letters may be the text of many
+            # rows.
             check_expansion(path, name, math.prod(shape) * longest, path.stat().st_size)

@@ -37,7 +37,9 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
         if name and all(name in part.features for part in parts.values()):
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
         elif name and (labelled or role == "text"):
-            problem = f"{origin}: not every split has the column {name!r} (the first has {', '.join(columns)})"
+            problem = (
+                f"{origin}: not every split has the column {name!r} (the first has {', '.join(columns)})"
+            )
             raise InputError(f"{problem}; add it, or pass --{role} NAME{nearest(name, columns)}")
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
@@ -59,7 +61,9 @@ def _labelled_splits(parts: dict[str, Any], label: str) -> tuple[dict[str, Any],
         else:
             found[split] = part
     if left:
-        notes.append(f"splits left out: {', '.join(left)} (without labels, or not called train, validation or test)")
+        notes.append(
+            f"splits left out: {', '.join(left)} (without labels, or not called train, validation or test)"
+        )
     if set(found) == {"train", "valid"}:
         notes.append("the split 'validation' is used as test, because no test split has labels")
         found = {"train": found["train"], "test": found["valid"]}
@@ -72,7 +76,9 @@ def _cells(part: Any, column: str) -> list[Any]:
         return []
     kind = part.features[column]
     if _decodes(kind):
-        raise InputError(f"dataset, column {column!r}: images, sounds or other files; name a column of text or numbers")
+        raise InputError(
+            f"dataset, column {column!r}: images, sounds or other files; name a column of text or numbers"
+        )
     if not hasattr(kind, "int2str"):
         return list(part[column])
     return [None if cell is None or cell < 0 else kind.int2str(cell) for cell in part[column]]
@@ -94,7 +100,9 @@ def _open(origin: str) -> dict[str, Any]:
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
     hub = origin.startswith(PREFIX)
     if hub and Path(name).exists():  # it may hold a script, and its README may name any file or address
-        raise InputError(f"{origin}: {name} exists here, so it is not a name on the hub; name its data files")
+        raise InputError(
+            f"{origin}: {name} exists here, so it is not a name on the hub; name its data files"
+        )
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
     parts = dict(found) if isinstance(found, Mapping) else {"train": found}

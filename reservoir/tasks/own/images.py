@@ -63,7 +63,9 @@ def check_pillow() -> None:
 def _stored_bytes(path: Path) -> np.ndarray:
     """Return the bytes of an image file, after checking that they can be decoded."""
     if path.stat().st_size > MAX_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}; check that it is an image")
+        raise InputError(
+            f"{path}: {path.stat().st_size:,} bytes, more than {MAX_BYTES:,}; check that it is an image"
+        )
     found = np.frombuffer(path.read_bytes(), np.uint8)
     decoded(found, str(path), rough=True)
     return found
@@ -76,11 +78,17 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
 
     where = where or (str(stored) if isinstance(stored, Path) else "an image")
     file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
-    with as_input_error(f"{where}: not a readable image", "repair it, or remove it"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns about odd metadata and large sizes; sizes are checked below
+    with (
+        as_input_error(f"{where}: not a readable image", "repair it, or remove it"),
+        warnings.catch_warnings(),
+    ):
+        # Pillow warns about odd metadata and large sizes; sizes are checked below
+        warnings.simplefilter("ignore")
         with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MAX_PIXELS:,}")
+                raise ValueError(
+                    f"it claims {image.width:,}x{image.height:,} pixels, more than {MAX_PIXELS:,}"
+                )
             if image.mode.startswith(("I", "F")):
                 raise ValueError("its values have more than 8 bits, which is the maximum")
             if rough:

@@ -43,8 +43,9 @@ class Reading(NamedTuple):
 def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     """Return whether whole numbers are symbols, or values of an ordered quantity.
 
-    They are values if one is negative or a million or more, if different neighbours in a sequence are much closer to
-    each other than random tokens, or if more than 256 different numbers are about equally frequent.
+    They are values if one is negative or a million or more, if different neighbours in a sequence are
+    much closer to each other than random tokens, or if more than 256 different numbers are about
+    equally frequent.
     """
     x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
     full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
@@ -65,15 +66,18 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     # The smallest and the largest number are left out, because a sensor that overflows repeats them.
     head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
     if head > HEAD:
-        return Reading(True, f"the most frequent 1% of {len(numbers):,} numbers are {head:.0%} of x, as in texts")
+        return Reading(
+            True, f"the most frequent 1% of {len(numbers):,} numbers are {head:.0%} of x, as in texts"
+        )
     return Reading(False, f"{len(numbers):,} different numbers, about equally common")
 
 
 def read_labels(y: np.ndarray) -> Reading:
     """Return whether whole-number labels are classes, or targets of a regression.
 
-    Two different numbers are classes. More are classes if they count from 0 or 1 and have at least 2 rows each on
-    average, if up to 20 numbers have at least 5 rows each on average, or if more numbers have at least 50.
+    Two different numbers are classes. More are classes if they count from 0 or 1 and have at least 2
+    rows each on average, if up to 20 numbers have at least 5 rows each on average, or if more numbers
+    have at least 50.
     """
     numbers = np.unique(y)
     many = f"{len(numbers):,} different numbers among {y.size:,}"
@@ -103,15 +107,20 @@ def encode_labels(
 ) -> Labels:
     """Return labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with classes numbered in sorted order.
 
-    ``units`` (rows,) is the number of labels of each row, if every token has one. Messages call them ``label``.
+    ``units`` (rows,) is the number of labels of each row, if every token has one. Messages call them
+    ``label``.
     """
     if y.dtype.kind not in "biufU" or not 1 <= y.ndim <= 3 or not y.size:
         problem = f"{where}: {label} has the shape {y.shape} and holds {y.dtype} values"
-        raise InputError(f"{problem}; give (rows,) or (rows, outputs) of integers or strings, or floats for targets")
+        raise InputError(
+            f"{problem}; give (rows,) or (rows, outputs) of integers or strings, or floats for targets"
+        )
     if units is not None:
         present = np.arange(y.shape[1]) < units[:, None]
         labels = encode_labels(where, y[present], asked, None, label)
-        full = np.full((*present.shape, labels.y.shape[2]), MISSING if labels.classes else np.nan, labels.y.dtype)
+        full = np.full(
+            (*present.shape, labels.y.shape[2]), MISSING if labels.classes else np.nan, labels.y.dtype
+        )
         full[present] = labels.y[:, 0]
         return replace(labels, y=full)
     y, note = _read_as(where, y, asked, label)
@@ -123,13 +132,19 @@ def encode_labels(
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = found.tolist()
     if len(names) == 1:
-        raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
+        raise InputError(
+            f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes"
+        )
     if y.dtype.kind == "U" and len(names) == y.size > 2:
-        problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
+        problem = (
+            f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
+        )
         raise InputError(f"{problem}; name the column of the labels with --label")
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
     odd = [name for name in names if str(name).strip().lower() in EMPTY]
-    notes += tuple(f"{label} has a class {name!r}; remove these rows if it stands for a missing label" for name in odd)
+    notes += tuple(
+        f"{label} has a class {name!r}; remove these rows if it stands for a missing label" for name in odd
+    )
     return Labels(numbers, len(names), () if plain else tuple(names), notes)
 
 
@@ -167,11 +182,13 @@ def _single(where: str, y: np.ndarray, label: str) -> np.ndarray:
     return stored
 
 
-def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None) -> np.ndarray:
+def split_rows(
+    where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None
+) -> np.ndarray:
     """Return the split of each row, (rows,) of str.
 
-    Without ``split`` a hash of the row, stratified by class, or of its group divides the rows 60/20/20; if only "valid"
-    is missing, it is a tenth of "train".
+    Without ``split`` a hash of the row, stratified by class, or of its group divides the rows
+    60/20/20; if only "valid" is missing, it is a tenth of "train".
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
 
@@ -185,17 +202,22 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
         unknown = ~np.isin(names, list(SHARES))
         if unknown.any():
             row = int(np.argmax(unknown))
-            raise InputError(f"{where}: split is {str(names[row])!r} in row {row}; give train, valid or test")
+            raise InputError(
+                f"{where}: split is {str(names[row])!r} in row {row}; give train, valid or test"
+            )
         if "valid" not in names:
             train = np.flatnonzero(names == "train")
             shares = {"train": 1 - HELD_OUT, "valid": HELD_OUT}
             names[train] = divided(train, shares)
-            if "valid" not in names and groups is None:  # no class has enough rows to hold out a tenth of them
+            # no class has enough rows to hold out a tenth of them
+            if "valid" not in names and groups is None:
                 names[train] = stratified(np.zeros(len(train), np.int64), shares)
     for name in SHARES:
         if name not in names:
             each = f" of each of the {labels.classes} classes" if labels.classes else ""
-            raise InputError(f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows{each}")
+            raise InputError(
+                f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows{each}"
+            )
     of_group: dict[str, str] = {}
     for group, name in () if groups is None else zip(groups.tolist(), names.tolist(), strict=True):
         if of_group.setdefault(group, name) != name:

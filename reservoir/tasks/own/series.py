@@ -21,17 +21,29 @@ Series = tuple[list[np.ndarray], list[Any] | None]
 def split_files(path: Path) -> dict[str, Path]:
     """Return the train and test files for a folder, or for the path of one of them; empty for other data."""
     if path.is_dir():
-        files = [file for suffix in reversed(SUFFIXES) for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))]
-        pairs = {file.stem.removesuffix(PARTS["train"]): pair for file in files if (pair := split_files(file))}
+        files = [
+            file
+            for suffix in reversed(SUFFIXES)
+            for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))
+        ]
+        pairs = {
+            file.stem.removesuffix(PARTS["train"]): pair for file in files if (pair := split_files(file))
+        }
         name = path.resolve().name
         if len(pairs) > 1 and name not in pairs:
-            raise InputError(f"{path}: contains the data sets {', '.join([*pairs][:8])}; give the file of one")
+            raise InputError(
+                f"{path}: contains the data sets {', '.join([*pairs][:8])}; give the file of one"
+            )
         found = pairs.get(name) or next(iter(pairs.values()), {})
         for part in found.values():
             check_inside(part, path)
         return found
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
-    if path.suffix.lower() not in SUFFIXES or ending is None or (path.suffix.lower() == ".tsv" and not is_bare(path)):
+    if (
+        path.suffix.lower() not in SUFFIXES
+        or ending is None
+        or (path.suffix.lower() == ".tsv" and not is_bare(path))
+    ):
         return {}
     stem = path.stem.removesuffix(ending)
     both = {name: path.with_name(f"{stem}{end}{path.suffix}") for name, end in PARTS.items()}
@@ -63,7 +75,9 @@ def read_series(files: dict[str, Path]) -> Arrays:
     if len(files) > 1:
         arrays["split"] = np.repeat(list(files), [len(x) for x, _ in read])
     found = Arrays(arrays)
-    found.notes += [f"split as published: {' and '.join(f.name for f in files.values())}"] if len(files) > 1 else []
+    found.notes += (
+        [f"split as published: {' and '.join(f.name for f in files.values())}"] if len(files) > 1 else []
+    )
     return found
 
 
@@ -80,7 +94,9 @@ def _read_ts(path: Path) -> Series:
     else:
         raise InputError(f"{path}: no @data line; check that it is a .ts file")
     if "@timestamps" in given:
-        raise InputError(f"{path}: its values have time stamps, which are not read; write it with @timeStamps false")
+        raise InputError(
+            f"{path}: its values have time stamps, which are not read; write it with @timeStamps false"
+        )
     x: list[np.ndarray] = []
     labels: list[Any] = []
     for where, line in lines:
@@ -91,7 +107,9 @@ def _read_ts(path: Path) -> Series:
             labels.append(parts.pop().strip())
         rows = [_floats(where, part.split(",")) for part in parts]
         if len({len(row) for row in rows}) != 1:
-            raise InputError(f"{where}: channels of {[len(row) for row in rows][:4]} values; give all the same length")
+            raise InputError(
+                f"{where}: channels of {[len(row) for row in rows][:4]} values; give all the same length"
+            )
         x.append(np.stack(rows, axis=1))
     if not x:
         raise InputError(f"{path}: no series after @data; give one per line")
@@ -108,7 +126,9 @@ def _read_bare(path: Path) -> Series:
         label, *values = _floats(where, cells)
         known = np.flatnonzero(~np.isnan(values))
         if not np.isfinite(label) or not len(known):
-            raise InputError(f"{where}: no label in the first column, or no value after it; remove the line")
+            raise InputError(
+                f"{where}: no label in the first column, or no value after it; remove the line"
+            )
         x.append(np.array(values[: known[-1] + 1])[:, None])
         y.append(float(label))
     return x, [str(int(label)) for label in y] if all(map(float.is_integer, y)) else y

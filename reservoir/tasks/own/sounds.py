@@ -48,12 +48,19 @@ def open_sound(path: Path, rate: int = RATE) -> Sound:
 
 def read_samples(sound: Sound, rate: int) -> np.ndarray:
     """Return the samples of a file at a rate, the mean of its channels, float32 from -1 to 1."""
-    with _opened(sound.path) as file, as_input_error(f"{sound.path}: cannot be decoded", "write the file again"):
+    with (
+        _opened(sound.path) as file,
+        as_input_error(f"{sound.path}: cannot be decoded", "write the file again"),
+    ):
         mono = file.read(sound.frames, dtype="float64", always_2d=True).mean(axis=1)
     if len(mono) != sound.frames:
-        raise InputError(f"{sound.path}: header claims {sound.frames} samples, but {len(mono)} follow; write it again")
+        raise InputError(
+            f"{sound.path}: header claims {sound.frames} samples, but {len(mono)} follow; write it again"
+        )
     if not np.isfinite(mono).all():
-        raise InputError(f"{sound.path}: sample {int(np.argmin(np.isfinite(mono)))} is not finite; write it again")
+        raise InputError(
+            f"{sound.path}: sample {int(np.argmin(np.isfinite(mono)))} is not finite; write it again"
+        )
     ratio = _ratio(rate, sound.rate)
     if ratio != 1:
         from scipy.signal import resample_poly
@@ -69,7 +76,9 @@ def _opened(path: Path) -> Any:
         return soundfile.SoundFile(path)
     except Exception as error:  # raised for a damaged file
         problem = first_line(error).removeprefix(f"Error opening {str(path)!r}: ")
-        raise InputError(f"{path}: not a readable sound ({problem}); write it as WAV, FLAC, OGG or MP3") from None
+        raise InputError(
+            f"{path}: not a readable sound ({problem}); write it as WAV, FLAC, OGG or MP3"
+        ) from None
 
 
 class Sounds(Arrays):
@@ -78,7 +87,13 @@ class Sounds(Arrays):
     unused_options = ()
 
     def __init__(
-        self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, rate: int | None, *, waveform: bool
+        self,
+        files: Sequence[Path],
+        arrays: Mapping[str, np.ndarray],
+        bad: BadRows,
+        rate: int | None,
+        *,
+        waveform: bool,
     ):
         with as_input_error("sounds need soundfile", "run pip install 'reservoir-features[audio]'"):
             import soundfile  # noqa: F401
@@ -93,7 +108,9 @@ class Sounds(Arrays):
         self._sounds = bad.read_files(files, opened)
         kept = bad.kept()
         samples = np.array([sound.count(self._rate) for sound in self._sounds], np.int64)
-        lengths = samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)
+        lengths = (
+            samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)
+        )
         dim = 1 if waveform else BANDS
         check_padding(str(self._sounds[int(np.argmax(lengths))].path), lengths, 4 * dim)
         shape = (len(self._sounds), int(lengths.max()), dim)

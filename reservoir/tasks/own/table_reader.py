@@ -24,7 +24,8 @@ class TableReader:
         self.roles = columns.choose_roles(table, asked, known)
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
         self.notes += table.notes()
-        self.arrays: dict[str, np.ndarray] = {}  # x of dtype object holds texts, or sequences of several lengths
+        # x of dtype object holds texts, or sequences of several lengths
+        self.arrays: dict[str, np.ndarray] = {}
         self.skipped: Skipped = {}
 
     def arrays_of_table(self) -> Arrays:
@@ -73,12 +74,16 @@ class TableReader:
         timed = time or any(name.lower() in columns.TIMES for name in table.frame)
         if repeats and named and timed and not group:
             problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} holds sequences"
-            raise InputError(f"{problem}; number names of events and pass --symbols, or pass --group instead of --id")
+            raise InputError(
+                f"{problem}; number names of events and pass --symbols, or pass --group instead of --id"
+            )
         if repeats and not (group or self.asked.group or named):
             self.arrays["groups"] = np.array(ids)
             self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
         if ids:
-            self.arrays["ids"] = np.array([f"{name}#{row}" for row, name in enumerate(ids)] if repeats else ids)
+            self.arrays["ids"] = np.array(
+                [f"{name}#{row}" for row, name in enumerate(ids)] if repeats else ids
+            )
             table.frame.pop(self.roles.id)
         if whole and len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
             self.roles.labels = []
@@ -94,7 +99,8 @@ class TableReader:
     def _labels_of_each(self, label: str, whole: str) -> bool:
         """Read a column with a label for every token; return False if it does not have that form.
 
-        The cells must be lists, or texts (most of them different) of as many letters or words as there are tokens.
+        The cells must be lists, or texts (most of them different) of as many letters or words as
+        there are tokens.
         """
         bad, known = self.table.bad, "each" in self.known
         if label not in self.table.frame or not (self.labelled or known):
@@ -143,7 +149,10 @@ class TableReader:
                 bad.add(row, "an empty text")
             self.arrays["x"] = texts.to_numpy(object)
             return
-        found = [columns.as_numbers(cell) if isinstance(cell, str) else columns.as_sequence(cell) for cell in cells]
+        found = [
+            columns.as_numbers(cell) if isinstance(cell, str) else columns.as_sequence(cell)
+            for cell in cells
+        ]
         shape = next((array.shape[1:] for array in found if array is not None), ())
         for row, array in enumerate(found):
             if array is None or not array.size:
@@ -157,12 +166,16 @@ class TableReader:
     def _values(self) -> None:
         """Read columns with one value per cell as floats (rows, values); rows may end early."""
         names, frame = self._choose_values(), self.table.frame
-        empty = np.stack([frame[name].isna() | (frame[name].astype(object) == "") for name in names], axis=1)
+        empty = np.stack(
+            [frame[name].isna() | (frame[name].astype(object) == "") for name in names], axis=1
+        )
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
         for row in np.flatnonzero(empty.all(axis=1)):
             self.table.bad.add(row, "no value")
         if short := int((lengths < len(names)).sum()):
-            self.notes.append(f"{short:,} rows have no value in the last columns, and end at their last value")
+            self.notes.append(
+                f"{short:,} rows have no value in the last columns, and end at their last value"
+            )
             self.chosen["early"] = True
         if self.labelled and not all(name[-1:].isdigit() for name in names):
             self.notes.append(f"{len(names)} values per row: {columns.listed(names)}")
@@ -187,7 +200,8 @@ class TableReader:
         import pandas as pd
 
         table, name = self.table, self.roles.id or "id"
-        for role in () if self.labelled else ("id", "time"):  # else lines would be mixed, or in another order
+        # else lines would be mixed, or in another order
+        for role in () if self.labelled else ("id", "time"):
             columns.require_column(table, getattr(self.asked, role), known=self.known.get("columns", ()))
         for row in np.flatnonzero(table.frame.pop(name).isna()) if ids else ():
             table.bad.add(row, f"no id in column {name!r}")
@@ -204,7 +218,8 @@ class TableReader:
             table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}")
         first = np.unique(member, return_index=True)[1]
         self._check_one_label(name, first[member])
-        # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
+        # A sequence with a bad line is left out as a whole: a missing step would shift the later
+        # steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
             problem = f"{table.path}: every sequence has a line that cannot be read"
@@ -226,7 +241,9 @@ class TableReader:
             unlike = (values != values[first]).reshape(len(values), -1).any(axis=1)
             if unlike.any():
                 row, what, flag = int(np.argmax(unlike)), "label" if array == "y" else array, quote(name)
-                problem = f"{self.table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}"
+                problem = (
+                    f"{self.table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}"
+                )
                 or_flags = f", or pass --group {flag} or --drop {flag} if each row is a whole sequence"
                 raise InputError(f"{self.table.path}, {problem}; make them equal{or_flags}")
 
@@ -239,7 +256,9 @@ def columns_as_arrays(
 
     frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
     named: Any = {"regression": asked.regression, "classes": asked.classes, **roles}
-    found = TableReader(Table(Path(bad.where), frame, bad), OwnDataOptions(**named), known).arrays_of_table()
+    found = TableReader(
+        Table(Path(bad.where), frame, bad), OwnDataOptions(**named), known
+    ).arrays_of_table()
     found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
     return found
 

@@ -18,11 +18,13 @@ from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.tasks.own.arrays import FREE_BYTES, MAX_EXPANSION, Skipped, check_expansion
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
+# how tables write an empty cell, in small letters or capitals
+EMPTY = ("", "na", "n/a", "nan", "null", "none")
 MAX_NAMED = 5
 EMPTY_CELL = "an empty cell in column"  # begins the reason why a row with a missing value cannot be read
 OR_FILL = ", or pass --missing interpolate or mask for missing values"  # ends the remedy of an empty cell
-MAX_TEXT = 0.5  # largest share of filled cells that are not numbers in a column of values; else it is a text
+# largest share of filled cells that are not numbers in a column of values; else it is a text
+MAX_TEXT = 0.5
 THOUSANDS = r"[-+]?[1-9]\d{0,2}([.,]\d{3})+"  # a number whose dots or commas may separate thousands
 SAMPLE = 1000  # number of first rows that show the decimal mark
 BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
@@ -31,8 +33,8 @@ BATCH = 256  # number of rows of a Parquet file that are unpacked at a time
 class BadRows:
     """The rows of one source that cannot be read: all are counted, and the first five named with the reason.
 
-    ``places`` has the place of each row, such as ``"line 12"``. If ``skip`` is true, bad rows are left out; else `kept`
-    refuses them, in a message that names --skip-bad-rows if ``skip`` is False.
+    ``places`` has the place of each row, such as ``"line 12"``. If ``skip`` is true, bad rows are
+    left out; else `kept` refuses them, in a message that names --skip-bad-rows if ``skip`` is False.
     """
 
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
@@ -60,8 +62,12 @@ class BadRows:
         bad, rows = len(self.reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_fill = OR_FILL if any(EMPTY_CELL in reason for reason in self.reasons.values()) else ""
-            or_skip = ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
-            remedies = {self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons}
+            or_skip = (
+                ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
+            )
+            remedies = {
+                self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons
+            }
             fix = (remedies.pop() if len(remedies) == 1 else "fix the file") + or_fill + or_skip
             if bad == 1:
                 ((row, reason),) = self.reasons.items()
@@ -72,7 +78,9 @@ class BadRows:
 
     def skipped(self, ids: Sequence[Any] | np.ndarray) -> Skipped:
         """Return why each bad row cannot be read, with its id if there are ``ids``."""
-        return {row: (str(ids[row]) if len(ids) else None, reason) for row, reason in self._placed().items()}
+        return {
+            row: (str(ids[row]) if len(ids) else None, reason) for row, reason in self._placed().items()
+        }
 
     def notes(self) -> list[str]:
         """Return a line that says how many rows were skipped, if any were."""
@@ -96,7 +104,8 @@ class Table:
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
     bad: BadRows
     decimal: str = "."
-    unclear: Mapping[str, str] = field(default_factory=dict)  # a cell of each column whose marks may be thousands
+    # a cell of each column whose marks may be thousands
+    unclear: Mapping[str, str] = field(default_factory=dict)
 
     def check_thousands(self, name: str) -> None:
         """Refuse a column of numbers whose marks may separate thousands."""
@@ -107,20 +116,32 @@ class Table:
     def with_points(self, cells: Any) -> Any:
         """Return cells with points for decimal commas, and commas for points, because 1.234 is then no number."""
         swap = str.maketrans(",.", ".,") if self.decimal == "," else {}
-        return cells.map(lambda cell: cell.translate(swap) if isinstance(cell, str) else cell) if swap else cells
+        return (
+            cells.map(lambda cell: cell.translate(swap) if isinstance(cell, str) else cell)
+            if swap
+            else cells
+        )
 
     def notes(self) -> list[str]:
         """Return a line if decimal commas are read."""
-        return ["commas are read as decimal points; pass --decimal . if they are not"] if self.decimal == "," else []
+        return (
+            ["commas are read as decimal points; pass --decimal . if they are not"]
+            if self.decimal == ","
+            else []
+        )
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
         bad = BadRows(self.bad.where, [self.bad.places[row] for row in rows], skip=self.bad.skip)
-        bad.reasons = {place: self.bad.reasons[row] for place, row in enumerate(rows) if row in self.bad.reasons}
+        bad.reasons = {
+            place: self.bad.reasons[row] for place, row in enumerate(rows) if row in self.bad.reasons
+        }
         return replace(self, frame=self.frame.iloc[rows].reset_index(drop=True), bad=bad)
 
 
-def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto", rows: int | None = None) -> Table:
+def read_table(
+    path: Path, text: Sequence[str] | None = (), decimal: str = "auto", rows: int | None = None
+) -> Table:
     """Return a table, or its first ``rows``, with inferred types; columns in ``text`` (None: all) stay text."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -128,7 +149,9 @@ def read_table(path: Path, text: Sequence[str] | None = (), decimal: str = "auto
         places, faults = [f"row {row}" for row in range(len(frame))], {}
     else:
         check_text(path)
-        frame, lines, faults = _read_jsonl(path, rows) if suffix == ".jsonl" else _read_csv(path, text, decimal, rows)
+        frame, lines, faults = (
+            _read_jsonl(path, rows) if suffix == ".jsonl" else _read_csv(path, text, decimal, rows)
+        )
         places = [f"line {line}" for line in lines]
     bad = BadRows(str(path), places)
     for row, reason in faults.items():
@@ -146,7 +169,9 @@ def check_text(path: Path) -> None:
             try:
                 line.decode()
             except UnicodeDecodeError:
-                raise InputError(f"{path}, line {number}: not UTF-8; perhaps run iconv -f LATIN1 {flags}") from None
+                raise InputError(
+                    f"{path}, line {number}: not UTF-8; perhaps run iconv -f LATIN1 {flags}"
+                ) from None
 
 
 def lines_of(path: Path) -> Iterator[str]:
@@ -168,7 +193,11 @@ def _read_csv(
         between = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
         file.seek(0)
         reader = csv.reader(file, delimiter=between)
-        filled = ((number, cells) for number, cells in enumerate(reader, 1) if len(cells) > 1 or "".join(cells).strip())
+        filled = (
+            (number, cells)
+            for number, cells in enumerate(reader, 1)
+            if len(cells) > 1 or "".join(cells).strip()
+        )
         before, header = next(filled, (0, []))
         names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(header)]
         begin, records, sample = reader.line_num + 1, [], []
@@ -223,11 +252,15 @@ def _read_csv(
 def _decimal_mark(rows: Sequence[Sequence[str]]) -> str:
     """Return the decimal mark of most numbers in some rows."""
     cells = [cell.strip() for row in rows for cell in row]
-    commas, points = (sum(bool(re.fullmatch(rf"[-+]?\d*{mark}\d+", cell)) for cell in cells) for mark in (",", r"\."))
+    commas, points = (
+        sum(bool(re.fullmatch(rf"[-+]?\d*{mark}\d+", cell)) for cell in cells) for mark in (",", r"\.")
+    )
     return "," if commas > points else "."
 
 
-def _possible_thousands(names: Sequence[str], rows: Sequence[Sequence[str]], mark: str, between: str) -> dict[str, str]:
+def _possible_thousands(
+    names: Sequence[str], rows: Sequence[Sequence[str]], mark: str, between: str
+) -> dict[str, str]:
     """Return a cell of each column in which all marks may separate thousands, as in 1.037 beside 960."""
     found = {}
     for place, name in enumerate(names):
@@ -276,19 +309,23 @@ def read_arrow(path: Path, rows: int | None = None) -> Any:
     """Return a Parquet file as a ``pyarrow.Table``; refuse it if it would unpack to far more than the file."""
     pyarrow = import_pyarrow(path)
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
-        # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly damaged files.
+        # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly
+        # damaged files.
         file = pyarrow.parquet.ParquetFile(path)
         schema = file.schema_arrow
         check_names(path, schema.names)
         size, batches = 0, []
         for batch in islice(file.iter_batches(rows or BATCH), rows and 1):
             # Decoding a dictionary repeats its values, so the size is counted after it.
-            plain = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch]
+            plain = [
+                one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch
+            ]
             size += sum(column.nbytes for column in plain)
             check_expansion(path, "all columns", size, path.stat().st_size)
             batches.append(pyarrow.RecordBatch.from_arrays(plain, names=schema.names))
         table = pyarrow.Table.from_batches(batches) if batches else schema.empty_table()
-        return table.replace_schema_metadata(schema.metadata)  # it says which columns are the index of a data frame
+        # it says which columns are the index of a data frame
+        return table.replace_schema_metadata(schema.metadata)
 
 
 def _read_parquet(path: Path, rows: int | None) -> Any:
@@ -302,10 +339,16 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
             column, kind = table.column(name), table.column(name).type
             if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
                 raise InputError(f"{path}: some cells hold bytes; write text or numbers")
-            if pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind):
+            if (
+                pyarrow.types.is_integer(kind)
+                or pyarrow.types.is_floating(kind)
+                or pyarrow.types.is_boolean(kind)
+            ):
                 columns[name] = column.to_pandas()
             else:
-                cells = [c if c is None or isinstance(c, str | list) else str(c) for c in column.to_pylist()]
+                cells = [
+                    c if c is None or isinstance(c, str | list) else str(c) for c in column.to_pylist()
+                ]
                 columns[name] = pd.Series(cells, dtype=object)
         return pd.DataFrame(columns)
 

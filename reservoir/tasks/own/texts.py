@@ -61,7 +61,9 @@ def _text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
     """Return the number of letters of each text; refuse an empty text, and one with a NUL."""
     for row, text in enumerate(texts):
         if not text or "\0" in text:
-            raise InputError(f"{where}, row {row}: {'a NUL in the text' if text else 'an empty text'}; remove the row")
+            raise InputError(
+                f"{where}, row {row}: {'a NUL in the text' if text else 'an empty text'}; remove the row"
+            )
     return np.array([len(text) for text in texts], np.int64)
 
 

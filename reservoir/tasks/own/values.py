@@ -18,8 +18,9 @@ def as_values(
 ) -> np.ndarray:
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
-    ``missing`` says what to do about NaN: ``refuse``, ``interpolate`` linearly in time, or ``mask``, which keeps NaN
-    (scaling turns it into 0) and adds a channel for each channel, with 1 at missing values.
+    ``missing`` says what to do about NaN: ``refuse``, ``interpolate`` linearly in time, or ``mask``,
+    which keeps NaN (scaling turns it into 0) and adds a channel for each channel, with 1 at missing
+    values.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
@@ -28,17 +29,23 @@ def as_values(
         for row, channel in np.argwhere(gaps.any(axis=1)):
             series, unknown = x[row, : lengths[row], channel], gaps[row, : lengths[row], channel]
             if unknown.all():
-                raise InputError(f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row")
+                raise InputError(
+                    f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row"
+                )
             series[unknown] = np.interp(np.flatnonzero(unknown), np.flatnonzero(~unknown), series[~unknown])
     with np.errstate(over="ignore"):
-        values = np.where(real, x, 0).astype(np.uint8 if x.dtype == np.uint8 and missing != "mask" else np.float32)
+        values = np.where(real, x, 0).astype(
+            np.uint8 if x.dtype == np.uint8 and missing != "mask" else np.float32
+        )
     wrong = ~np.isfinite(values) & ~(gaps & (missing == "mask"))
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
         fill = or_fill if np.isnan(value) else ""
         problem = f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}"
-        raise InputError(f"{problem}; repair or remove the row, or end it before this token with lengths{fill}")
+        raise InputError(
+            f"{problem}; repair or remove the row, or end it before this token with lengths{fill}"
+        )
     if missing != "mask":
         return values
     values[gaps] = np.nan  # the same bit pattern for every NaN, so that equal data has equal checksums
@@ -68,7 +75,8 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
     """Return the standardisation of batches of tokens (tokens, dim), ignoring NaN; constant channels have scale 1."""
     first = next(batches)
     known = ~np.isnan(first)
-    # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide the deviation.
+    # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide
+    # the deviation.
     shift = np.where(known, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
     count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
     for tokens in chain([first], batches):
@@ -92,15 +100,21 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
 def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
     """Return lengths (rows,) as int32; refuse lengths that are not integers from ``fewest`` to ``tokens``."""
     if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
-        raise InputError(f"{where}: lengths hold {lengths.dtype} of shape {lengths.shape}; give integers ({rows},)")
+        raise InputError(
+            f"{where}: lengths hold {lengths.dtype} of shape {lengths.shape}; give integers ({rows},)"
+        )
     wrong = (lengths < fewest) | (lengths > tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}; fix it")
+        raise InputError(
+            f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}; fix it"
+        )
     return lengths.astype(np.int32)
 
 
-def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str) -> tuple[np.ndarray, np.ndarray]:
+def encode_own(
+    task: Task, x: np.ndarray, lengths: np.ndarray | None, where: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs, in the form of the task's own file, as stored sequences and their lengths."""
     if task.pictures:
         return x, np.full(len(x), task.max_tokens, np.int32)
