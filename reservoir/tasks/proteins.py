@@ -37,8 +37,8 @@ class Homology(Source):
     ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs,
     and tests on the validation split. As in the code of Lu et al. (2021), each protein is padded to
     the longest of its batch, the last position is read, and whole batches longer than ``max_tokens``
-    are dropped. `batch_lengths` assigns the batches: ``batch`` rows for training and four times as
-    many for validation.
+    are dropped. `batch_lengths` assigns the batches of prepared data: ``batch`` rows for training and
+    four times as many for validation. `train` draws new training batches in each epoch.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts

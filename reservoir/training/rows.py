@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from reservoir.features import to_tokens
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks.proteins import BUCKET
 from reservoir.tasks.task import Scaling, Split
 
 Rows = Callable[[np.ndarray], Split]  # from positions (n,) of an endless sequence of rows
@@ -57,9 +58,49 @@ class StoredRows:
         return found
 
 
-@lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, rows: int) -> np.ndarray:
-    key = random_key(seed, "order", epoch, size=8)
+@dataclass(frozen=True)
+class PaddedBatches:
+    """The rows of a split repeated; each epoch draws new batches, whose rows are padded to the longest.
+
+    As in TAPE's loader, `BUCKET` batches of a random order at a time are sorted by length, and then all
+    batches are shuffled. The real tokens of a row are those that are not 0.
+    """
+
+    split: Split
+    seed: int
+    batch: int
+
+    def __call__(self, numbers: np.ndarray) -> Split:
+        """Return the rows at some positions; position n is in epoch ``n // rows``."""
+        epochs, places = np.divmod(numbers, len(self.split))
+        rows, lengths = np.empty_like(numbers), np.empty_like(self.split.lengths, shape=len(numbers))
+        for epoch in np.unique(epochs).tolist():
+            which = epochs == epoch
+            order, padded = self._epoch(epoch)
+            rows[which], lengths[which] = order[places[which]], padded[places[which]]
+        return Split(x=self.split.x[rows], y=self.split.y[rows], lengths=lengths)
+
+    @cached_property
+    def _real(self) -> np.ndarray:
+        return (self.split.x != 0).sum(axis=1)
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of an epoch in their order, and the length to which each is padded."""
+        size, real, order = self.batch, self._real, _order(self.seed, epoch, len(self.split))
+        starts = range(BUCKET * size, len(order), BUCKET * size)
+        ordered = [bucket[np.argsort(real[bucket], kind="stable")] for bucket in np.split(order, starts)]
+        batches = np.split(np.concatenate(ordered), range(size, len(order), size))
+        whole = len(order) // size  # a shorter batch stays the last, so that batches begin at whole steps
+        shuffled = [batches[number] for number in _order(self.seed, epoch, whole, "batches")] + batches[
+            whole:
+        ]
+        padded = [np.full(len(rows), real[rows].max()) for rows in shuffled]
+        return np.concatenate(shuffled), np.concatenate(padded)
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, rows: int, name: str = "order") -> np.ndarray:
+    key = random_key(seed, name, epoch, size=8)
     return np.random.Generator(np.random.Philox(key=key)).permutation(rows)
 
 

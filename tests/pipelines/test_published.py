@@ -91,6 +91,27 @@ def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache):
     assert done.test_score_of_all == pytest.approx(done.test_score * 20 / 24)
 
 
+def test_training_pads_proteins_to_the_longest_of_each_batch_which_every_epoch_draws_anew(proteins, cache):
+    from reservoir_pipelines import prepare
+
+    from reservoir.training.rows import PaddedBatches
+
+    split = prepare("homology", data=proteins, protocol="paper", parameters={"max_tokens": 48}).split("train")
+    split = split.take(np.arange(len(split)))
+    real, rows = (split.x != 0).sum(axis=1), PaddedBatches(split, seed=0, batch=4)
+    drawn = []
+    for epoch in range(2):
+        found = rows(np.arange(epoch * len(split), (epoch + 1) * len(split)))
+        longest = (found.x != 0).sum(axis=1).reshape(-1, 4).max(axis=1)
+        assert found.lengths.tolist() == np.repeat(longest, 4).tolist()
+        assert sorted((found.x != 0).sum(axis=1)) == sorted(real)
+        drawn.append([text.tobytes() for text in found.x])
+        assert found.lengths.sum() - real.sum() < 2 * len(split)  # rows of similar length share a batch
+    assert sorted(drawn[0]) == sorted(drawn[1]) and drawn[0] != drawn[1]
+    again = rows(np.arange(len(split)))
+    assert [text.tobytes() for text in again.x] == drawn[0]
+
+
 def test_the_way_proteins_are_read_is_part_of_the_key(proteins, cache):
     given = {"data": proteins, "protocol": "paper", "backbone": TINY, "layers": "final", "pool": "last"}
     one, four = (extract("homology", parameters={"max_tokens": 48, "batch": batch}, **given) for batch in (1, 4))

@@ -34,7 +34,7 @@ from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
 from reservoir.training.groups import frozen_digest, set_dropout, trained_layer
-from reservoir.training.rows import StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
+from reservoir.training.rows import PaddedBatches, StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract, origin_of
@@ -262,11 +262,15 @@ def _steps(job: _Job) -> FPTSteps:
         )
 
     tokens = BATCH_TOKENS[devices.kind(model.device)]
-    views = augment if job.kind == "augmented" else None
+    parameters = job.prepared.task.parameters
+    if job.kind == "fresh":
+        train = fresh_rows(job.generator, seed)
+    elif parameters.get("protocol") == "paper" and "batch" in parameters and not hidden:
+        train = PaddedBatches(scaled("train"), seed, options.batch)
+    else:
+        train = StoredRows(scaled("train"), seed, augment if job.kind == "augmented" else None)
     rows = TrainingRows(
-        train=fresh_rows(job.generator, seed)
-        if job.kind == "fresh"
-        else StoredRows(scaled("train"), seed, views),
+        train=train,
         valid=scaled("valid"),
         test=scaled("test"),
         convert=convert,
