@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reservoir.devices import exact_products, fetch, pinned
+from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
 from reservoir.pooling import parse_column, pooled_shape, read_values
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-MAX_PADDING = 0.045
-"""Largest share of padding in a batch, unless it has less than a 64th of the full size."""
+# The value of GPUs is not measured yet; ``make gpu`` prints the speed at other limits.
+MAX_PADDING = {"cpu": 0.045, "cuda": 0.045}
+"""Largest share of padding in a batch by kind of device, unless it has less than a 64th of the full size."""
 
 LENGTH_STEPS = 16
 """Padded lengths between two powers of two; oneDNN keeps compiled code for each shape."""
@@ -162,7 +163,7 @@ def model_batches(
     # Texts count with a typical length, other rows with the greatest.
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
     padded = padded_lengths(lengths)
-    for rows in token_batches(lengths, padded, most_tokens):
+    for rows in token_batches(lengths, padded, most_tokens, kind(model.device)):
         yield rows, int(padded[rows[-1]])
 
 
@@ -172,14 +173,18 @@ def padded_lengths(lengths: np.ndarray) -> np.ndarray:
     return np.minimum((lengths + steps - 1) // steps * steps, lengths.max())
 
 
-def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> Iterator[np.ndarray]:
+def token_batches(
+    lengths: np.ndarray, padded: np.ndarray, most_tokens: int, device: str = "cpu"
+) -> Iterator[np.ndarray]:
     """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order."""
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
         mine = order[start : start + most_tokens]
         tokens = padded[mine].astype(np.int64) * np.arange(1, len(mine) + 1)
-        little = (1 - np.cumsum(lengths[mine]) / tokens <= MAX_PADDING) | (tokens <= most_tokens / 64)
+        little = (1 - np.cumsum(lengths[mine]) / tokens <= MAX_PADDING[device]) | (
+            tokens <= most_tokens / 64
+        )
         fits = np.flatnonzero((tokens <= most_tokens) & little)
         rows = 1 + int(fits[-1] if len(fits) else 0)
         if lengths[order[0]] < lengths[order[-1]]:  # few shapes: 1, 2, 3, 4, 6, 8, 12 ... rows

@@ -79,7 +79,7 @@ def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch):
     train, found = prepared.split("train"), {}
     part = train.take(np.arange(len(train)))
     for limit in (0.0, 0.045, 0.1, 0.2, 0.4, 1.0):
-        monkeypatch.setattr(features, "MAX_PADDING", limit)
+        monkeypatch.setitem(features.MAX_PADDING, "cuda", limit)
         loaded = load(ours.model, prepared.scaling, part.x, part.lengths, ours.layout.batch_rows)
         launch(ours.model, loaded, ours.columns)()  # warm up
         started = time.perf_counter()
