@@ -2,13 +2,10 @@
 
 import re
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError, nearest
-from reservoir.options import ReservoirOptions
-from reservoir.tasks.own.columns import FILES
 
 _LISTED = tomllib.loads((Path(__file__).parent / "backbones.toml").read_text())
 
@@ -44,13 +41,3 @@ def full_name(backbone: str) -> str:
     if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return str(path.resolve())
     return backbone
-
-
-def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
-    """Return whether a file is a sound and the named backbone was pretrained on samples of sounds."""
-    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
-    if not (model.backbone and native and any(file.suffix.lower() in FILES["sounds"] for file in files)):
-        return False
-    from reservoir.backbones import find  # the package imports torch
-
-    return find(full_name(model.backbone))[0].reads == "sounds"

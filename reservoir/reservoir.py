@@ -12,8 +12,8 @@ from functools import cache, partial
 import numpy as np
 import torch
 
-from reservoir.backbone_names import DEFAULT_BACKBONE
-from reservoir.backbones import load_backbone, weights_digest
+from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
+from reservoir.backbones import find, load_backbone, weights_digest
 from reservoir.devices import on_gpu
 from reservoir.errors import InputError, as_input_error
 from reservoir.fpt import FPT, InputLayer, kernels
@@ -185,3 +185,9 @@ def bfloat16_is_faster() -> bool:
         return min(timeit.repeat(multiply, timer=time.process_time, number=1))
 
     return seconds(torch.bfloat16) < seconds(torch.float32)
+
+
+def reads_samples(model: ReservoirOptions) -> bool:
+    """Return whether the named backbone was pretrained on samples of sounds."""
+    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
+    return bool(model.backbone) and native and find(full_name(str(model.backbone)))[0].reads == "sounds"

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from reservoir_cache import file_crc32, make_folder, new_file, path_below, publish_json, sync
 
-from reservoir.backbone_names import reads_samples
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
+from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, source_contents, temporary_path
 from reservoir_pipelines.output import meter
@@ -95,7 +95,7 @@ def prepare(
     source = task_named(task, data=folder, **options.given)
     try:
         found = source.files()
-        if model and reads_samples(model, found):
+        if model and _reads_samples(model, found):
             source = task_named(task, data=folder, **options.given | {"waveform": True})
         settings = _settings_folder(task, source, cache)
         origin = source_contents(found, Path(task), settings)
@@ -150,6 +150,14 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
             }
         )
     return table
+
+
+def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
+    if not any(file.suffix.lower() in FILES["sounds"] for file in files):
+        return False
+    from reservoir.reservoir import reads_samples  # imports torch, which other data do not need
+
+    return reads_samples(model)
 
 
 def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
