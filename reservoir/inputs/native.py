@@ -47,7 +47,7 @@ class TextReader:
     kind = "tokenizer"
     row_tokens = 64  # typical tokens of a text, from which the batch size is computed
 
-    embeddings: int | None = None  # of the model; set after it is loaded
+    embeddings: int | None = None  # number of token embeddings; set after the model is loaded
 
     def __init__(self, tokenizer: Any, positions: int | None) -> None:
         self._tokenizer = tokenizer

@@ -20,7 +20,7 @@ from reservoir.tasks.task import SPLITS
 
 HELD_OUT = ("valid", "test")
 BYTES = 256
-TRAIN, VALID = 0.90, 0.05  # shares of a text
+TRAIN, VALID = 0.90, 0.05  # shares of a text that the splits get
 # share of a held-out window that repeats the window before, so that every counted token has a context
 SEEN = 0.25
 HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down to whole windows

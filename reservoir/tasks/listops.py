@@ -290,7 +290,7 @@ class ListOps(Source):
             for number, line in enumerate(lines, 2):
                 text, _, target = line.rstrip("\n").partition("\t")
                 with as_input_error(
-                    f"{path}, line {number}: no expression with its value", "fetch the file again"
+                    f"{path}, line {number}: not an expression and its value", "fetch the file again"
                 ):
                     symbols, value = parse(text)
                     if target != str(value):

@@ -294,7 +294,7 @@ def is_digits(column: Any) -> bool:
 
 
 def counts_rows(column: Any) -> bool:
-    """Return whether cells are row numbers, from 0 or 1."""
+    """Return whether cells are row numbers that start at 0 or 1."""
     texts, rows = column.astype(str).tolist(), len(column)
     return rows >= MIN_COUNTED and any(
         texts == [str(row + first) for row in range(rows)] for first in (0, 1)
