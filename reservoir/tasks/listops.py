@@ -77,7 +77,7 @@ def random_expressions(
     """Draw ``roots`` trees, and return those of ``shortest`` to ``longest`` symbols."""
     levels, length = _grow(draw, roots, depth, arguments, longest)
     kept = (length >= shortest) & (length <= longest)
-    parts: list[bytes] = []  # of each node of the level below, if its tree is kept
+    parts: list[bytes] = []  # text of each node of the level below whose tree is kept
     places: list[int] = []  # the parent of each of these nodes
     for tree, symbol, parent in reversed(levels):
         inside = [b""] * len(tree)

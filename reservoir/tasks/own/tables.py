@@ -40,7 +40,7 @@ class BadRows:
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
         self.where, self.places, self.skip = where, places, skip
         self.reasons: dict[int, str] = {}
-        self.remedies: dict[int, str] = {}  # of rows for which "fix the file" is not the remedy
+        self.remedies: dict[int, str] = {}  # other remedies than "fix the file", by row
 
     def add(self, row: int | np.integer, reason: str) -> None:
         """Note why a row cannot be read; the first reason counts."""
