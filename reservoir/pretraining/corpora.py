@@ -89,7 +89,7 @@ def _read(path: Path) -> bytes:
 def _unpacked(path: Path) -> bytes:
     size = path.stat().st_size
     with gzip.open(path) as file:
-        text = file.read(max(FREE_BYTES, MAX_EXPANSION * size) + 1)  # however much the file would unpack to
+        text = file.read(max(FREE_BYTES, MAX_EXPANSION * size) + 1)  # no more, however large the text is
     check_expansion(path, "text", len(text), size)
     return text
 
