@@ -277,7 +277,7 @@ def choose_folds(
         return min(folds, groups or rows["train"] + rows["valid"]), repeats
     number = select.removeprefix("cv")
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
-        raise InputError(f"--select {select}: choose auto, valid, or K folds as cvK, such as cv5")
+        raise InputError(f"--select {select}: choose auto, valid, or cvK with 2 or more folds, such as cv5")
     return int(number), 1
 
 
