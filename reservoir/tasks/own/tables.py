@@ -324,7 +324,7 @@ def read_arrow(path: Path, rows: int | None = None) -> Any:
             check_expansion(path, "all columns", size, path.stat().st_size)
             batches.append(pyarrow.RecordBatch.from_arrays(plain, names=schema.names))
         table = pyarrow.Table.from_batches(batches) if batches else schema.empty_table()
-        # it says which columns are the index of a data frame
+        # the metadata says which columns are the index of a data frame
         return table.replace_schema_metadata(schema.metadata)
 
 
