@@ -189,9 +189,9 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
         if name not in only or (asked.check and table.get("long") and not asked.only):
             continue
         if asked.check and table.get("timing"):
-            print(f"{name}: left out, has only times and memory, which are never compared")
+            print(f"{name}: left out, because it has only times and memory, which are never compared")
         elif missing := lacking(table, places):
-            print(f"{name}: left out, needs {', '.join(missing)}")
+            print(f"{name}: left out, because it needs {', '.join(missing)}")
         else:
             chosen[name] = table
     minutes = sum(table["minutes"] for table in chosen.values())

@@ -120,7 +120,7 @@ class FPT(nn.Module):
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in
         # memory.
         def record(layer: str, hidden: Tensor) -> None:
-            with torch.autocast(x.device.type, enabled=False):  # it would round means
+            with torch.autocast(x.device.type, enabled=False):  # autocast would round means
                 of_layer = LayerPooling(hidden, lengths, self.task.readout_tokens, self.task.max_tokens)
                 pooled.update({f"{layer}/{pooling}": of_layer(pooling) for pooling in poolings[layer]})
 

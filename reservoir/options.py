@@ -69,7 +69,7 @@ class OwnDataOptions(LabelsOptions, panel="Data"):
         "NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).",
         one_of("refuse", "interpolate", "mask"),
     )
-    standardise: bool = option(True, "Scale each channel to mean 0 and deviation 1.")
+    standardise: bool = option(True, "Scale each channel to mean 0 and standard deviation 1.")
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and count them.")
     rate: int | None = option(None, "Sampling rate of sounds, in Hz.", at_least(1000), shown="16000")
     waveform: bool = option(False, "Read samples of sounds, not spectra; default for models of samples.")

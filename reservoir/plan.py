@@ -40,9 +40,9 @@ KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
 MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
 MAX_TOKENS = 2**21  # windows of all rows: about a minute per block of mini on two cores
 
-VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for the values of a channel
+VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of values
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
-SEGMENTS = "segments8"  # shows where values are
+SEGMENTS = "segments8"  # keeps the position of values in the sequence
 
 # Poolings for more rows, from most to fewest columns: the first that fits is the default. With
 # ``tokens``, and with the last poolings, every second layer is left out until the columns fit.
@@ -83,7 +83,7 @@ AUTO_FOLDS = 5
 MANY_ROWS, FEWER_FOLDS = 2000, 3  # rows of train and valid for which 3 folds are enough
 MIN_VALID_ROWS = 1000  # two standard errors of an accuracy are then 3 points or less
 
-MAX_JOINED_WIDTH = 2048  # of concatenated columns; the time of a sweep grows with its cube
+MAX_JOINED_WIDTH = 2048  # width of concatenated columns; the time of a sweep grows with its cube
 MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_TARGETS = 1000  # most labels of a row for which one readout is fitted by default
 MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix is rows x rows
@@ -277,7 +277,7 @@ def choose_folds(
         return min(folds, groups or rows["train"] + rows["valid"]), repeats
     number = select.removeprefix("cv")
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
-        raise InputError(f"--select {select}: choose auto, valid, or cvK with K from 2, such as cv5")
+        raise InputError(f"--select {select}: choose auto, valid, or cvK with 2 or more folds, such as cv5")
     return int(number), 1
 
 
@@ -473,7 +473,7 @@ def _columns_that_fit(
     if found == choices[0]:
         return *found, ""
     given = f"--layers {','.join(layers)} --pool {','.join(poolings)} takes {size(layers, poolings) / 1e9:.1f} GB"
-    return *found, f"{rows:,} rows have fewer columns by default; {given}"
+    return *found, f"with {rows:,} rows, fewer columns are stored by default; {given}"
 
 
 def _check_columns(

@@ -40,7 +40,7 @@ def check_poolings(poolings: list[str]) -> None:
     for pooling in poolings:
         kind, number = _parse(pooling)
         if kind not in POOLINGS or kind.endswith("K") != (number > 0):
-            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)}, with K from 1")
+            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)} (K is 1 or more)")
 
 
 def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:

@@ -120,8 +120,7 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
 
     If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, so are the logits of a linear
     readout: W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the
-    explained rows. Poolings that are no such sums, as quantiles and extremes, contribute nothing
-    here.
+    explained rows. Other poolings, such as quantiles and extremes, contribute nothing here.
     """
     scaled = (x - model.offset) * model.scale if model.scaled else x
     found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)

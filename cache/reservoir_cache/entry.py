@@ -188,7 +188,7 @@ class Entry:
     def __post_init__(self) -> None:
         """Refuse more than `MAX_BLOCKS` blocks: a damaged file may claim any number."""
         if sum(map(self.layout.count, self.spec.rows.values())) > MAX_BLOCKS:
-            problem = f"{self.path / SPEC_FILE}: its rows are more than {MAX_BLOCKS:,} blocks"
+            problem = f"{self.path / SPEC_FILE}: its rows need more than {MAX_BLOCKS:,} blocks"
             raise CacheError(f"{problem}; extract fewer rows (--limit)")
 
     @classmethod
@@ -275,7 +275,7 @@ class Entry:
             found = Manifest(**{**content, **parts})
             _check(found, page, self.block_count(split))
             if replace(found, columns={}, shards=(), targets=None) != empty:
-                raise CacheError("its format, key, split or number of rows is another one's")
+                raise CacheError("its format, key, split or number of rows belongs to another manifest")
         except FileNotFoundError:
             return empty
         except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:

@@ -145,7 +145,8 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
         # Check the format before anything else in the file is used.
         version = json.loads(read_regular(path))["spec"]["format"]
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CacheError(f"{folder}: not an entry of the cache, it has no {SPEC_FILE}") from error
+        problem = f"{folder}: not an entry of the cache, because it has no {SPEC_FILE}"
+        raise CacheError(f"{problem}; list the entries with 'reservoir cache list'") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         version = FORMAT  # the file is damaged, which is reported below
     if version != FORMAT:

@@ -180,7 +180,7 @@ def attention(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional
@@ -238,8 +238,8 @@ def explain(
 ) -> Explanation:
     """Plot what each position adds to the score of a label.
 
-    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its
-    folder by default.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
+    readout's folder by default.
 
 
     Parameters
@@ -284,9 +284,9 @@ def export(
     for ``torch.export.load``, in the precision that the readout was fitted in, so that its results
     equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16
     operators. ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model
-    that reads texts or images by its own tokenizer or processor is exported without it: ``input_ids``
-    and ``attention_mask``, or ``pixel_values``, are then the input, and the file of the tokenizer or
-    processor is written as ``reader``.
+    that reads texts or images by its own tokenizer or processor is exported without these: the
+    inputs are then ``input_ids`` and ``attention_mask``, or ``pixel_values``, and the file of the
+    tokenizer or processor is written as ``reader``.
 
 
     Parameters
@@ -434,7 +434,7 @@ def extract(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional
@@ -623,7 +623,7 @@ def import_features(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional
@@ -712,7 +712,7 @@ def plan(
     """Estimate time, disk and memory of an extraction.
 
     A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the
-    data is enough.
+    data is enough if ``rows`` gives the number of all rows.
 
 
     Parameters
@@ -780,7 +780,7 @@ def plan(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional
@@ -948,7 +948,7 @@ def prepare(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional
@@ -1199,7 +1199,7 @@ def reproduce(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional
@@ -1301,7 +1301,7 @@ def train(
     ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier
     steps of the run. Without ``run``, the folder is in the cache, and its name contains a hash of all
     settings that affect the result. With ``sweep``, every run is kept, and the run with the best
-    valid score is returned.
+    validation score is returned.
 
 
     Parameters
@@ -1365,7 +1365,7 @@ def train(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional
@@ -1529,7 +1529,7 @@ def tune(
     missing : str, default='refuse'
         NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
     standardise : bool, default=True
-        Scale each channel to mean 0 and deviation 1.
+        Scale each channel to mean 0 and standard deviation 1.
     skip_bad_rows : bool, default=False
         Leave out rows that cannot be read, and count them.
     rate : int, optional

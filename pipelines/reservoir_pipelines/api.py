@@ -201,7 +201,7 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
     """Estimate time, disk and memory of an extraction.
 
     A trial of a few seconds measures this machine. Only the prepared data is kept. A sample of the
-    data is enough.
+    data is enough if ``rows`` gives the number of all rows.
 
     Examples
     --------
@@ -298,8 +298,8 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
     """Plot what each position adds to the score of a label.
 
-    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in its
-    folder by default.
+    The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
+    readout's folder by default.
 
     Examples
     --------
@@ -324,9 +324,9 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
     for ``torch.export.load``, in the precision that the readout was fitted in, so that its results
     equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16
     operators. ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default. A model
-    that reads texts or images by its own tokenizer or processor is exported without it: ``input_ids``
-    and ``attention_mask``, or ``pixel_values``, are then the input, and the file of the tokenizer or
-    processor is written as ``reader``.
+    that reads texts or images by its own tokenizer or processor is exported without these: the
+    inputs are then ``input_ids`` and ``attention_mask``, or ``pixel_values``, and the file of the
+    tokenizer or processor is written as ``reader``.
 
     Examples
     --------
@@ -351,7 +351,7 @@ def train(task: StrPath, **options: Any) -> results.Training:
     ``seed`` also determines the order of the rows and the dropout masks. ``steps`` includes earlier
     steps of the run. Without ``run``, the folder is in the cache, and its name contains a hash of all
     settings that affect the result. With ``sweep``, every run is kept, and the run with the best
-    valid score is returned.
+    validation score is returned.
 
     Examples
     --------

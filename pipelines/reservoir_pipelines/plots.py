@@ -311,7 +311,7 @@ def layer_order(column: str) -> tuple[str, int, str]:
 
 
 def _name_ticks(axis: Axis, names: Sequence[str], rotation: float = 0) -> None:
-    ticks = range(0, len(names), -(-len(names) // MAX_TICKS))
+    ticks = range(0, len(names), max(1, -(-len(names) // MAX_TICKS)))
     axis.set_ticks(ticks, shorten_all([names[i] for i in ticks]), fontsize=7, rotation=rotation)
 
 

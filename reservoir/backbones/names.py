@@ -106,7 +106,7 @@ def folder_of(name: str, *files: str) -> Path:
             f"backbone {name!r}: no such folder, and not on the Hugging Face hub ({first_line(error)})"
         )
         raise InputError(
-            f"{problem}; known: {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}"
+            f"{problem}; give a folder, or one of {', '.join(KNOWN)}{nearest(name, [*KNOWN, *SHORT])}"
         ) from error
 
 

@@ -30,7 +30,7 @@ def read_onnx(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
         raise InputError(f"{path}: no tensor is named ...{PATCHES}; export a ViT or DINOv2 of transformers")
     named = {name: values for name, values in (stored | matrices).items() if name.startswith(start)}
     tensors = {name.removeprefix(start): values for name, values in named.items()}
-    if POSITIONS not in tensors:  # those of class token and patches may be two tensors
+    if POSITIONS not in tensors:  # exporters may split off the class token's
         width = len(tensors[PATCHES])
         free = [
             values for name, values in stored.items() if "." not in name and values.shape[::2] == (1, width)

@@ -47,7 +47,7 @@ class TextReader:
     kind = "tokenizer"
     row_tokens = 64  # typical tokens of a text, from which the batch size is computed
 
-    embeddings: int | None = None  # of the model; set after it is loaded
+    embeddings: int | None = None  # number of token embeddings; set after the model is loaded
 
     def __init__(self, tokenizer: Any, positions: int | None) -> None:
         self._tokenizer = tokenizer
@@ -398,7 +398,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         if family.reads == "pixels":
             check_pillow()
             settings, _ = BaseImageProcessor.get_image_processor_dict(folder, local_files_only=True)
-            if file := settings.get("class_info_file"):  # it may be anywhere on this machine, or on the hub
+            if file := settings.get("class_info_file"):  # a file anywhere on this machine or on the hub
                 raise ValueError(f"it names another file, {str(file)[:60]!r}, which is not read")
             for key in ("image_processor_type", "feature_extractor_type"):
                 for named in (settings.get(key), getattr(config, key, None)):

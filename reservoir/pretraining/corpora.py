@@ -20,7 +20,7 @@ from reservoir.tasks.task import SPLITS
 
 HELD_OUT = ("valid", "test")
 BYTES = 256
-TRAIN, VALID = 0.90, 0.05  # shares of a text
+TRAIN, VALID = 0.90, 0.05  # shares of a text that the splits get
 # share of a held-out window that repeats the window before, so that every counted token has a context
 SEEN = 0.25
 HELD_OUT_TOKENS = 1 << 18  # tokens of a held-out part of a stream, rounded down to whole windows
@@ -89,7 +89,7 @@ def _read(path: Path) -> bytes:
 def _unpacked(path: Path) -> bytes:
     size = path.stat().st_size
     with gzip.open(path) as file:
-        text = file.read(max(FREE_BYTES, MAX_EXPANSION * size) + 1)  # however much the file would unpack to
+        text = file.read(max(FREE_BYTES, MAX_EXPANSION * size) + 1)  # no more, however large the text is
     check_expansion(path, "text", len(text), size)
     return text
 

@@ -10,7 +10,7 @@ from scipy.special import bdtr, stdtrit
 
 from reservoir.readouts.linear import LinearReadout, Readout
 
-BOOTSTRAP_CELLS = 2**22  # draws times rows in memory
+BOOTSTRAP_CELLS = 2**22  # largest number of draws times rows in memory
 MAX_PRINTED = 100  # classes whose confusion matrix is written to JSON, at most
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
 BOOTSTRAP_UNITS = 2000  # most units that the bootstrap draws; more rows are grouped
@@ -39,10 +39,10 @@ class Evaluation:
     # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over
     # groups.
     merits: np.ndarray
-    rows: int = 0  # to which the labels belong
-    groups: int = 0  # to which the rows belong, 0 without groups
+    rows: int = 0  # number of rows with a label
+    groups: int = 0  # number of groups of these rows, 0 without groups
     # Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels,
-    # their mean probability, and the share that is correct; without empty bins.
+    # their mean probability, and the share that is correct. Empty bins are left out.
     reliability: tuple[tuple[int, float, float], ...] = ()
     # True and predicted values of a regression, the first 2,000, (2, n).
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))

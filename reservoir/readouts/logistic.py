@@ -193,7 +193,7 @@ class _Problem:
         labels = y[..., None].astype(np.int64)
         shifted = scores - np.minimum(scores.max(axis=-1, keepdims=True), np.finfo(scores.dtype).max)
         loss = -np.take_along_axis(shifted, labels, axis=-1)[..., 0]
-        residual = np.exp(shifted, out=shifted)  # once; logsumexp and softmax of SciPy take two passes
+        residual = np.exp(shifted, out=shifted)  # one pass; logsumexp and softmax of SciPy take two
         total = residual.sum(axis=-1, keepdims=True)
         loss += np.log(total[..., 0])
         residual /= total

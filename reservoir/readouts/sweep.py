@@ -69,7 +69,7 @@ class Sweep:
     path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally
     errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
-    temperature: float = 1.0  # of the chosen readout
+    temperature: float = 1.0  # temperature of the chosen readout
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
     def __post_init__(self) -> None:

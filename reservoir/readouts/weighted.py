@@ -32,7 +32,7 @@ class LayerSum:
     """The weighted sum of the layers of concatenated columns, (n, layers * width), as features (n, width)."""
 
     weights: np.ndarray  # positive, of sum 1, (layers,)
-    mean: np.ndarray  # of the columns, (layers * width,)
+    mean: np.ndarray  # mean of the columns, (layers * width,)
     scale: np.ndarray
 
     def blocks(self, blocks: Iterable[Block]) -> Iterator[Block]:

@@ -77,7 +77,7 @@ def random_expressions(
     """Draw ``roots`` trees, and return those of ``shortest`` to ``longest`` symbols."""
     levels, length = _grow(draw, roots, depth, arguments, longest)
     kept = (length >= shortest) & (length <= longest)
-    parts: list[bytes] = []  # of each node of the level below, if its tree is kept
+    parts: list[bytes] = []  # text of each node of the level below whose tree is kept
     places: list[int] = []  # the parent of each of these nodes
     for tree, symbol, parent in reversed(levels):
         inside = [b""] * len(tree)
@@ -290,7 +290,7 @@ class ListOps(Source):
             for number, line in enumerate(lines, 2):
                 text, _, target = line.rstrip("\n").partition("\t")
                 with as_input_error(
-                    f"{path}, line {number}: no expression with its value", "fetch the file again"
+                    f"{path}, line {number}: not an expression and its value", "fetch the file again"
                 ):
                     symbols, value = parse(text)
                     if target != str(value):

@@ -14,7 +14,7 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks.proteins import BUCKET
 from reservoir.tasks.task import Scaling, Split
 
-Rows = Callable[[np.ndarray], Split]  # from positions (n,) of an endless sequence of rows
+Rows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless sequence of rows
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Prediction:
     group : str or int, optional
         The group (patient, machine) of the row, if the file and the rows of the fit have groups.
     each : bool, default False
-        Whether every token, or word, has a label; lists then have the length of the sequence.
+        Whether every token has a label; lists then have the length of the sequence.
     set : list of str or int, optional
         With ``coverage``, a set of classes, perhaps empty, that contains the true class with that probability.
     interval : list of float, optional

@@ -157,7 +157,7 @@ def pretrain(
         )
         shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
         state = run.train(model, steps, recipe, shown=shown, unit=unit)
-        notify("measuring the losses on held-out parts")  # with the last weights
+        notify("measuring the losses on held-out parts")  # of the last weights, not of the best
         bits: dict[str, Any] = {
             f"{split}_bits": steps.measure(part, FINAL_TOKENS) for split, part in held_out.items()
         }

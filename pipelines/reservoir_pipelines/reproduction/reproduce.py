@@ -182,7 +182,7 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
         seconds, cpu = round(time.monotonic() - started, 1), round(time.process_time() - processor, 1)
         times = {"seconds": seconds, "cpu_seconds": cpu, "notes": notes.getvalue().splitlines()}
         # Paths below the working directory are written relative to it, so that others can run the
-        # commands. at the start of a path, never inside one
+        # commands. It is removed only where a path begins; inside a path it is another folder.
         here = re.compile(rf"(?<![^\s='\"(]){re.escape(f'{Path.cwd()}/')}")
         for texts in (result["commands"], times["notes"]):
             texts[:] = [here.sub("", text) for text in texts]

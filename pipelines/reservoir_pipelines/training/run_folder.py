@@ -197,7 +197,7 @@ class RunFolder:
     ) -> State:
         """Train until the run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
 
-        ``shown`` formats the numbers of a step for the progress bar; ``unit`` is the number of units
+        ``shown`` formats the numbers of a step for the progress line; ``unit`` is the number of units
         per step and their name. Only the first of the ``ranks`` writes to the folder.
         """
         ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS

@@ -115,7 +115,7 @@ class _Job:
     targets: TargetScale | None
     numbers: Mapping[str, np.ndarray]
     generator: Source
-    kind: str  # of the rows of a step: fresh (generated), augmented (images) or stored
+    kind: str  # kind of the rows of a step: fresh (generated), augmented (images) or stored
     test: bool  # whether the test split is scored
 
 

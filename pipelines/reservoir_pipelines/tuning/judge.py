@@ -44,7 +44,7 @@ class ColumnKernel:
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], ColumnKernel]  # by the names of concatenated columns
+Kernels = dict[tuple[str, ...], ColumnKernel]  # kernel by the names of concatenated columns
 
 
 @dataclass(frozen=True, kw_only=True)

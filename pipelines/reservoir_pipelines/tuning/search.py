@@ -124,7 +124,7 @@ def title_of(candidate: dict[str, Any]) -> str:
 
 
 ROUNDS = 25, 100, 400, 800  # rows of each split; larger kernel matrices take too long
-FIRST_ROUNDS = 3  # with how many of these rows the search may begin
+FIRST_ROUNDS = 3  # the search begins with one of the first three numbers
 AT_LEAST = 10  # candidates of the first round
 SURVIVORS = 0.25  # share of candidates that the next round tries again
 PROBE_SHARE = 0.2  # share of the time for trials that may measure costs
@@ -169,7 +169,7 @@ class SearchData:
     task: str
     options: ExtractOptions
     prepared: Prepared
-    folder: Path  # of the trials
+    folder: Path  # folder of the trials
     width: int  # hidden width of the default backbone
     default: dict[str, Any]  # the candidate that `extract` would compute
 
@@ -338,14 +338,14 @@ class Search:
     def _trial_seconds(self) -> float:
         """Return the seconds for trials: the time left minus that for joining, the final extraction and the fit."""
         judging = [trial.judging for trial in self.trials.values()] or [0.0]
-        # If all rows take longer, the winner is fitted on fewer rows.
+        # If a fit on all rows takes longer than its share, the winner is fitted on fewer rows.
         final = min(self.final_seconds(self.joined()), END_SHARE * self.budget)
         return max(0.0, self.left - JOIN_JUDGINGS * float(np.median(judging)) - final)
 
     def _round(
         self, limit: int | None, candidates: Iterable[tuple[int, tuple[str, ...] | None]], *, last: bool
     ) -> list[ReservoirTrial]:
-        """Try candidates, of earlier ones their best columns, on ``limit`` rows; return the trials, best first."""
+        """Try candidates, or their known best columns, on ``limit`` rows; return the trials, best first."""
         found: list[ReservoirTrial] = []
         reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
         for number, columns in candidates:

@@ -15,7 +15,7 @@ from reservoir_pipelines.output import Record, as_json, notify
 from reservoir_pipelines.tuning.judge import join
 from reservoir_pipelines.tuning.search import AT_LEAST, RAW_NUMBER, ReservoirTrial, Search, SearchData
 
-FINALISTS = 8  # may be joined, besides the default and the raw input
+FINALISTS = 8  # candidates that may be joined, besides the default and the raw input
 
 
 @dataclass(frozen=True, kw_only=True)

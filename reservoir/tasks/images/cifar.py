@@ -16,7 +16,7 @@ from reservoir.tasks.task import Split
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 BATCH_ROWS = 10_000
 RECORD = 1 + 3 * 32 * 32  # bytes of a label and an image
-MAX_BYTES = 64 * 2**20  # that are read; twice the size of a batch
+MAX_BYTES = 64 * 2**20  # bytes read from a file; twice the size of a batch
 FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BLOCK = 128  # images converted at once, so that their intermediate values stay in the processor's cache

@@ -22,12 +22,12 @@ class ImageSource(Source):
 
     name: ClassVar[str]
     raw = "images of whole numbers, or "
-    shape: ClassVar[tuple[int, ...]]  # of an image as published: (side, side) or (side, side, 3)
+    shape: ClassVar[tuple[int, ...]]  # shape of an image as published: (side, side) or (side, side, 3)
     channels: ClassVar[int] = 1  # values of a pixel in a token
     patch: ClassVar[int] = 4  # side of a patch in pixels
     labels: ClassVar[tuple[str, ...]] = ()
     white: ClassVar[int] = 255  # the largest value
-    # of the standardisation of each channel, for values from 0 to 1
+    # constants that standardise each channel, for values from 0 to 1
     mean: ClassVar[tuple[float, ...]] = (0.0,)
     deviation: ClassVar[tuple[float, ...]] = (1.0,)
     border = 0  # pixels of zero padding at each edge

@@ -294,7 +294,7 @@ def is_digits(column: Any) -> bool:
 
 
 def counts_rows(column: Any) -> bool:
-    """Return whether cells are row numbers, from 0 or 1."""
+    """Return whether cells are row numbers that start at 0 or 1."""
     texts, rows = column.astype(str).tolist(), len(column)
     return rows >= MIN_COUNTED and any(
         texts == [str(row + first) for row in range(rows)] for first in (0, 1)
@@ -390,7 +390,7 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
         table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}")
     if len(wrong) > MAX_TEXT * (~empty).sum():
         problem = f"{table.path}, {table.bad.places[wrong[0]]}: {texts[wrong[0]][:40]!r} is not a number"
-        flag = f"--drop {quote(name)}, or the flag of its role, as --time or --text"
+        flag = f"--drop {quote(name)}, or the flag of its role, such as --time or --text"
         raise InputError(f"{problem} in column {name!r}; write numbers there, or pass {flag}")
     return numbers.to_numpy(np.float64)
 

@@ -99,7 +99,8 @@ def _open(origin: str) -> dict[str, Any]:
     datasets.disable_progress_bars()
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
     hub = origin.startswith(PREFIX)
-    if hub and Path(name).exists():  # it may hold a script, and its README may name any file or address
+    # A local folder may hold a script, and its README may name any file or address.
+    if hub and Path(name).exists():
         raise InputError(
             f"{origin}: {name} exists here, so it is not a name on the hub; name its data files"
         )

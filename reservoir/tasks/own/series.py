@@ -85,7 +85,7 @@ def _read_ts(path: Path) -> Series:
     """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :."""
     lines = ((f"{path}, line {number}", line.strip()) for number, line in enumerate(lines_of(path), 1))
     lines = ((where, line) for where, line in lines if line and not line.startswith(("#", "%")))
-    given = set[str]()  # the header's words of lines that say yes
+    given = set[str]()  # keywords of the header that are switched on
     for _, line in lines:
         key, value, *_ = [*line.lower().split(), "", ""]
         if key == "@data":

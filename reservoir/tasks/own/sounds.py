@@ -35,7 +35,7 @@ class Sound(NamedTuple):
 
 
 def open_sound(path: Path, rate: int = RATE) -> Sound:
-    """Return rate and length of a sound from its header, checked against the file's size, also for another rate."""
+    """Read a sound's rate and length from its header; refuse sizes, also at ``rate``, that the file cannot hold."""
     with _opened(path) as file:
         if not RATES[0] <= file.samplerate <= RATES[1] or file.frames < 1:
             problem = f"{path}: {file.frames} samples, {file.samplerate} per second"

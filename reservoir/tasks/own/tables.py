@@ -40,7 +40,7 @@ class BadRows:
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
         self.where, self.places, self.skip = where, places, skip
         self.reasons: dict[int, str] = {}
-        self.remedies: dict[int, str] = {}  # where it is not to fix the file
+        self.remedies: dict[int, str] = {}  # other remedies than "fix the file", by row
 
     def add(self, row: int | np.integer, reason: str) -> None:
         """Note why a row cannot be read; the first reason counts."""
@@ -324,7 +324,7 @@ def read_arrow(path: Path, rows: int | None = None) -> Any:
             check_expansion(path, "all columns", size, path.stat().st_size)
             batches.append(pyarrow.RecordBatch.from_arrays(plain, names=schema.names))
         table = pyarrow.Table.from_batches(batches) if batches else schema.empty_table()
-        # it says which columns are the index of a data frame
+        # the metadata says which columns are the index of a data frame
         return table.replace_schema_metadata(schema.metadata)
 
 
