@@ -354,6 +354,8 @@ def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     code, out, _ = call("explain", saved, file, "--first", 2, "--out", tmp_path / "e.png")
     assert code == 0 and "e.png; all scores in logits" in out
     assert len(out.strip().splitlines()) == 5 and (tmp_path / "e.png").stat().st_size > 2000
+    drop = explained(saved, file)[2][0].occluded
+    assert out.splitlines()[3].endswith(f"{max(drop):+.2g} at position {np.argmax(drop)}")
     _, _, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
     assert "cannot be attributed to positions" in error
     x = np.load(file)["x"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -271,11 +272,19 @@ def predict(
 
 
 def explanation_answer(done: Explanation) -> Answer:
-    """Return the scores of explained sequences."""
+    """Return the scores of explained sequences, and the position that matters most to each."""
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
-    table = records_table(done.rows, "row", "label", "score")
-    return Answer(done, [(*table, f"plot {done.plot}; all scores in {done.unit}")])
+    headings, rows = records_table(done.rows, "row", "label", "score")
+    headings = [*headings, "largest contribution", "largest drop per position if hidden"]
+    for line, row in zip(rows, done.rows, strict=True):
+        line += [_largest(row.added), _largest(row.occluded)]
+    return Answer(done, [(headings, rows, f"plot {done.plot}; all scores in {done.unit}")])
+
+
+def _largest(values: Sequence[float]) -> str:
+    at = max(range(len(values)), key=values.__getitem__, default=0)
+    return f"{values[at]:+.2g} at position {at}" if any(values) else "-"
 
 
 IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
