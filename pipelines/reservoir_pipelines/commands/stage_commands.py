@@ -212,11 +212,15 @@ def tuning_answer(done: Tuning) -> Answer:
     held_out.append(
         ("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric))
     )
-    best = records_table(done.trials[:SHOWN_TRIALS], "number", "limit", "score", "loss", "seconds", "title")
+    headings = ("#candidate", "#rows", f"#{done.metric}", "#loss", "#time", "reservoir")
+    best = []
+    for t in done.trials[:SHOWN_TRIALS]:
+        score = score_text(t.score, t.metric)
+        best.append((t.number, t.limit or "all", score, f"{t.loss:.3f}", f"{t.seconds:.1f} s", t.title))
     title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
     held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
     commands = ("", ""), [("same result", line) for line in done.commands]
-    return Answer(done, [(*best, title), *fit_tables(done.fit), held_out_table, commands])
+    return Answer(done, [(headings, best, title), *fit_tables(done.fit), held_out_table, commands])
 
 
 def _difference(score: float, metric: str) -> str:
@@ -333,10 +337,22 @@ def training_answer(done: Training) -> Answer | None:
     if os.environ.get("RANK", "0") != "0":
         return None
     found = vars(done) | {"train_score": done.train_score}
-    tables: list[Table] = [fact_table({name: value for name, value in found.items() if name != "swept"})]
+    facts = {
+        "run": done.run,
+        "trained": f"{', '.join(done.groups)}: {done.trained:,} parameters",
+        "frozen": f"{done.frozen_tensors:,} tensors, unchanged",
+        "steps": f"{done.steps:,} in {time_text(done.seconds)}",
+        **{name: found[name] for name in ("best_step", "converged_step", "diverged_step")},
+    }
+    for name in ("train_score", "valid_score", "test_score", "test_score_of_all"):
+        if found[name] is not None and (name != "test_score_of_all" or found[name] != done.test_score):
+            facts[name] = score_text(found[name], done.metric)
+    facts["baseline"] = f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"
+    tables: list[Table] = [fact_table(facts)]
     if done.swept:
         values = [name for name in done.swept[0] if name in opt.RECIPE]
-        tables.append(records_table(done.swept, *values, "valid_score", "run"))
+        runs = [run | {"valid_score": score_text(run["valid_score"], done.metric)} for run in done.swept]
+        tables.append(records_table(runs, *values, "valid_score", "run"))
     return Answer(found, [*tables, *(evaluation_tables(done.evaluation) if done.evaluation else ())])
 
 
