@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import explain, export, extract, fit, predict
+from reservoir_pipelines.commands.stage_commands import export_answer
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction.explain import explain_rows
-from reservoir_pipelines.prediction.export import build
+from reservoir_pipelines.prediction.export import Export, build
 
 from reservoir import InputError
 from reservoir.features import forward
@@ -347,6 +348,11 @@ def test_occlusion_equals_the_model_on_the_changed_row(made):
     above_mean = logits.flatten(1) - logits.flatten(1).mean(1, keepdim=True)
     before, after = above_mean[:, bundle.task.labels.index(rows[0].label)]
     assert rows[0].occluded[7] == pytest.approx(float(before - after), abs=1e-4)
+
+
+def test_the_lengths_of_sequences_that_an_export_accepts_are_named(tmp_path):
+    done = Export(model=tmp_path, card=tmp_path, reader=None, bytes=9, tokens=(2, 49))
+    assert ("tokens", "2 to 49 per sequence") in export_answer(done).tables[0][1]
 
 
 def test_the_command_draws_and_refuses(made, call, tmp_path, painted):

@@ -33,8 +33,10 @@ from reservoir_pipelines.output import (
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
+    from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.prediction.explain import Explanation
+    from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.training.run_folder import Training
     from reservoir_pipelines.tuning.tune import Tuning
@@ -289,6 +291,18 @@ def explanation_answer(done: Explanation) -> Answer:
 def _largest(values: Sequence[float]) -> str:
     at = max(range(len(values)), key=values.__getitem__, default=0)
     return f"{values[at]:+.2g} at position {at}" if any(values) else "-"
+
+
+def plan_answer(done: Forecast) -> Answer:
+    """Return the expected cost of an extraction."""
+    shown = {"tokens": f"{done.tokens:,.0f} per row", "padding": f"{done.padding:.1%}"}
+    return Answer(done, [fact_table(vars(done) | shown)])
+
+
+def export_answer(done: Export) -> Answer:
+    """Return the files of an export and the lengths of sequences that the model accepts."""
+    lengths = " to ".join(str(length) for length in dict.fromkeys(done.tokens))
+    return Answer(done, [fact_table(vars(done) | {"tokens": f"{lengths} per sequence"})])
 
 
 IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
