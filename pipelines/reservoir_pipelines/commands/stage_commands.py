@@ -134,11 +134,10 @@ def fit_tables(done: Fit) -> list[Table]:
     headings, entry = (*HEADINGS, f"95% interval{_over_groups(done.evaluation)}"), done.entry
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
-        sure = (
-            "more than chance can explain"
-            if done.p_value < SIGNIFICANT
-            else "no more than chance can explain"
-        )
+        sure = "no more than chance can explain"
+        if done.p_value < SIGNIFICANT:
+            worse = (done.best.test_score or 0) < (done.raw.test_score or 0)
+            sure = f"{'worse, by ' if worse else ''}more than chance can explain"
         against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done.evaluation)})"
         tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
