@@ -181,17 +181,19 @@ class Sweep(NamedTuple):
 def draw_layers(axes: Axes, sweep: Sweep, raw: float | None, metric: str) -> None:
     """Draw the best validation score of every layer, a line for each pooling, and the score of the raw input.
 
-    If the chosen readout joins several columns, it is a horizontal line.
+    If the chosen readout joins several columns, it is a horizontal line. If all readouts do, each is a
+    point.
     """
     factor, unit = in_unit(metric)
     tops = dict(zip(sweep.columns, factor * np.nanmax(sweep.scores, axis=1), strict=True))
-    single = [name.partition("/")[::2] for name in tops if "/" in name and "+" not in name]
-    names = _with_gaps(sorted({layer for layer, _ in single}, key=layer_order))
-    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in single), strict=False):
-        values = [tops.get(f"{name}/{pooling}", np.nan) for name in names]
+    places = {name.partition("/")[::2]: name for name in tops if "/" in name and "+" not in name}
+    places = places or {(name, "concatenated"): name for name in tops}
+    names = _with_gaps(sorted({layer for layer, _ in places}, key=layer_order))
+    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places), strict=False):
+        values = [tops.get(places.get((name, pooling), ""), np.nan) for name in names]
         axes.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
     chosen = sweep.columns[sweep.best[0]]
-    if chosen.partition("/")[::2] not in single:
+    if chosen not in places.values():
         axes.axhline(tops[chosen], color=INK, linewidth=1, label=shorten(chosen))
     if raw is not None:
         axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")

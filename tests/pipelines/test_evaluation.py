@@ -3,11 +3,13 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, report, train
+from reservoir_pipelines.commands.stage_commands import fit_tables
 from reservoir_pipelines.fitting.baselines import _summaries
 from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.sources import Pool
@@ -327,6 +329,10 @@ def test_letters_are_compared_with_composition_and_k_mer_counts(tmp_path, capfd,
     assert best.valid_score > found["composition"].valid_score
     assert "This reservoir adds nothing to k-mer counts." in capfd.readouterr().err
     assert "k-mer counts" in done.adds_nothing_to
+    column = replace(done.best, columns=("embed/mean",))
+    for score, words in ((0.0, "worse, by more than"), (1.1, "more than")):
+        tables = fit_tables(replace(done, best=replace(column, test_score=score), p_value=0.001))
+        assert tables[1][1][0][1].startswith(f"{words} chance can explain")
     _, out, err = call("fit", features.entry, "--columns", "embed/mean", "--json")
     printed = json.loads(out)
     assert [one["name"] for one in printed["baselines"]] == list(found)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import explain, export, extract, fit, predict
+from reservoir_pipelines.commands.stage_commands import export_answer
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction.explain import explain_rows
-from reservoir_pipelines.prediction.export import build
+from reservoir_pipelines.prediction.export import Export, build
 
 from reservoir import InputError
 from reservoir.features import forward
@@ -349,11 +350,18 @@ def test_occlusion_equals_the_model_on_the_changed_row(made):
     assert rows[0].occluded[7] == pytest.approx(float(before - after), abs=1e-4)
 
 
+def test_the_lengths_of_sequences_that_an_export_accepts_are_named(tmp_path):
+    done = Export(model=tmp_path, card=tmp_path, reader=None, bytes=9, tokens=(2, 49))
+    assert ("tokens", "2 to 49 per sequence") in export_answer(done).tables[0][1]
+
+
 def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     saved, file = made("embed/segments8+raw")
     code, out, _ = call("explain", saved, file, "--first", 2, "--out", tmp_path / "e.png")
     assert code == 0 and "e.png; all scores in logits" in out
     assert len(out.strip().splitlines()) == 5 and (tmp_path / "e.png").stat().st_size > 2000
+    drop = explained(saved, file)[2][0].occluded
+    assert out.splitlines()[3].endswith(f"{max(drop):+.2g} at position {np.argmax(drop)}")
     _, _, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
     assert "cannot be attributed to positions" in error
     x = np.load(file)["x"]

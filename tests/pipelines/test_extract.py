@@ -261,6 +261,7 @@ def test_the_command_prints_a_table_or_json(costly, cache, capsys, tiny_gpt2):
     assert command(["plan", "digits", *flags, "--workers", "64"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^workers +64$", out, re.MULTILINE) and re.search(r"^bytes +\d.*B$", out, re.MULTILINE)
+    assert " per row\n" in out and re.search(r"^padding +\d+\.\d%$", out, re.MULTILINE)
     assert command(["plan", "digits", *flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"] == 10**9 and found["memory"] > 10**7

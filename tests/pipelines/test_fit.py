@@ -400,6 +400,11 @@ def test_no_line_of_the_plot_connects_two_entries(drawn):
     assert [label.get_text() for label in lines.get_xticklabels()] == [*layers[:3], "", *layers[3:]]
 
 
+def test_the_plot_of_concatenated_columns_alone_has_a_point_for_each(drawn):
+    lines, _ = drawn(["raw", "embed/max+embed/min"], [("ridge", 1.0)])
+    assert list(lines.lines[0].get_ydata()) == [50, 50] and lines.lines[0].get_label() == "concatenated"
+
+
 ALPHAS = np.logspace(-2, 6, 25)
 
 

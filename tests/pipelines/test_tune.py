@@ -1,6 +1,7 @@
 """A search continues from saved trials, keeps its budget, never reads test rows, and prints commands for its winner."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -168,4 +169,7 @@ def test_the_command_shows_what_was_tried_and_gained(searched, waves, capsys):
     assert err.count("mini:n_layer") >= 3 and run(again) == 0
     out = capsys.readouterr().out
     assert "reservoir fit" in out
+    assert re.search(
+        r"candidate +rows +accuracy +loss +time +reservoir\n.*\n +\d +\w+ +\d+\.\d% +\d\.\d{3} +\d+\.\d s", out
+    )
     assert "3 candidates tried" in out and "gain over the default" in out and " points" in out

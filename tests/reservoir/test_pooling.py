@@ -161,6 +161,12 @@ def test_classes_with_few_rows_leave_some_for_validation(per_class):
     assert (found[given == "test"] == "test").all() and (found == "valid").sum() == 2 * per_class
 
 
+def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals():
+    notes = encode_labels("n", np.array(["good", "Good", "wron", "good", "Good"]), OwnDataOptions()).notes
+    assert [note.rpartition("(1): ")[2] for note in notes[:1]] == ["wron"]
+    assert notes[1] == "y has the classes 'Good' and 'good'; spell them the same if they are one"
+
+
 def test_windows_of_symbols_equal_those_of_one_hot_vectors():
     rng = np.random.default_rng(0)
     x, lengths = rng.integers(0, 4, (5, 60)), np.array([60, 9, 30, 1, 44])

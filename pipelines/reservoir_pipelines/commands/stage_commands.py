@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,8 +33,10 @@ from reservoir_pipelines.output import (
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
+    from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.prediction.explain import Explanation
+    from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.training.run_folder import Training
     from reservoir_pipelines.tuning.tune import Tuning
@@ -131,11 +134,10 @@ def fit_tables(done: Fit) -> list[Table]:
     headings, entry = (*HEADINGS, f"95% interval{_over_groups(done.evaluation)}"), done.entry
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
-        sure = (
-            "more than chance can explain"
-            if done.p_value < SIGNIFICANT
-            else "no more than chance can explain"
-        )
+        sure = "no more than chance can explain"
+        if done.p_value < SIGNIFICANT:
+            worse = (done.best.test_score or 0) < (done.raw.test_score or 0)
+            sure = f"{'worse, by ' if worse else ''}more than chance can explain"
         against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done.evaluation)})"
         tables.append((("", ""), [("best against raw", against)]))
     if done.layers:
@@ -211,11 +213,15 @@ def tuning_answer(done: Tuning) -> Answer:
     held_out.append(
         ("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric))
     )
-    best = records_table(done.trials[:SHOWN_TRIALS], "number", "limit", "score", "loss", "seconds", "title")
+    headings = ("#candidate", "#rows", f"#{done.metric}", "#loss", "#time", "reservoir")
+    best = []
+    for t in done.trials[:SHOWN_TRIALS]:
+        score = score_text(t.score, t.metric)
+        best.append((t.number, t.limit or "all", score, f"{t.loss:.3f}", f"{t.seconds:.1f} s", t.title))
     title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
     held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
     commands = ("", ""), [("same result", line) for line in done.commands]
-    return Answer(done, [(*best, title), *fit_tables(done.fit), held_out_table, commands])
+    return Answer(done, [(headings, best, title), *fit_tables(done.fit), held_out_table, commands])
 
 
 def _difference(score: float, metric: str) -> str:
@@ -271,11 +277,31 @@ def predict(
 
 
 def explanation_answer(done: Explanation) -> Answer:
-    """Return the scores of explained sequences."""
+    """Return the scores of explained sequences, and the position that matters most to each."""
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
-    table = records_table(done.rows, "row", "label", "score")
-    return Answer(done, [(*table, f"plot {done.plot}; all scores in {done.unit}")])
+    headings, rows = records_table(done.rows, "row", "label", "score")
+    headings = [*headings, "largest contribution", "largest drop per position if hidden"]
+    for line, row in zip(rows, done.rows, strict=True):
+        line += [_largest(row.added), _largest(row.occluded)]
+    return Answer(done, [(headings, rows, f"plot {done.plot}; all scores in {done.unit}")])
+
+
+def _largest(values: Sequence[float]) -> str:
+    at = max(range(len(values)), key=values.__getitem__, default=0)
+    return f"{values[at]:+.2g} at position {at}" if any(values) else "-"
+
+
+def plan_answer(done: Forecast) -> Answer:
+    """Return the expected cost of an extraction."""
+    shown = {"tokens": f"{done.tokens:,.0f} per row", "padding": f"{done.padding:.1%}"}
+    return Answer(done, [fact_table(vars(done) | shown)])
+
+
+def export_answer(done: Export) -> Answer:
+    """Return the files of an export and the lengths of sequences that the model accepts."""
+    lengths = " to ".join(str(length) for length in dict.fromkeys(done.tokens))
+    return Answer(done, [fact_table(vars(done) | {"tokens": f"{lengths} per sequence"})])
 
 
 IMPORT = "Convert an ONNX or pytorch_model.bin file to a model folder, --out FOLDER."
@@ -324,10 +350,22 @@ def training_answer(done: Training) -> Answer | None:
     if os.environ.get("RANK", "0") != "0":
         return None
     found = vars(done) | {"train_score": done.train_score}
-    tables: list[Table] = [fact_table({name: value for name, value in found.items() if name != "swept"})]
+    facts = {
+        "run": done.run,
+        "trained": f"{', '.join(done.groups)}: {done.trained:,} parameters",
+        "frozen": f"{done.frozen_tensors:,} tensors, unchanged",
+        "steps": f"{done.steps:,} in {time_text(done.seconds)}",
+        **{name: found[name] for name in ("best_step", "converged_step", "diverged_step")},
+    }
+    for name in ("train_score", "valid_score", "test_score", "test_score_of_all"):
+        if found[name] is not None and (name != "test_score_of_all" or found[name] != done.test_score):
+            facts[name] = score_text(found[name], done.metric)
+    facts["baseline"] = f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"
+    tables: list[Table] = [fact_table(facts)]
     if done.swept:
         values = [name for name in done.swept[0] if name in opt.RECIPE]
-        tables.append(records_table(done.swept, *values, "valid_score", "run"))
+        runs = [run | {"valid_score": score_text(run["valid_score"], done.metric)} for run in done.swept]
+        tables.append(records_table(runs, *values, "valid_score", "run"))
     return Answer(found, [*tables, *(evaluation_tables(done.evaluation) if done.evaluation else ())])
 
 

@@ -148,6 +148,8 @@ class _ReservoirEstimator(BaseEstimator):
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
         names, x, lengths = list(getattr(x, "columns", ())), unnested(x), None
+        if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
+            raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
         x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
         # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter
         # ``missing``.

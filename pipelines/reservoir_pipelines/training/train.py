@@ -235,6 +235,8 @@ def _finished_result(job: _Job, run: RunFolder) -> Training | None:
         unscored = job.test and result.best_step is not None and result.test_score is None  # in a sweep
         diverged = result.diverged_step is not None and result.diverged_step <= last
         if step >= last or (diverged and options.on_divergence == "report" and not options.resume):
+            if step > last and job.ranks.first:
+                notify(f"{run.path}: this run already has {step:,} steps; printing its result")
             return None if unscored else result
     if step and not options.resume:
         problem = f"{run.path}: this run is at step {step:,} of {last:,}"

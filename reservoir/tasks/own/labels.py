@@ -128,7 +128,7 @@ def encode_labels(
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
         return Labels(_single(where, shaped, label), 0, (), notes)
-    found, numbers = np.unique(shaped, return_inverse=True)
+    found, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = found.tolist()
     if len(names) == 1:
@@ -145,6 +145,15 @@ def encode_labels(
     notes += tuple(
         f"{label} has a class {name!r}; remove these rows if it stands for a missing label" for name in odd
     )
+    if lone := [str(name) for name, count in zip(names, counts.tolist(), strict=True) if count == 1]:
+        some = ", ".join(lone[:5])
+        notes += (f"{label} has classes of one row, which cannot be learnt ({len(lone)}): {some}",)
+    first: dict[str, object] = {}
+    for name in names:
+        if (other := first.setdefault(str(name).strip().lower(), name)) != name:
+            notes += (
+                f"{label} has the classes {other!r} and {name!r}; spell them the same if they are one",
+            )
     return Labels(numbers, len(names), () if plain else tuple(names), notes)
 
 
