@@ -34,6 +34,7 @@ INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MAX_TICKS = 32
+MAX_ROWS = 16  # columns whose names are legible beside a plot of settings
 MAX_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
 _importing = threading.Lock()
@@ -202,17 +203,21 @@ def draw_layers(axes: Axes, sweep: Sweep, raw: float | None, metric: str) -> Non
 
 
 def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
-    """Draw the validation score of every column under every setting, and circle the chosen readout."""
+    """Draw the validation scores of the best columns under every setting, and circle the chosen readout."""
     columns, settings, scores, best = sweep
     factor, unit = in_unit(metric)
-    order = sorted(range(len(columns)), key=lambda i: layer_order(columns[i]))
-    values = factor * scores[order]
-    # The worst settings would use up most colours, so all scores below the median have the darkest
-    # one.
+    ranked = np.argsort(-np.nanmax(scores, axis=1), kind="stable").tolist()
+    shown = {best[0], *ranked[: MAX_ROWS - 1]}
+    order = sorted(shown, key=lambda i: layer_order(columns[i]))
+    # Further settings, tried because an end of the grid was best, would be gaps in most rows.
+    common = (~np.isnan(scores[order])).mean(axis=0) >= 0.5
+    kept = [j for j in range(len(settings)) if common[j] or j == best[1]]
+    values = factor * scores[order][:, kept]
+    # The worst settings would use up most colours: scores below the median share the darkest one.
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=np.nanmedian(values))
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
     axes.plot(
-        best[1],
+        kept.index(best[1]),
         order.index(best[0]),
         "o",
         markersize=11,
@@ -220,7 +225,7 @@ def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
         color="white",
         markeredgewidth=2,
     )
-    _name_ticks(axes.xaxis, settings, rotation=90)
+    _name_ticks(axes.xaxis, [settings[j] for j in kept], rotation=90)
     _name_ticks(axes.yaxis, [columns[i] for i in order])
     axes.set_xlabel("penalty or setting")
     axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
