@@ -40,7 +40,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):
-        scaling, lengths = config["scaling"], config["lengths"]
+        scaling, lengths = scaling_from_json(config["scaling"]), config["lengths"]
         spec = config["settings"]["spec"]
         task = Task.from_dict(spec["task"])
         part = Part(
@@ -62,7 +62,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     targets = Targets(task.outputs, task.classes)
     return Bundle(
         task=task,
-        scaling=scaling_from_json(scaling),
+        scaling=scaling,
         parts=(part,),
         readout=LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets),
         scores=RunFolder(folder).result or {},
