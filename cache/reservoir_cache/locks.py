@@ -176,6 +176,9 @@ def touch(folder: Path, *, new: bool = False) -> None:
             if new:  # before all others
                 os.utime(path, ns=(now, 0))
             return
+        # later than all others: their files may come from another machine, or the clock was set back
+        others = (one for one in folder.parent.glob(f"*/{LOCK_FILE}") if one != path)
+        now = max((now, *(one.stat().st_mtime_ns + 1 for one in others)))
         try:
             os.utime(path, ns=(now, now))
         except (

@@ -15,6 +15,7 @@ from reservoir_cache import (
     Spec,
     broken_entries,
     file_crc32,
+    last_entry,
     list_entries,
     load_arrays,
     publish_json,
@@ -319,6 +320,16 @@ def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, 
         _ = FeatureStore(entry.path)["train"].labels
     with pytest.raises(CacheError):
         _ = FeatureStore(entry.path)["train"].read("final/last")
+
+
+def test_the_last_extraction_is_the_last_one_also_after_the_clock_is_set_back(cache):
+    def made(rows):
+        return make_entry(cache, data={"digest": "d", "rows": {"train": rows}})
+
+    for rows in (6, 7):
+        os.utime(made(rows).path / "lock", (4e9, 4e9))
+    for rows in (6, 7, 6):
+        assert made(rows).path == last_entry(cache, "toy").path
 
 
 @pytest.mark.parametrize("how", [external, virtual, raw])
