@@ -163,8 +163,6 @@ class Bundle:
         folder = path if path.is_dir() else path.parent
         with as_input_error(f"readout {folder}: not readable", "fit it again"):
             card, files = _read_files(folder)
-            if not card["parts"]:
-                raise ValueError("it names no features")
             if linear and "readout" not in card:
                 problem = f"readout {folder}: only linear readouts can be exported or explained"
                 raise InputError(f"{problem}; fit with --readout ridge or logistic")

@@ -30,6 +30,8 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
         bundle = Bundle.load(path, trust=trust, linear=linear)
+        if not bundle.parts:
+            raise InputError(f"readout {path}: it names no features; fit it again")
         if imported := [part.columns[0] for part in bundle.parts if part.digest and not part.reservoir]:
             why = "features that another program computed, which cannot be computed for new rows"
             raise InputError(
