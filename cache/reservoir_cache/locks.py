@@ -48,8 +48,10 @@ class EntryLocks:
         with self._guard:
             self._lock(MUTEX_BYTE, fcntl.LOCK_EX)
             try:
-                linked = os.fstat(self._descriptor).st_nlink > 0
-                self._check_present(linked and (not whole or (self._folder / SPEC_FILE).exists()))
+                same = False
+                with suppress(FileNotFoundError):  # a backup may hold the removed file by a hard link
+                    same = _inode((self._folder / LOCK_FILE).stat()) == _inode(os.fstat(self._descriptor))
+                self._check_present(same and (not whole or (self._folder / SPEC_FILE).exists()))
                 yield
             finally:
                 self._lock(MUTEX_BYTE, fcntl.LOCK_UN)
@@ -174,6 +176,9 @@ def touch(folder: Path, *, new: bool = False) -> None:
             if new:  # before all others
                 os.utime(path, ns=(now, 0))
             return
+        # later than all others: their files may come from another machine, or the clock was set back
+        others = (one for one in folder.parent.glob(f"*/{LOCK_FILE}") if one != path)
+        now = max((now, *(one.stat().st_mtime_ns + 1 for one in others)))
         try:
             os.utime(path, ns=(now, now))
         except (

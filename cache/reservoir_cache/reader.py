@@ -15,13 +15,13 @@ from reservoir_cache.entry import NAME, Entry, Shard, Targets, is_sound
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import (
-    STORED_DTYPE,
     TARGET_RANKS,
     UNREADABLE,
     Encoded,
     Extent,
     decode,
     find_columns,
+    is_stored,
     read_array,
     read_column,
 )
@@ -183,7 +183,9 @@ class SplitFeatures:
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
         """Return a block of a column as stored, or some of its rows; verify its checksum once in a process."""
-        shard = self._shards[block][column]
+        shard, store, layout = self._shards[block][column], self.entry.spec.store, self.entry.layout
+        (low, high), described = self._ranges[block], self._manifest.columns[column]
+        shape = high - low, described.tokens, described.width
         try:
             with (self._folder / shard.file).open("rb", buffering=0) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
@@ -192,13 +194,10 @@ class SplitFeatures:
                     with h5py.File(self._folder / shard.file, "r", locking=False) as opened:
                         self._extents[shard.file, stamp] = find_columns(opened, shard.columns)
                 extents = self._extents[shard.file, stamp]
-                for name, described in self._stored(block, column).items():
-                    if (extents[name].shape, extents[name].dtype) != described:
-                        raise self._damaged(shard, column)
+                if not is_stored(extents, column, shape, store, layout.offset_rows):
+                    raise self._damaged(shard, column)
                 verified = (*stamp, column) in _checked
-                few = (
-                    verified and rows is not None and len(rows) < FEW * extents[f"{column}/values"].shape[0]
-                )
+                few = verified and rows is not None and len(rows) < FEW * shape[0]
                 encoded = read_column(file, extents, column, rows if few else None)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
@@ -206,20 +205,6 @@ class SplitFeatures:
             raise self._damaged(shard, column)
         _checked.add((*stamp, column))
         return encoded if few or rows is None else Encoded(encoded.values[rows], encoded.offset)
-
-    def _stored(self, block: int, column: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Return the shapes and data types that the datasets of a column must have in a shard."""
-        (low, high), shape, store = (
-            self._ranges[block],
-            self._manifest.columns[column],
-            self.entry.spec.store,
-        )
-        values = {f"{column}/values": ((high - low, shape.tokens, shape.width), STORED_DTYPE[store])}
-        if store == "float32":
-            return values
-        offsets = -(-(high - low) // self.entry.layout.offset_rows)
-        several = (offsets, shape.width) if offsets > 1 else (shape.width,)
-        return {**values, f"{column}/offset": (several, np.dtype("<f4"))}
 
     def _require(self, column: str) -> None:
         if column in self.columns:

@@ -121,6 +121,18 @@ def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
     return found
 
 
+def is_stored(
+    extents: Mapping[str, Extent], column: str, shape: tuple[int, ...], store: str, offset_rows: int
+) -> bool:
+    """Return whether the datasets of a column have the shapes and types of FORMAT.md; ``shape`` is that of values."""
+    wanted = {"values": (shape, STORED_DTYPE[store])}
+    if store != "float32":
+        offsets = -(-shape[0] // offset_rows)
+        wanted["offset"] = (offsets, *shape[2:]) if offsets > 1 else shape[2:], np.dtype("<f4")
+    found = {part: extents.get(f"{column}/{part}") for part in ("values", "offset")}
+    return wanted == {part: (one.shape, one.dtype) for part, one in found.items() if one}
+
+
 def read_column(
     file: BinaryIO, extents: Mapping[str, Extent], column: str, rows: NDArray[np.integer] | None = None
 ) -> Encoded:
@@ -232,7 +244,9 @@ def shard_content(header: Mapping[str, int | str], columns: Mapping[str, Encoded
     return file_content(datasets, attributes)
 
 
-def inspect_shard(path: Path) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
+def inspect_shard(
+    path: Path, store: str, offset_rows: int
+) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
     """Return the header of a shard, and the shapes and CRC-32s of its columns, checked against those in the file."""
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
@@ -241,7 +255,11 @@ def inspect_shard(path: Path) -> tuple[dict[str, int | str], dict[str, Column], 
             name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")
         ]:
             check_column_name(name)
-            encoded = read_column(raw, find_columns(file, [name]), name)
+            extents = find_columns(file, [name])
+            rows = (int(header["high"]) - int(header["low"]), *extents[f"{name}/values"].shape[1:])
+            if not is_stored(extents, name, rows, store, offset_rows) or len(rows) != 3 or 0 in rows:
+                raise CacheError(f"{path}: column {name} has another form")
+            encoded = read_column(raw, extents, name)
             crcs[name] = encoded.crc32
             if file[f"{name}/values"].attrs["crc32"] != crcs[name].encode():
                 raise CacheError(f"{path}: column {name} is damaged")

@@ -119,7 +119,7 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
             block = block_of(path.name)
             if not is_regular(path) or block >= entry.block_count(split) or page_of(path.name) != page:
                 continue
-            header, shapes, crcs = inspect_shard(path)
+            header, shapes, crcs = inspect_shard(path, entry.spec.store, entry.layout.offset_rows)
         except UNREADABLE:
             continue
         known = manifest.held().get(block, {})

@@ -106,7 +106,9 @@ def _read_torch(files: list[Path]) -> dict[str, Any]:
             # With strides of 0, a few stored numbers can pass for a tensor of any size.
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
-            tensors |= {name: value.contiguous().clone() for name, value in found.items()}
+            if any(value.is_meta or value.is_quantized for value in found.values()):
+                raise ValueError("its tensors have no values, or are quantised")
+            tensors |= {str(name): value.contiguous().clone() for name, value in found.items()}
     return tensors
 
 

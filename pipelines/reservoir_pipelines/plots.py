@@ -206,7 +206,7 @@ def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
     """Draw the validation scores of the best columns under every setting, and circle the chosen readout."""
     columns, settings, scores, best = sweep
     factor, unit = in_unit(metric)
-    ranked = np.argsort(-np.nanmax(scores, axis=1), kind="stable").tolist()
+    ranked: list[int] = np.argsort(-np.nanmax(scores, axis=1), kind="stable").tolist()
     shown = {best[0], *ranked[: MAX_ROWS - 1]}
     order = sorted(shown, key=lambda i: layer_order(columns[i]))
     # Further settings, tried because an end of the grid was best, would be gaps in most rows.

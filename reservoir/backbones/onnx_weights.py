@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reservoir.errors import InputError, as_input_error
+from reservoir.errors import as_input_error
 
 PATCHES = "embeddings.patch_embeddings.projection.weight"
 POSITIONS = "embeddings.position_embeddings"
@@ -22,14 +22,16 @@ def read_onnx(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
     with as_input_error(f"{path}: ONNX files need onnx", "run pip install 'reservoir-features[onnx]'"):
         import onnx
     with as_input_error(f"{path}: not a readable ONNX file", "re-export the model"):
-        graph = onnx.load(path, load_external_data=False).graph
-        stored = {tensor.name: _to_array(tensor) for tensor in graph.initializer}
-        matrices = _unnamed_matrices(list(graph.node), stored)
+        return _read_graph(onnx.load(path, load_external_data=False).graph)
+
+
+def _read_graph(graph: Any) -> tuple[dict[str, torch.Tensor], list[str]]:
+    stored = {tensor.name: _to_array(tensor) for tensor in graph.initializer}
     start = next((name.removesuffix(PATCHES) for name in stored if name.endswith(PATCHES)), None)
     if start is None:
-        raise InputError(f"{path}: no tensor is named ...{PATCHES}; export a ViT or DINOv2 of transformers")
-    named = {name: values for name, values in (stored | matrices).items() if name.startswith(start)}
-    tensors = {name.removeprefix(start): values for name, values in named.items()}
+        raise ValueError(f"no tensor is named ...{PATCHES}, as in a ViT or DINOv2 of transformers")
+    named = stored | _unnamed_matrices(list(graph.node), stored)
+    tensors = {name.removeprefix(start): values for name, values in named.items() if name.startswith(start)}
     if POSITIONS not in tensors:  # exporters may split off the class token's
         width = len(tensors[PATCHES])
         free = [
@@ -38,9 +40,7 @@ def read_onnx(path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
         first = [values for values in free if values.shape[1] == 1]
         rest = [values for values in free if values.shape[1] > 1]
         if len(first) > 1 or len(rest) != 1:
-            raise InputError(
-                f"{path}: no tensor is named ...{POSITIONS}, and none has its shape; re-export the model"
-            )
+            raise ValueError(f"no tensor is named ...{POSITIONS}, and none has its shape")
         tensors[POSITIONS] = np.concatenate([*first, *rest], axis=1)
     left_out = [name for name in stored if "." in name and not name.startswith(start)]
     return {name: torch.tensor(values).contiguous() for name, values in tensors.items()}, left_out

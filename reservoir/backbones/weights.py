@@ -170,7 +170,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         else:
             folder = folder_of(name, "config.json", *WEIGHTS)
             if isinstance(family.loader, HubLoader):
-                _, config = find(str(folder))  # for a known name, its published settings
+                _, config = _find(str(folder), None)  # for a known name, its published settings
             tensors = _read_tensors(folder)
         model, info = family.loader.load(config, tensors)
     may_miss = family.unused + family.unsaved

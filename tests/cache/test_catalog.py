@@ -31,6 +31,7 @@ from reservoir_cache import (
     verify,
     write_targets,
 )
+from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import run_identity
 
 from tests.cache.conftest import write_block
@@ -143,6 +144,16 @@ def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_speci
     with pytest.raises(CacheError, match=r"removed .*run the same command again"):
         step(entry, toy)
     assert not entry.path.exists()
+
+
+def test_a_removed_lock_that_a_backup_holds_by_a_hard_link_is_not_that_of_a_new_entry(tmp_path, toy):
+    entry = toy.entry(tmp_path)
+    os.link(entry.path / "lock", tmp_path / "backup")
+    locks = entry_locks(entry.path)
+    subprocess.run([sys.executable, "-c", f"from reservoir_cache import remove; remove('{entry.path}')"], check=True)
+    toy.entry(tmp_path)
+    with pytest.raises(CacheError, match="removed during this run"), locks.mutex():
+        pass
 
 
 def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):

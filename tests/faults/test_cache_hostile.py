@@ -15,6 +15,7 @@ from reservoir_cache import (
     Spec,
     broken_entries,
     file_crc32,
+    last_entry,
     list_entries,
     load_arrays,
     publish_json,
@@ -257,6 +258,47 @@ def test_a_manifest_is_not_rebuilt_from_shards_that_lead_elsewhere(entry, tmp_pa
     assert [shard.file for shard in entry.manifest("train").shards] == ["00001-0.h5"]
 
 
+def rewrite_shard(entry, values, offset):
+    """Replace the datasets of the first block, with checksums that match."""
+    file, crc = entry.path / "train" / "00000-0.h5", f"{zlib.crc32(offset, zlib.crc32(values)):08x}"
+    with h5py.File(file, "a") as shard:
+        store = shard[f"{COLUMN}/values"].attrs["encoding"]
+        del shard[COLUMN]
+        made = shard.create_dataset(f"{COLUMN}/values", data=values)
+        made.attrs["encoding"], made.attrs["crc32"] = store, np.bytes_(crc)
+        if offset.size:
+            shard[f"{COLUMN}/offset"] = offset
+    line = {"bytes": file.stat().st_size, "crc32": file_crc32(file), "columns": {COLUMN: crc}}
+    rewrite(entry.path / "train" / "manifest.json", lambda manifest: manifest["shards"][0].update(line))
+
+
+NONE, ONE = np.zeros(0, "f4"), np.zeros(3, "f4")
+
+
+@pytest.mark.parametrize(
+    ("store", "values", "offset"),
+    [
+        ("float32", np.zeros((4, 1, 3), "f4"), ONE),
+        ("float16", np.zeros((4, 1, 3), "i1"), ONE),
+        ("float16", np.zeros((4, 0, 3), "f2"), ONE),
+        ("float16", np.zeros((3, 1, 3), "f2"), ONE),
+        ("float16", np.zeros((4, 1, 3), "f2"), NONE),
+    ],
+    ids=["an offset of float32", "another type", "no tokens", "other rows", "no offset"],
+)
+def test_a_shard_of_another_form_is_refused_and_computed_again(cache, store, values, offset):
+    entry = make_entry(cache, store=store, data={"digest": "d", "rows": {"train": 6}})
+    extract(entry)
+    rewrite_shard(entry, values, offset)
+    for read in (np.asarray, lambda column: column[[0]]):
+        with pytest.raises(CacheError, match="damaged"):
+            read(FeatureStore(entry.path)["train"][COLUMN])
+    (entry.path / "train" / "manifest.json").write_text("{")
+    repair(entry)
+    extract(entry)
+    assert np.asarray(FeatureStore(entry.path)["train"][COLUMN]).shape[0] == 6 and verify(entry) == []
+
+
 @pytest.mark.parametrize("block_rows", [1, 4, 10**17, 10**18])
 def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, entry, call, block_rows):
     def change(content):
@@ -278,6 +320,16 @@ def test_an_enormous_count_of_rows_is_refused_before_memory_is_allocated(cache, 
         _ = FeatureStore(entry.path)["train"].labels
     with pytest.raises(CacheError):
         _ = FeatureStore(entry.path)["train"].read("final/last")
+
+
+def test_the_last_extraction_is_the_last_one_also_after_the_clock_is_set_back(cache):
+    def made(rows):
+        return make_entry(cache, data={"digest": "d", "rows": {"train": rows}})
+
+    for rows in (6, 7):
+        os.utime(made(rows).path / "lock", (4e9, 4e9))
+    for rows in (6, 7, 6):
+        assert made(rows).path == last_entry(cache, "toy").path
 
 
 @pytest.mark.parametrize("how", [external, virtual, raw])

@@ -408,6 +408,18 @@ def test_a_trusted_readout_is_loaded_and_its_types_are_printed(neighbours, rows,
     assert len(list(predict(neighbours, rows, trust=True))) == 90
 
 
+def test_an_archive_without_a_pipeline_is_refused_even_if_it_is_trusted(neighbours, rows, tmp_path, refusal):
+    folder, data = shutil.copytree(neighbours, tmp_path / "readout"), skops.io.dumps(KNeighborsClassifier())
+    card = read_checked(folder / "readout.json")
+    write_checked(folder / "readout.json", card | {"parts": []})
+    assert "it names no features" in refusal("predict", folder, rows, "--trust")
+    (name,) = (name for name in card["files"] if name.endswith(".skops"))
+    (folder / name).write_bytes(data)
+    card["files"][name] = file_digest(folder / name)
+    write_checked(folder / "readout.json", card)
+    assert "not a fitted pipeline" in refusal("predict", folder, rows, "--trust")
+
+
 def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
     fit(extracted, readout="sklearn.naive_bayes.GaussianNB", columns="final/mean", out=tmp_path)
     assert "GaussianNB is not linear: it is saved with skops" in capfd.readouterr().err

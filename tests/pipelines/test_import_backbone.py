@@ -107,8 +107,16 @@ def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, re
     (tmp_path / "there").mkdir()
     graph = onnx.helper.make_graph([], "g", [], [], [onnx.helper.make_tensor("w", 1, [1], [1.0])])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "other.onnx")
+    patches = "embeddings.patch_embeddings.projection.weight"
+    graph = onnx.helper.make_graph([], "g", [], [], [onnx.helper.make_tensor(patches, 8, [1], [b"text"])])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "texts.onnx")
+    torch.save({"w": torch.zeros(3, device="meta")}, tmp_path / "meta.bin")
+    torch.save({1: torch.zeros(3)}, tmp_path / "number.bin")
     cases = {
         ("text.onnx", "out"): "not a readable ONNX file",
+        ("texts.onnx", "out"): "not a readable ONNX file",
+        ("meta.bin", "out"): "its tensors have no values",
+        ("number.bin", "out"): "config.json is not readable",
         ("other.onnx", "out"): "no tensor is named",
         ("other.onnx", "there"): "already exists",
         ("none.onnx", "out"): "No such file",

@@ -6,7 +6,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 from reservoir_pipelines import train
-from reservoir_pipelines.files import write_checked
+from reservoir_pipelines.files import checked_line, read_checked, write_checked
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training.run_folder import RunFolder, load_run, read_journal
 
@@ -178,3 +178,32 @@ def test_a_run_whose_settings_lack_a_part_is_refused_in_one_line(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     with pytest.raises(InputError, match=r"config\.json: damaged"):
         open_readout(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda config: config.update(settings=[1])),
+        ("config.json", lambda config: config.update(scaling=5)),
+        ("config.json", lambda config: config["settings"].update(train=[5])),
+        ("config.json", lambda config: config["settings"]["spec"].update(compute="os")),
+        ("checkpoints/step-00000002/state.json", lambda state: state.update(best_step="x")),
+        ("metrics.jsonl", None),
+    ],
+)
+def test_a_run_with_values_of_another_type_is_refused_in_one_line(go, cache, file, change):
+    path = cache / "run" / file
+    go(steps=2)
+    if change:
+        values = read_checked(path)
+        change(values)
+        write_checked(path, values)
+    else:
+        path.write_text(checked_line({"loss": 1}))
+    found = 0
+    for action in (load_run, open_readout, lambda _: go(steps=4, resume=True)):
+        try:
+            action(cache / "run")
+        except InputError:
+            found += 1
+    assert found

@@ -130,6 +130,8 @@ def prune(
         raise InputError(f"--older {older}: {fault}")
     with as_input_error(f"--keep {keep}: not a size", "write one such as 500MB or 20GB"):
         size = parse_bytes(keep) if keep else None
+        if keep and not keep[0].isdigit():  # parse_bytes accepts -5GB, and reads GB as 1GB
+            raise ValueError("it begins with no digit")
     found = store.prunable(
         cache_root(**given),
         older=timedelta(seconds=seconds_of(older)) if older else None,

@@ -184,6 +184,7 @@ class Bundle:
 def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
     """Return the estimator of a bundle, and print the types in its archive; open nothing without ``trust``."""
     import skops.io
+    from sklearn.pipeline import Pipeline
 
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
@@ -193,6 +194,8 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     named = ", ".join(types) or "only types that skops trusts"
     notify(f"readout {folder}: loading {name!r} with --trust; its archive contains {named}")
     model = skops.io.loads(data, trusted=types)
+    if not isinstance(model, Pipeline):
+        raise ValueError(f"it holds a {type(model).__name__}, not a fitted pipeline")
     targets = Targets(int(described["outputs"]), int(described["classes"]))
     return EstimatorReadout(model=model, targets=targets, name=name)
 

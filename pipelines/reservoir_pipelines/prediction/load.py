@@ -30,6 +30,8 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
         bundle = Bundle.load(path, trust=trust, linear=linear)
+        if not bundle.parts:
+            raise InputError(f"readout {path}: it names no features; fit it again")
         if imported := [part.columns[0] for part in bundle.parts if part.digest and not part.reservoir]:
             why = "features that another program computed, which cannot be computed for new rows"
             raise InputError(
@@ -40,7 +42,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):
-        scaling, lengths = config["scaling"], config["lengths"]
+        scaling, lengths = scaling_from_json(config["scaling"]), config["lengths"]
         spec = config["settings"]["spec"]
         task = Task.from_dict(spec["task"])
         part = Part(
@@ -62,7 +64,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     targets = Targets(task.outputs, task.classes)
     return Bundle(
         task=task,
-        scaling=scaling_from_json(scaling),
+        scaling=scaling,
         parts=(part,),
         readout=LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets),
         scores=RunFolder(folder).result or {},

@@ -77,7 +77,7 @@ def _part(path: Path, number: int) -> dict[str, Any]:
             return run_part(path, number)
     except InputError:
         raise
-    except (KeyError, TypeError, OSError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, OSError, ValueError) as error:
         problem = f"{path}: damaged, or written by another version of reservoir ({error})"
         raise InputError(f"{problem}; repeat the command that wrote it") from error
     raise InputError(f"{path}: not a folder with results of reproduce, fit or train; name such a folder")

@@ -68,7 +68,10 @@ def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
     with as_input_error(f"{checkpoint / STATE}: not readable", "train in another folder"):
         values = read_checked(checkpoint / STATE)
         digests = values.pop("digests")
-        return State(**values), digests
+        state = State(**values)
+        if {type(state.step), type(state.best_step)} != {int}:
+            raise ValueError("its steps are not numbers")
+        return state, digests
 
 
 def load_trained(checkpoint: Path, model: nn.Module) -> None:
@@ -136,7 +139,9 @@ class RunFolder:
         with as_input_error(f"{path}: damaged, or not of a run of reservoir train", "name another folder"):
             config = read_checked(path)
             if config["format"] != FORMAT:
-                raise ValueError(f"it has format {config['format']}, not {FORMAT}")
+                raise ValueError(f"it has format {config['format']!r}, not {FORMAT}")
+            if not isinstance(config["settings"], dict):
+                raise ValueError("it has no settings")
             return config
 
     @property
@@ -256,7 +261,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         # kill -9 may leave an incomplete last line; a power loss may leave zeros.
         if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
             break
-        if line is None:
+        if line is None or type(line.get("step")) is not int:
             raise InputError(
                 f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder"
             )
@@ -296,8 +301,10 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
     ):
         settings, reservoir = config["settings"], Reservoir(**config["reservoir"])
         spec, output_init = settings["spec"], settings["recipe"].get("output_init", "orthogonal")
-        task, groups, digest = Task.from_dict(spec["task"]), settings["train"], spec["backbone"]["digest"]
-    model, _ = load_trainable(task, reservoir, groups, device, compute or spec["compute"], output_init)
+        task, digest = Task.from_dict(spec["task"]), spec["backbone"]["digest"]
+        groups, trained_in = split_names(settings["train"]), spec["compute"]
+        getattr(torch, trained_in).itemsize  # noqa: B018, only a data type has it
+    model, _ = load_trainable(task, reservoir, groups, device, compute or trained_in, output_init)
     check_digest(model, digest, f"run {folder}")
     load_trained(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)
