@@ -388,11 +388,6 @@ def test_the_plot_of_a_sweep_names_its_metric(drawn, metric, value, words):
     np.testing.assert_allclose(heat.images[0].get_array(), value)
 
 
-def test_a_sweep_of_joined_columns_alone_is_drawn_as_a_line_without_layers(drawn):
-    lines, _ = drawn(["block01/mean+final/mean"], [("weighted", 1.0), ("weighted", 10.0)])
-    assert [line.get_label() for line in lines.lines] == ["block01/mean+final/mean", "raw input"]
-
-
 def test_no_line_of_the_plot_connects_two_entries(drawn):
     layers = ["1:embed", "1:block01", "1:final", "2:embed", "2:final"]
     lines, _ = drawn([f"{layer}/mean" for layer in layers], [("ridge", 1.0)])
