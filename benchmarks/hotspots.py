@@ -124,14 +124,14 @@ def main() -> None:
         rows = max(3, asked.work // tokens)
         found = profiled(asked.backbone, rows, tokens)
         floor = found["operations"] / peak(getattr(torch, found["dtype"]))
-        told = {
+        setting = {
             "tokens": tokens,
             "rows": rows,
             "load": os.getloadavg()[0],
             "floor_seconds": round(floor, 2),
         }
         print(
-            json.dumps(told | {"of_the_floor": round(floor / found["seconds"], 3)} | found, indent=2),
+            json.dumps(setting | {"of_the_floor": round(floor / found["seconds"], 3)} | found, indent=2),
             flush=True,
         )
 

@@ -73,8 +73,7 @@ def load(
     batches = [
         Batch(
             rows=put(rows),
-            # Windows are cut on the model's device, because they are many times larger than the
-            # values.
+            # Windows are cut on the model's device, because they are many times larger than the values.
             x=put(x[rows, :tokens] if stored is None else x[rows]),
             lengths=put(lengths[rows].astype(np.int64)),
             tokens=tokens,
@@ -144,8 +143,7 @@ def forward(
     batch_rows: int,
 ) -> dict[str, np.ndarray]:
     """Return the pooled hidden states (rows, kept tokens, kept width) of stored sequences by column."""
-    # The result depends on these rows and the batch size alone, because rows of similar length share
-    # a batch.
+    # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
     return launch(model, load(model, scaling, x, lengths, batch_rows), columns)()
 
 

@@ -117,8 +117,7 @@ class FPT(nn.Module):
         for layer, pooling in map(parse_column, columns):
             poolings.setdefault(layer, []).append(pooling)
 
-        # A layer is pooled inside its hook, so that the hidden states of only one layer are in
-        # memory.
+        # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means
                 of_layer = LayerPooling(hidden, lengths, self.task.readout_tokens, self.task.max_tokens)

@@ -73,8 +73,7 @@ FEWER = "all columns would take more than 200 MB and 4 times the input"
 MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}  # keep the device busy, and fit its caches
-# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a
-# batch.
+# A killed process loses at most a block. With this many rows, padding is under 5% of the tokens of a batch.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 IMAGE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
 BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
@@ -260,8 +259,7 @@ def default_folds(train: int, valid: int) -> tuple[int, int]:
     """Return the number of folds that choose a readout, 0 for the validation split, and the number of their repeats."""
     if valid >= MIN_VALID_ROWS:
         return 0, 1
-    # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of
-    # its rows.
+    # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
     return (FEWER_FOLDS if train + valid >= MANY_ROWS else AUTO_FOLDS), repeats_of(train)
 
 
@@ -408,8 +406,7 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     stride = max(-(-longest // most), -(-task.max_tokens // MAX_WINDOWS))
     kernels = {"input": "kernels", "stride": stride, "pad": "same"}
     if kind == "series":
-        # The kernels read values on the scale of the channel, values on the scale of the row, and
-        # differences.
+        # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
 
@@ -463,8 +460,7 @@ def _columns_that_fit(
         kept = layers
         choices.append((kept, names))
         while thin and len(kept) > 1 and ("tokens" in names or names == fewer[-1]):
-            # Labels of every token depend on the neighbouring tokens, which the first layers show
-            # best.
+            # Labels of every token depend on the neighbouring tokens, which the first layers show best.
             kept = kept[::2] if poolings == ("all",) else kept[::-2][::-1]
             choices.append((kept, names))
     values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)

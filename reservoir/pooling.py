@@ -172,8 +172,7 @@ class LayerPooling:
         def at(rank: Tensor) -> Tensor:
             return ordered.gather(2, rank[:, None].expand(-1, ordered.shape[1], -1)).transpose(1, 2)
 
-        # The rank of level (i + 1) / (K + 1) is (i + 1) (n - 1) / (K + 1); integers have no rounding
-        # errors.
+        # The rank of level (i + 1) / (K + 1) is (i + 1) (n - 1) / (K + 1); integers have no rounding errors.
         place = (lengths - 1) * torch.arange(1, number + 1, device=lengths.device)
         low = place // (number + 1)
         share = ((place % (number + 1)).float() / (number + 1))[:, :, None]

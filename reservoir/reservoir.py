@@ -162,8 +162,7 @@ def choose_compute(name: str, device: torch.device) -> str:
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         # These functions are private in torch; without them the answer is float32. The first one asks
-        # oneDNN, which can be limited to fewer instructions than the processor has
-        # (ONEDNN_MAX_CPU_ISA).
+        # oneDNN, which can be limited to fewer instructions than the processor has (ONEDNN_MAX_CPU_ISA).
         used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
         tiles, products = (
             getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16")

@@ -143,8 +143,7 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
             if isinstance(branch.fpt.task.form, Tokens) or windows.plain:
                 found += added
                 continue
-            # The contribution of a window is spread over the values from its own position to the next
-            # window's.
+            # The contribution of a window is spread over the values from its own position to the next window's.
             stride = windows.stride
             begin = 0 if windows.pad == "same" else (windows.reach - stride) // 2
             position = (torch.arange(added.shape[1] * stride) + max(begin, 0)).clamp(max=x.shape[1] - 1)

@@ -50,8 +50,7 @@ def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, 
     If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written
     or read back.
     """
-    # The identity of the run is part of the name, so that a later run recognises the files of dead
-    # runs.
+    # The identity of the run is part of the name, so that a later run recognises the files of dead runs.
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)

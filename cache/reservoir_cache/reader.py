@@ -30,8 +30,7 @@ FEW = 1 / 8  # rows are read one by one if they are less than this share of a bl
 Stamp = tuple[int, int, int, int]
 """Device, inode, modification time and size of a file, which change with its content."""
 
-# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the
-# whole file.
+# Columns whose checksum this process has verified: the stamp of the file, and the name, or "" for the whole file.
 _checked: set[tuple[int, int, int, int, str]] = set()
 
 

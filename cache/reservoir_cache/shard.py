@@ -207,8 +207,7 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
     """Round finite float32 to float16 or bfloat16, ties to even."""
     if store == "bfloat16":
         out[...] = bfloat16_bits(x)
-    # torch rounds ten times as fast as numpy; this package does not need it, but extract has imported
-    # it.
+    # torch rounds ten times as fast as numpy; this package does not need it, but extract has imported it.
     elif torch := sys.modules.get("torch"):
         torch.from_numpy(out).copy_(torch.from_numpy(x))
     else:

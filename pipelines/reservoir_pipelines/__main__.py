@@ -24,7 +24,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
-        # python -m puts the current folder first on the import path, where a file typer.py would be
-        # executed.
+        # python -m puts the current folder first on the import path, where a file typer.py would be executed.
         del sys.path[0]
     main()

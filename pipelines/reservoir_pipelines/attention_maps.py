@@ -121,8 +121,7 @@ def attention(
 
 def _plot(done: Attention) -> None:
     """Save the mean of the maps over the heads, for the sequence and over all rows, and the mean of each head."""
-    # Only tokens of bit strings, which are named by their position, have the same names in every
-    # sequence.
+    # Only tokens of bit strings, which are named by their position, have the same names in every sequence.
     places = done.labels if done.diagonals else [str(number + 1) for number in range(done.mean.shape[1])]
     maps = [("one sequence", done.one.mean(axis=0), done.labels)]
     maps += [(f"mean over {done.rows} sequences", done.mean.mean(axis=0), places)]

@@ -75,8 +75,7 @@ def _common(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 invalid input, 130 interrupted."""
-    # joblib and torch.compile start Python processes, which must not import modules from the current
-    # folder.
+    # joblib and torch.compile start Python processes, which must not import modules from the current folder.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     sys.exit(run(sys.argv[1:]))
 

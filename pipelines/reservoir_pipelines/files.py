@@ -113,8 +113,7 @@ def temporary_path(path: Path) -> Path:
                 _remove(left)
             except PermissionError:
                 pass  # a running process of another user
-    # The name holds host and process number, so that other processes can see whether the writer is
-    # still alive.
+    # The name holds host and process number, so that other processes can see whether the writer is still alive.
     return path.with_name(f".{path.name}-{_host()}{os.getpid():08x}{secrets.token_hex(8)}.part")
 
 

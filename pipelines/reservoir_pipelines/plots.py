@@ -58,8 +58,7 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
     # would not help.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
-        # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of
-        # every script.
+        # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of every script.
         matplotlib.rcParams.update(
             {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "reservoir"}
         )
@@ -370,6 +369,5 @@ def draw_map(
 
 def attention_top(values: np.ndarray) -> float:
     """Return the top of the colour scale of maps (heads, tokens, tokens): the 97% quantile of their positive values."""
-    # The first tokens of a causal model attend to few tokens, so their large weights would hide all
-    # other values.
+    # The first tokens of a causal model attend to few tokens, so their large weights would hide all other values.
     return float(np.nanquantile(values[values > 0], 0.97))

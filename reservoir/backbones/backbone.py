@@ -56,12 +56,10 @@ class Backbone(nn.Module):
         tokens = embeds.shape[1]
         self.check_length(tokens)
         surplus = -tokens % self.shape.multiple
-        # In a causal model no token sees the padding on its right, so it needs no mask and keeps its
-        # fast kernel.
+        # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
         mask = None
         real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
-        # The last block's feedforward processes each token separately, so it can skip tokens that
-        # nobody reads.
+        # The last block's feedforward processes each token separately, so it can skip tokens that nobody reads.
         self._last_tokens.keep(real, last, tokens + surplus)
         if not self.causal and (lengths is not None or surplus):
             mask = (torch.arange(tokens + surplus, device=embeds.device) < real[:, None]).to(torch.int64)
@@ -78,9 +76,8 @@ class Backbone(nn.Module):
         if not self.family.allows_bfloat16:
             return
         self.compute = dtype
-        # Trained weights stay in float32. So does the residual stream: the error of an untrained
-        # GPT-2 small's hidden states is then a seventh of that with everything in bfloat16, at the
-        # same speed.
+        # Trained weights stay in float32. So does the residual stream: the error of an untrained GPT-2
+        # small's hidden states is then a seventh of that with everything in bfloat16, at the same speed.
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear | Projection) and not any(
                 p.requires_grad for p in module.parameters()

@@ -176,8 +176,7 @@ class Family:
     unsaved: tuple[str, ...] = ()  # prefixes of parameters that are drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
-    # Whether products may run in bfloat16. Recurrent models may not: the errors of their state
-    # accumulate.
+    # Whether products may run in bfloat16. Recurrent models may not: the errors of their state accumulate.
     allows_bfloat16: bool = True
 
 

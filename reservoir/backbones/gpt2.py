@@ -246,8 +246,7 @@ class GPT2Loader(FolderLoader):
 
     def load(self, config: GPT2Config, tensors: dict[str, Tensor]) -> Loaded:
         """Return a model with these tensors, and a report on them."""
-        # In a model saved with a head, the other names have a prefix; old files also hold the causal
-        # masks.
+        # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
         prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
         kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(masks)}
         return super().load(config, {name.removeprefix(prefix): tensor for name, tensor in kept.items()})

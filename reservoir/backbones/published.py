@@ -38,8 +38,7 @@ def _bert_shape(config: Any) -> Shape:
 
 
 _BERT_GROUPS = {
-    # The constant vector of the first token type is added with the positions, so it is counted with
-    # them.
+    # The constant vector of the first token type is added with the positions, so it is counted with them.
     "positions": ("position_embeddings", "token_type_embeddings"),
     "layernorm": ("LayerNorm", "layer_norm"),
     "attention": (".attention.",),

@@ -122,8 +122,7 @@ def draw_parameters(
         if draw:
             drawn = draw(name, values.shape, config, random)
         else:
-            # The sum is in double precision, so that its order does not change a digit of the
-            # float32.
+            # The sum is in double precision, so that its order does not change a digit of the float32.
             mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
             drawn = random.standard_normal(values.shape, dtype=np.float32) * std + mean
         if drawn is not None:

@@ -25,8 +25,7 @@ def edges(task: Task, width: int, seed: int) -> np.ndarray:
             f"--input edges: task {task.name!r} has no whitened windows of images as tokens; {remedy}"
         )
     channels = task.form.dim // window**2
-    # Some windows lie within one disc; twice as many are drawn as are needed, and those with contrast
-    # come first.
+    # Some windows lie within one disc; twice as many are drawn as are needed, and those with contrast come first.
     drawn = _windows_of_discs(2 * width, window, channels, generator(seed, "input")).reshape(2 * width, -1)
     first = np.argsort(np.ptp(drawn, axis=1) == 0, kind="stable")[:width]
     weights = contrast_normalised(drawn[first]) @ whitening(window, channels)

@@ -231,8 +231,7 @@ def _check_class(name: object, kind: str) -> None:
     """Refuse the name of a class of transformers of another kind, which may download files or offer to run code."""
     import transformers
 
-    # transformers looks for the name without "Fast" too. A placeholder only says which packages the
-    # class needs.
+    # transformers looks for the name without "Fast" too. A placeholder only says which packages the class needs.
     found = getattr(transformers, re.sub("(Fast)+$", "", str(name)), None)
     right = isinstance(found, type) and issubclass(found, getattr(transformers, kind))
     if found is not None and not right and not hasattr(found, "_backends"):
@@ -285,8 +284,7 @@ class PixelReader:
                 "it gives images of several sizes; set a size with height and width, or a crop"
             )
         self.patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
-        # The model reads whole patches of the pixels (channels, height, width) that the processor
-        # gives.
+        # The model reads whole patches of the pixels (channels, height, width) that the processor gives.
         self.height, self.width = (side // self.patch * self.patch for side in size)
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self.patch**2
         self.form = Vectors(self.patch**2 * config.num_channels)

@@ -222,8 +222,7 @@ class LanguageSteps:
         )
         size = max(1, MEASURED_TOKENS // tokens)
         for at in range(0, count, size):
-            # The last batch is filled up with windows that do not count, so that a compiled model has
-            # one shape.
+            # The last batch is filled up with windows that do not count, so that a compiled model has one shape.
             rows = np.arange(at, at + size)
             some = np.minimum(rows, count - 1)
             windows = torch.from_numpy(held_out.windows[some].astype(np.int64)).to(self._device)

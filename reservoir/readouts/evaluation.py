@@ -36,8 +36,7 @@ class Evaluation:
     recall: dict[str, float]  # share of correct labels of each class that occurs
     classes: tuple[str, ...]  # names of the rows and columns of ``confusion``
     confusion: np.ndarray  # samples of each class (rows) with each label
-    # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over
-    # groups.
+    # Share of correct labels of each row, or its negative squared error, (rows,); or their sums over groups.
     merits: np.ndarray
     rows: int = 0  # number of rows with a label
     groups: int = 0  # number of groups of these rows, 0 without groups
@@ -205,8 +204,7 @@ def evaluate(
     for x, y in blocks:
         if classes:
             scores, chances = readout.scores(x), readout.probabilities(x)
-            # Scores of a linear readout rank as its probabilities do, which may all be 1 after
-            # rounding.
+            # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
             ranks = scores if isinstance(readout, LinearReadout) and len(classes) == 2 else chances[..., 1]
             parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), ranks))
         else:
@@ -234,8 +232,7 @@ def _by_row(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return what each row with ``counts`` above 0 adds to the mean of all samples, (rows,), and its group's number."""
     if counts is not None:
-        # The mean of the result is that of the samples, and its variance is that of a ratio of sums
-        # over rows.
+        # The mean of the result is that of the samples, and its variance is that of a ratio of sums over rows.
         given, mean = counts > 0, merits.mean()
         counts, groups = counts[given], None if groups is None else groups[given]
         merits = mean + np.add.reduceat(merits - mean, np.cumsum(counts) - counts) / counts.mean()
@@ -293,8 +290,7 @@ def accuracy_interval(shares: np.ndarray, groups: np.ndarray | None = None) -> t
         units, spread = len(errors), float(np.square(errors).sum())
         if units < 2:
             return None
-        # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one
-        # row.
+        # Variance of a ratio of sums over groups; if all groups are equally good, each counts as one row.
         n = (
             min(n, p * (1 - p) * rows**2 * (units - 1) / (units * spread))
             if spread > 1e-12
@@ -334,8 +330,7 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     rows, fewer = wins + losses, min(wins, losses)
     if not rows:
         return 1.0
-    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less
-    # powerful.
+    # Half of the probability of the observed outcome counts. McNemar's exact p is larger and less powerful.
     below, up_to = float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0, float(bdtr(fewer, rows, 0.5))
     return below + up_to if wins != losses else 1 - (up_to - below) / 2
 

@@ -37,8 +37,7 @@ class Targets:
 
     outputs: int  # labels per sample
     classes: int  # per output; 0 for regression
-    # Weight of the samples of each class in fitting, 1 by default; only for a single output of
-    # classes.
+    # Weight of the samples of each class in fitting, 1 by default; only for a single output of classes.
     class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -277,8 +276,7 @@ def best_penalty(
     With standard errors (A,), return the largest penalty whose accuracy is within one standard error
     of the highest.
     """
-    # On few rows, many penalties are equally accurate, and the largest of them is often far too
-    # large.
+    # On few rows, many penalties are equally accurate, and the largest of them is often far too large.
     best = int(np.lexsort((alphas, -losses, accuracies))[-1])
     if errors is None:
         return best

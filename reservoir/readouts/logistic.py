@@ -99,8 +99,7 @@ class _Problem:
         self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training
     ) -> None:
         self.train, self.targets = train, targets
-        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; for samples, from their
-        # kernel matrix.
+        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; for samples, from their kernel matrix.
         if isinstance(training, Moments):
             self.mean, self.scale, count = training.mean, inverse(training.std), training.count
             matrix = training.xx * self.scale * self.scale[:, None]

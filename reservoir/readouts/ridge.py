@@ -325,8 +325,7 @@ class Scorer:
         penalties, width, targets = path.coef.shape
         if dtype != self._dtype:
             center = path.center.astype(dtype)
-            # The offset must be computed with the rounded center, which is the one that is
-            # subtracted.
+            # The offset must be computed with the rounded center, which is the one that is subtracted.
             self._offset = (
                 (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
             )
@@ -495,8 +494,7 @@ def held_out_scores(
         fitted, held = fold != k, fold == k
         among_fitted = products[np.ix_(fitted, fitted)]
         dual, offset = _dual(among_fitted, weights[fitted], y[fitted], alphas)
-        # Products of held-out samples with fitted ones, both centred by the mean of the fitted
-        # samples.
+        # Products of held-out samples with fitted ones, both centred by the mean of the fitted samples.
         share = weights[fitted] / weights[fitted].sum()
         with blas_threads(many=len(products) >= LARGE_MATRIX):
             among = among_fitted @ share

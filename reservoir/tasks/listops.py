@@ -41,8 +41,7 @@ _BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
 
 def parse(text: str) -> tuple[bytes, int]:
     """Return the symbols of an expression, without parentheses, and its value; raise `ValueError` if it has none."""
-    # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat
-    # the brackets.
+    # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat the brackets.
     words = text.replace("(", " ").replace(")", " ").split()
     if unknown := next((word for word in words if word not in _IDS), None):
         raise ValueError(f"{unknown!r} is not a symbol of ListOps; use {' '.join(_IDS)} and parentheses")
@@ -55,8 +54,7 @@ def parse(text: str) -> tuple[bytes, int]:
 
 def evaluate(symbols: bytes) -> int | None:
     """Return the value of an expression, or None if its brackets do not balance."""
-    # The arguments so far of each operator that is open, which comes first; the outermost level has
-    # no operator.
+    # The arguments so far of each operator that is open, which comes first; the outermost level has no operator.
     levels: list[list[int]] = [[0]]
     for symbol in symbols:
         if symbol < OPERATOR:

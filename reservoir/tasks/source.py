@@ -146,8 +146,7 @@ def fresh_rows(source: Source, seed: int) -> Callable[[np.ndarray], Split]:
 
     @lru_cache(maxsize=8)
     def drawn(block: int) -> Split:
-        # The first row of a piece seeds its generator: these pieces begin far after every prepared
-        # one.
+        # The first row of a piece seeds its generator: these pieces begin far after every prepared one.
         low = ((seed + 1) << 48) + block * FRESH_ROWS
         return source.read(Piece("train", low, low + FRESH_ROWS))["train"]
 

@@ -125,8 +125,7 @@ def to_batch(rows: Split, device: torch.device) -> Batch:
 class TargetScale:
     """Mean and standard deviation (outputs,) of each output over the training rows; 1 for a constant output."""
 
-    # Training on (y - mean) / deviation makes learning rate and divergence bound independent of the
-    # targets' unit.
+    # Training on (y - mean) / deviation makes learning rate and divergence bound independent of the targets' unit.
     mean: np.ndarray
     deviation: np.ndarray
 

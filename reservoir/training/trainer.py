@@ -166,9 +166,8 @@ class Processes:
         """Sum a tensor over all processes, in place, and return it."""
         if self.count > 1:
             dist.all_reduce(tensor)
-            # If Python frees the tensor first, torch 2.6 frees it in gloo's thread, which then waits
-            # for this thread to release the interpreter, while `destroy_process_group` waits for that
-            # thread.
+            # If Python frees the tensor first, torch 2.6 frees it in gloo's thread, which then waits for
+            # this thread to release the interpreter, while `destroy_process_group` waits for that thread.
             self._last_sum[:] = [tensor]
         return tensor
 
@@ -194,8 +193,7 @@ def processes() -> Iterator[Processes]:
     with as_input_error(
         "WORLD_SIZE is set, but the processes do not find each other", "start with accelerate launch"
     ):
-        # A long timeout: the others wait while the first process extracts the cached features for
-        # training.
+        # A long timeout: the others wait while the first process extracts the cached features for training.
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(days=7))
     try:
         yield Processes(rank=dist.get_rank(), count=dist.get_world_size(), local=local)

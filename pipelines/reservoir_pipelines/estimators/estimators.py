@@ -151,8 +151,7 @@ class _ReservoirEstimator(BaseEstimator):
         if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
             raise ValueError("X holds texts; pass the codes of letters, [list(t.encode()) for t in X]")
         x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
-        # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter
-        # ``missing``.
+        # `as_rows` refuses NaN: the general message of scikit-learn does not name the parameter ``missing``.
         checks |= {"dtype": "numeric", "allow_nd": True, "ensure_all_finite": "allow-nan"}
         if reset:
             self._names = names
@@ -205,8 +204,7 @@ class _ReservoirEstimator(BaseEstimator):
             check_digest(model, self._digest, type(self).__name__)
             check_lengths(model, rows.lengths, "X, row")
             root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
-            # All columns are computed, because other folds may choose other columns for the same
-            # rows.
+            # All columns are computed, because other folds may choose other columns for the same rows.
             return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
 
         def part(name: str) -> np.ndarray:

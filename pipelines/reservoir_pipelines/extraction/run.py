@@ -250,8 +250,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
             **long,
         }
     else:
-        # These fields are part of the key only if they differ from the defaults, because old versions
-        # lacked them.
+        # These fields are part of the key only if they differ from the defaults, because old versions lacked them.
         further = {"dilations": list(windows.dilations), "pad": windows.pad, "normalise": windows.normalise}
         plain = {"dilations": [1], "pad": "valid", "normalise": "channel"}
         inputs = {name: getattr(settings, name) for name in ("seed", "gain", "patch", "stride")}

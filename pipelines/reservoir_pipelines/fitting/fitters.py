@@ -91,8 +91,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     """Append a fit; only the best fit and the fit of the raw input, a baseline, keep their models."""
-    # Solving takes time, and a model that is not solved yet holds the features or their moments in
-    # memory.
+    # Solving takes time, and a model that is not solved yet holds the features or their moments in memory.
     fits.append(new)
     best = max(fits, key=lambda fit: fit.result.merit)
     fits[:] = [
@@ -140,8 +139,7 @@ class RidgeFitter(PenaltyFitter):
     repeats: int = 1
     refits: bool = False
     one_standard_error: bool = False
-    # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new
-    # ones.
+    # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
@@ -408,8 +406,7 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         folds=folds,
         repeats=repeats,
         refits=options.select == "auto" and not folds,
-        # With few rows a single fold may decide a regression by chance; a larger penalty does less
-        # harm.
+        # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
         one_standard_error=not classes and repeats > 1,
     )
 
@@ -457,8 +454,7 @@ class FinalReadout(NamedTuple):
 def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
     """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
     readout = best.readout
-    # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own
-    # probabilities.
+    # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own probabilities.
     given = bool(fitter.folds) or isinstance(fitter, EstimatorFitter)
     if task.classes and not given and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))

@@ -54,8 +54,7 @@ def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
     """Return the headings, and a line for each readout with the chosen one marked."""
     lines: list[tuple[Any, ...]] = [FIELDS]
     chosen = done.best
-    # The raw input may be among the columns; as a baseline it has a test score too, and replaces that
-    # line.
+    # The raw input may be among the columns; as a baseline it has a test score too, and replaces that line.
     results = {
         (one.columns, one.readout, one.alpha): one for one in [*done.table, *filter(None, [done.raw])]
     }

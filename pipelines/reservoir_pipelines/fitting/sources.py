@@ -37,8 +37,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 Features = Extraction | FeatureStore | Path | str
 # Row numbers to read, by split; a split that has no row numbers is read whole.
 SomeRows = Mapping[str, np.ndarray]
-# A function of stored sequences and their lengths that returns features (rows, width) or (rows,
-# tokens, width).
+# A function of stored sequences and their lengths that returns features (rows, width) or (rows, tokens, width).
 InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
@@ -250,8 +249,7 @@ class Pool:
                     f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))"
                 )
             store = one if isinstance(one, FeatureStore) else FeatureStore(path)
-            # The key does not cover this record, so anyone may have changed it; its parts are read
-            # later.
+            # The key does not cover this record, so anyone may have changed it; its parts are read later.
             made, remedy = store.entry.made_with, "extract its task again"
             with as_input_error(
                 f"{store.entry.path}: spec.json does not record how it was extracted", remedy
@@ -445,13 +443,11 @@ def stored_moments(
     """Return the moments of a column's training samples or folds, stored in its entry; None if none are stored."""
     if not isinstance(source, ColumnSource) or source.some:
         return None
-    # With at most four samples per feature, the float64 moments would be larger than the float16
-    # features.
+    # With at most four samples per feature, the float64 moments would be larger than the float16 features.
     if sum(len(source.labels(split)) for split in (KNOWN if folds else ("train",))) <= 4 * source.width():
         return None
     weights, column, entry = targets.class_weights, source.column.replace("/", "-"), source.store.entry
-    # The weights depend on the splits that were counted, so moments of other weights have other
-    # names.
+    # The weights depend on the splits that were counted, so moments of other weights have other names.
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     end = f"-weighted{digest}-{column}" if weights else f"-{column}"
     names = [f"fold{k}of{folds}{end}" for k in range(folds)] or [f"train{end}"]
@@ -552,8 +548,7 @@ def _assign_groups(
     order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
     held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
     for group in order:
-        # The fold with the fewest rows of the group's classes increases the sum of squared shares
-        # least.
+        # The fold with the fewest rows of the group's classes increases the sum of squared shares least.
         clash = held @ shares[group]
         best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
         chosen[group] = best[np.argmin(held[best].sum(axis=1))]

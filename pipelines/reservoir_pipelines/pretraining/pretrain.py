@@ -103,8 +103,7 @@ def save_model(out: Path, model: LanguageModel, tokenizer: Any = None) -> None:
         with system_errors():
             model.model.save_pretrained(part)
         if tokenizer is not None:
-            # Without this configuration, transformers would use the tokenizer of the family's
-            # published models.
+            # Without this configuration, transformers would use the tokenizer of the family's published models.
             PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(part)
         for file in part.iterdir():
             replace_file(out / file.name, partial(shutil.copyfile, file))

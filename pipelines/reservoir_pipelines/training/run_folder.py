@@ -79,9 +79,13 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
     tensors = read_tensors(checkpoint, TRAINED)
     problem = f"{checkpoint / TRAINED}: its tensors are not those that this run trains"
     with torch.no_grad(), as_input_error(problem, "train again"):
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(tensors[name])
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        if {name: one.shape for name, one in trained.items()} != {
+            n: one.shape for n, one in tensors.items()
+        }:
+            raise ValueError("other names or shapes")
+        for name, parameter in trained.items():
+            parameter.copy_(tensors[name])
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -42,8 +42,7 @@ def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
     """Return the images of a pickled batch (its longest string) and the labels; raises many types of errors."""
     longest: str | bytes | bytearray = b""
     labels, key = [], ""
-    # Python's unpickler would call any function that a file names; pickletools only splits it into
-    # instructions.
+    # Python's unpickler would call any function that a file names; pickletools only splits it into instructions.
     for instruction, argument, _ in pickletools.genops(data):
         if isinstance(argument, str | bytes | bytearray):
             longest = max(longest, argument, key=len)
@@ -97,8 +96,7 @@ class Cifar10(ImageSource):
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one augmented view of stored sequences (rows, tokens, dim) with these row numbers."""
-        # Grey is linear in the colours and black is 0, so rotating the grey image equals rotating the
-        # coloured one.
+        # Grey is linear in the colours and black is 0, so rotating the grey image equals rotating the coloured one.
         return patches(augmented(self.images(x), rows, view), self.patch)
 
 

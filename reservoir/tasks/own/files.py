@@ -24,8 +24,7 @@ from reservoir.tasks.task import Task
 
 def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
     """Return sequences, names, labels and groups of the records of a FASTA file; a ``task`` reads new ones."""
-    # Lower case marks repeats (soft masking), unless the readout was fitted on a table with
-    # lower-case letters.
+    # Lower case marks repeats (soft masking), unless the readout was fitted on a table with lower-case letters.
     upper = task is None or not any(map(str.islower, task.alphabet))
     headers, sequences, places = list[str](), list[list[str]](), list[str]()
     for number, line in enumerate(lines_of(path), 1):
@@ -48,8 +47,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     if asked.labels:
         arrays, notes = folders.labels_from_table(asked, ids, bad, new=task is not None)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
-    # A readout that was fitted on a table, or with --labels, has names of columns instead of
-    # patterns.
+    # A readout that was fitted on a table, or with --labels, has names of columns instead of patterns.
     elif task is None or not {"text", "labels", "columns"} & task.parameters.keys():
         pattern = asked.label or (LAST_WORD if task is None else "")
         for name, flag, wanted in (("label", "label", pattern), ("groups", "group", asked.group)):

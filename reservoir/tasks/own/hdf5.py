@@ -129,6 +129,5 @@ def read_once(path: Path) -> None:
             begins = range(0, shape[0] if shape else 0, found.piece_rows)
             kinds = [found.read(name, lo, lo + found.piece_rows).dtype for lo in begins]
             longest = max((kind.itemsize // 4 for kind in kinds if kind.kind == "U"), default=0)
-            # All texts are padded to the longest, and a few stored letters may be the text of many
-            # rows.
+            # All texts are padded to the longest, and a few stored letters may be the text of many rows.
             check_expansion(path, name, math.prod(shape) * longest, path.stat().st_size)

@@ -218,8 +218,7 @@ class TableReader:
             table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}")
         first = np.unique(member, return_index=True)[1]
         self._check_one_label(name, first[member])
-        # A sequence with a bad line is left out as a whole: a missing step would shift the later
-        # steps.
+        # A sequence with a bad line is left out as a whole: a missing step would shift the later steps.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
             problem = f"{table.path}: every sequence has a line that cannot be read"

@@ -309,8 +309,7 @@ def read_arrow(path: Path, rows: int | None = None) -> Any:
     """Return a Parquet file as a ``pyarrow.Table``; refuse it if it would unpack to far more than the file."""
     pyarrow = import_pyarrow(path)
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
-        # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly
-        # damaged files.
+        # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly damaged files.
         file = pyarrow.parquet.ParquetFile(path)
         schema = file.schema_arrow
         check_names(path, schema.names)
