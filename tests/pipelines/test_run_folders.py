@@ -5,10 +5,11 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+import torch
 from reservoir_pipelines import train
 from reservoir_pipelines.files import checked_line, read_checked, write_checked
 from reservoir_pipelines.prediction.load import open_readout
-from reservoir_pipelines.training.run_folder import RunFolder, load_run, read_journal
+from reservoir_pipelines.training.run_folder import RunFolder, load_run, load_trained, read_journal, save_checkpoint
 
 from reservoir.errors import InputError
 from reservoir.training import trainer
@@ -110,6 +111,14 @@ def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(go, cache):
                 with pytest.raises(InputError, match=f"{name}: not readable"):
                     load_run(cache / "run")
             path.write_bytes(before)
+
+
+def test_trained_tensors_of_another_shape_are_refused_and_not_broadcast(tmp_path):
+    model, other = torch.nn.Linear(4, 3), torch.nn.Linear(4, 1)
+    save_checkpoint(tmp_path, other, torch.optim.Adam(other.parameters()), trainer.State(step=1, best_step=1))
+    with pytest.raises(InputError, match="its tensors are not those that this run trains"):
+        load_trained(tmp_path / "step-00000001", model)
+    load_trained(tmp_path / "step-00000001", torch.nn.Linear(4, 1))
 
 
 def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
