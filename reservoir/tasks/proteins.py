@@ -130,9 +130,15 @@ class Homology(Source):
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
     """Return the longest length in each row's batch; batches are those of TAPE's loader, without shuffling."""
     padded = np.empty_like(lengths)
+    for rows in similar_lengths(lengths, batch):
+        padded[rows] = lengths[rows].max()
+    return padded
+
+
+def similar_lengths(lengths: np.ndarray, batch: int) -> list[np.ndarray]:
+    """Return the rows of each batch; as in TAPE's loader, `BUCKET` batches at a time are sorted by length."""
+    batches = []
     for start in range(0, len(lengths), BUCKET * batch):
         bucket = start + np.argsort(lengths[start : start + BUCKET * batch], kind="stable")
-        for first in range(0, len(bucket), batch):
-            rows = bucket[first : first + batch]
-            padded[rows] = lengths[rows].max()
-    return padded
+        batches += [bucket[first : first + batch] for first in range(0, len(bucket), batch)]
+    return batches

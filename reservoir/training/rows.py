@@ -11,7 +11,7 @@ from torch import Tensor
 from reservoir.features import to_tokens
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.proteins import BUCKET
+from reservoir.tasks.proteins import similar_lengths
 from reservoir.tasks.task import Scaling, Split
 
 Rows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless sequence of rows
@@ -62,8 +62,8 @@ class StoredRows:
 class PaddedBatches:
     """The rows of a split repeated; each epoch draws new batches, whose rows are padded to the longest.
 
-    As in TAPE's loader, `BUCKET` batches of a random order at a time are sorted by length, and then all
-    batches are shuffled. The real tokens of a row are those that are not 0.
+    As in TAPE's loader, a random order is divided by `similar_lengths`, and the batches are shuffled.
+    The real tokens of a row are those that are not 0.
     """
 
     split: Split
@@ -87,9 +87,7 @@ class PaddedBatches:
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of an epoch in their order, and the length to which each is padded."""
         size, real, order = self.batch, self._real, _order(self.seed, epoch, len(self.split))
-        starts = range(BUCKET * size, len(order), BUCKET * size)
-        ordered = [bucket[np.argsort(real[bucket], kind="stable")] for bucket in np.split(order, starts)]
-        batches = np.split(np.concatenate(ordered), range(size, len(order), size))
+        batches = [order[rows] for rows in similar_lengths(real[order], size)]
         whole = len(order) // size  # a shorter batch stays the last, so that batches begin at whole steps
         shuffled = [batches[number] for number in _order(self.seed, epoch, whole, "batches")] + batches[
             whole:
