@@ -20,16 +20,16 @@ from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate
 from reservoir.readouts.linear import LinearReadout, Readout, RereadableBlocks, Tally, Targets, accuracy_of
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, Scorer, fold_moments, training_moments
-from reservoir.readouts.sweep import (
-    Sweep,
-    cross_sweep,
-    extended_alphas,
+from reservoir.readouts.ridge import (
+    DEFAULT_ALPHAS,
+    KernelMatrix,
+    Scorer,
+    fold_moments,
     gather,
-    parse_alphas,
     solve,
-    sweep,
+    training_moments,
 )
+from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, parse_alphas, sweep
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.results import CurvePoint, Result
