@@ -1,6 +1,7 @@
 """Trained parameters: groups (Lu et al. 2021, section 2.2), dropout, and the layer below which nothing is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -60,11 +61,14 @@ def trained_layer(model: FPT) -> str | None:
     )
 
 
-def frozen_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of names, types and bytes of all parameters and buffers that are not trained."""
-    return content_digest(
-        model, {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    )
+@contextmanager
+def frozen_unchanged(model: nn.Module) -> Iterator[None]:
+    """Raise `RuntimeError` after the context if a parameter or buffer that is not trained has changed in it."""
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    before = content_digest(model, trained)
+    yield
+    if content_digest(model, trained) != before:
+        raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
