@@ -83,16 +83,13 @@ def is_gguf(name: str) -> bool:
 
 
 @contextmanager
-def pretrained_files(name: str, *files: str) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield the folder from which transformers reads a backbone (see `folder_of`), and options that name a GGUF file.
-
-    For a GGUF file the folder is empty, so that no other file is read.
-    """
+def pretrained_files(name: str, *files: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder of `folder_of` and no options; for a GGUF file, an empty folder and the option that names it."""
     silence_transformers()
     if not is_gguf(name):
         yield folder_of(name, *files), {}
         return
-    with TemporaryDirectory() as empty:
+    with TemporaryDirectory() as empty:  # so that transformers sees no other file of that folder
         yield Path(empty), {"gguf_file": str(Path(name).absolute())}
 
 

@@ -214,7 +214,8 @@ def _read_gguf_tensors(name: str) -> dict[str, Tensor]:
     """Return the tensors of a GGUF file, with the names that transformers gives them."""
     from transformers import AutoModel
 
-    options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True}
     with pretrained_files(name) as (empty, gguf):
-        model, info = AutoModel.from_pretrained(empty, **gguf, **options)
+        model, info = AutoModel.from_pretrained(
+            empty, dtype=torch.float32, output_loading_info=True, **gguf
+        )
     return {name: tensor for name, tensor in model.state_dict().items() if name not in info["missing_keys"]}

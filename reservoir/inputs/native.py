@@ -373,23 +373,18 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         problem = f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}"
         raise InputError(f"{problem}; leave one of the two options out")
     family, config = find(name)
-    reads = {"pixels": shows_images, "sounds": holds_samples}.get(
-        family.reads, lambda task: bool(task.alphabet)
-    )
-    if not reads(task):
+    has_media = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads)
+    if not (has_media(task) if has_media else task.alphabet):
         start = f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r}"
         raise InputError(f"{start} does not have; leave --input out")
-    media = family.reads in ("pixels", "sounds")
-    files = ("*.json",) if media else ("*.json", "*.txt", "*.model")
+    files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
     with pretrained_files(name, *files) as (folder, gguf):
-        if media:
+        if has_media:
             return _read_processor(task, name, folder, family.reads, config)
         return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
 
 
-def _read_processor(
-    task: Task, name: str, folder: Path, reads: str, config: Any
-) -> PixelReader | SoundReader:
+def _read_processor(task: Task, name: str, folder: Path, reads: str, config: Any) -> Reader:
     """Return the reader of a model of images or sounds, from the settings in its folder."""
     from transformers import AutoImageProcessor, BaseImageProcessor, Wav2Vec2FeatureExtractor
 

@@ -54,11 +54,9 @@ def trained_layer(model: FPT) -> str | None:
     for layer, block in reversed([*zip(layers, backbone.blocks, strict=False)]):
         below |= {id(p): layer for p in block.parameters()}
     found = [below.get(id(p)) for p in model.parameters() if p.requires_grad]
-    return (
-        None
-        if None in found
-        else min((layer for layer in found if layer), key=layers.index, default="final")
-    )
+    if None in found:
+        return None
+    return min((layer for layer in found if layer), key=layers.index, default="final")
 
 
 @contextmanager
