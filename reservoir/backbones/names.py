@@ -84,12 +84,12 @@ def is_gguf(name: str) -> bool:
 
 @contextmanager
 def pretrained_files(name: str, *files: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folder of `folder_of` and no options; for a GGUF file, an empty folder and the option that names it."""
+    """Yield the folder of a backbone (see `folder_of`), or an empty folder and the option that names a GGUF file."""
     silence_transformers()
     if not is_gguf(name):
         yield folder_of(name, *files), {}
         return
-    with TemporaryDirectory() as empty:  # so that transformers sees no other file of that folder
+    with TemporaryDirectory() as empty:  # so that no other file is read
         yield Path(empty), {"gguf_file": str(Path(name).absolute())}
 
 
@@ -154,8 +154,7 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         raise InputError(
             f"depth {depth}: backbone {name!r} has {shape.depth} blocks; keep 1 to {shape.depth} of them"
         )
-    # For other attention functions and for quantised weights, transformers may download compiled code
-    # and run it.
+    # For other attention functions and for quantised weights, transformers may download compiled code and run it.
     attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
     asks = quantised or attention not in ("", "None", "sdpa", "eager")
     if asks and config.model_type not in CONFIGS_BUILT_HERE:

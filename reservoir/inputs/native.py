@@ -186,7 +186,7 @@ def has_tokenizer(name: str) -> bool:
 
 
 def read_tokenizer(name: str, folder: Path, positions: int | None, **gguf: str) -> TextReader:
-    """Return the reader of a model with this many positions; folder and options are from `pretrained_files`."""
+    """Return the reader of a model with this many positions, from what `pretrained_files` yields."""
     from transformers import AutoTokenizer
 
     remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
@@ -328,8 +328,7 @@ class SoundReader:
         device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
-        # The first convolution of the base models is normalised over the whole sound: padding would
-        # change every token.
+        # The first convolution of the base models is normalised over the whole sound: padding would change every token.
         for length in np.unique(lengths):
             same = np.flatnonzero(lengths == length)
             for rows in np.array_split(same, -(-len(same) * length // MAX_SAMPLES)):
@@ -384,7 +383,9 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
 
 
-def _read_processor(task: Task, name: str, folder: Path, reads: str, config: Any) -> Reader:
+def _read_processor(
+    task: Task, name: str, folder: Path, reads: str, config: Any
+) -> PixelReader | SoundReader:
     """Return the reader of a model of images or sounds, from the settings in its folder."""
     from transformers import AutoImageProcessor, BaseImageProcessor, Wav2Vec2FeatureExtractor
 

@@ -61,8 +61,8 @@ def trained_layer(model: FPT) -> str | None:
 
 @contextmanager
 def frozen_unchanged(model: nn.Module) -> Iterator[None]:
-    """Raise `RuntimeError` after the context if a parameter or buffer that is not trained has changed in it."""
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
     before = content_digest(model, trained)
     yield
     if content_digest(model, trained) != before:
@@ -71,8 +71,7 @@ def frozen_unchanged(model: nn.Module) -> Iterator[None]:
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
-    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop
-    # in all layers.
+    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop in all layers.
     layer, above = None if below else trained_layer(model), {*model.modules()}
     if layer is not None:
         trained = model.backbone.blocks[model.backbone.layers.index(layer) :]

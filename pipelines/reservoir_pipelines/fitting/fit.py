@@ -61,8 +61,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     notify(
         *(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}." for name in level)
     )
-    # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if
-    # it scores better.
+    # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if it scores better.
     own = options.columns == "all" and task.name not in TASKS and not task.each
     kept = raw if own and raw and raw.result.merit > chosen.result.merit else chosen
     table = tuple(result for fit in fits for result in fit.results)

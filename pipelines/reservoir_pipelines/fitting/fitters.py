@@ -213,8 +213,7 @@ class RidgeFitter(PenaltyFitter):
         with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
             for draw in range(CURVE_DRAWS):
                 blocks = stage_blocks(source, np.asarray(sizes), self.classes, draw)
-                # One pass gives the moments of the rows that each size adds; running sums are the
-                # moments of a size.
+                # One pass gives the moments of the rows that each size adds; running sums are the moments of a size.
                 stages = fold_moments(blocks, targets, len(sizes))
                 for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
                     valid = source.blocks("valid")

@@ -342,8 +342,8 @@ class Tried(NamedTuple):
     columns: tuple[str, ...]
     folds: int  # 0 for a choice on validation rows
     repeats: int
-    groups: np.ndarray | None  # the group of each row in train, then valid, if the rows have groups
-    races: bool  # whether all columns are fitted to some of the rows first, if there are many rows
+    groups: np.ndarray | None  # of each row in train, then valid
+    races: bool  # whether fits to some of the rows may exclude columns
     folder: Path  # default folder of the results
 
 

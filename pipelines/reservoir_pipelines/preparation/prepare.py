@@ -263,7 +263,9 @@ def _write_index(
         }
         totals[name]["files"] = kept
         splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in kept))
-    warnings = _unknown_classes(task, splits) + ([] if task.name in TASKS else _repeats(files))
+    warnings = _unknown_classes(task, splits)
+    if task.name not in TASKS:
+        warnings += _repeats(files)
     index = {
         "version": VERSION,
         "task": task.to_dict(),
@@ -280,11 +282,14 @@ def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[st
     """Return a line for each split with classes that no training row has."""
     if not task.classes:
         return []
-    lines, classes = [], {name: set(np.unique(split.y).tolist()) for name, split in splits.items()}
+    lines = []
+    classes = {name: set(np.unique(split.y).tolist()) for name, split in splits.items()}
     for name, found in classes.items():
         if new := sorted(found - classes["train"] - {MISSING}):
-            shown = ", ".join(str(task.label(c)) for c in new[:5]) + (", ..." if len(new) > 5 else "")
-            lines.append(f"the split {name!r} has classes that no row of 'train' has ({len(new)}): {shown}")
+            shown = ", ".join(str(task.label(c)) for c in new[:5])
+            more = ", ..." if len(new) > 5 else ""
+            problem = f"the split {name!r} has classes that no row of 'train' has"
+            lines.append(f"{problem} ({len(new)}): {shown}{more}")
     return lines
 
 

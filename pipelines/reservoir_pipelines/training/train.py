@@ -76,7 +76,14 @@ def train(
         folder = options.run and options.run / "-".join(
             f"{name}-{value:g}" for name, value in values.items()
         )
-        one = replace(options, **values, sweep=None, resume=True, run=folder, on_divergence="report")
+        settings: dict[str, Any] = {
+            **values,
+            "sweep": None,
+            "resume": True,
+            "run": folder,
+            "on_divergence": "report",
+        }
+        one = replace(options, **settings)
         done = _train_once(task, reservoir, source, place, one, test=False)
         # A run that diverged has the score of its best validation before the divergence.
         merit = -math.inf if done.valid_score is None else done.valid_score, -(done.valid_loss or 0.0)

@@ -131,7 +131,8 @@ class OwnData(Source):
 
         def training_values() -> Iterator[np.ndarray]:
             for piece in self.pieces():
-                rows, given = slice(piece.lo, piece.hi), self._columns.read("x", piece.lo, piece.hi)
+                rows = slice(piece.lo, piece.hi)
+                given = self._columns.read("x", piece.lo, piece.hi)
                 lengths, train = self._lengths[rows], self._split[rows] == "train"
                 x = self._as_values(given, lengths, piece)
                 if train.any():
