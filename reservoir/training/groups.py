@@ -56,7 +56,8 @@ def trained_layer(model: FPT) -> str | None:
     found = [below.get(id(p)) for p in model.parameters() if p.requires_grad]
     if None in found:
         return None
-    return min((layer for layer in found if layer), key=layers.index, default="final")
+    known = [one for one in found if one]
+    return min(known, key=layers.index, default="final")
 
 
 @contextmanager

@@ -50,8 +50,8 @@ from reservoir_pipelines.output import meter, notify
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 RACED_ROWS = 2000  # training rows from which a race saves time
-RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
-RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
+RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race
+RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,7 +416,7 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
 
 def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFit], tuple[Result, ...]]:
     """Return the fits of columns to all rows, and the results of the columns that a race excluded, best first."""
-    raced = _rows_of_race(pool, tried) if tried.races else None
+    raced = _rows_of_race(pool, tried)
     if raced is None:
         return _fit_each("fit", pool, tried.columns, fitter), ()
     # All columns are fitted to some of the rows, and the best third to all rows.
@@ -430,8 +430,9 @@ def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFi
 
 def _rows_of_race(pool: Pool, tried: Tried) -> SomeRows | None:
     """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
-    train, valid, groups = pool.store["train"], pool.store["valid"], tried.groups
-    if train.rows < RACED_ROWS:
+    train, valid = pool.store["train"], pool.store["valid"]
+    groups = tried.groups
+    if not tried.races or train.rows < RACED_ROWS:
         return None
     size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
     held_out = round(size * valid.rows / train.rows) if tried.folds else min(valid.rows, RACE_VALID_ROWS)

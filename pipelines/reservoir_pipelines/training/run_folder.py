@@ -80,7 +80,8 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
     problem = f"{checkpoint / TRAINED}: its tensors are not those that this run trains"
     with torch.no_grad(), as_input_error(problem, "train again"):
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        wanted, found = ({n: one.shape for n, one in of.items()} for of in (trained, tensors))
+        wanted = {name: one.shape for name, one in trained.items()}
+        found = {name: one.shape for name, one in tensors.items()}
         if found != wanted:
             raise ValueError("other names or shapes")
         for name, parameter in trained.items():

@@ -133,7 +133,8 @@ class OwnData(Source):
             for piece in self.pieces():
                 rows = slice(piece.lo, piece.hi)
                 given = self._columns.read("x", piece.lo, piece.hi)
-                lengths, train = self._lengths[rows], self._split[rows] == "train"
+                lengths = self._lengths[rows]
+                train = self._split[rows] == "train"
                 x = self._as_values(given, lengths, piece)
                 if train.any():
                     real = np.arange(x.shape[1]) < lengths[train, None]
