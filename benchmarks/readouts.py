@@ -33,8 +33,7 @@ import numpy as np
 
 from reservoir.readouts.linear import Block, Targets
 from reservoir.readouts.logistic import logistic_path
-from reservoir.readouts.ridge import ridge_path, score, training_moments
-from reservoir.readouts.sweep import gather
+from reservoir.readouts.ridge import gather, ridge_path, score, training_moments
 
 READ_ROWS = 4096
 LOGISTIC_PENALTIES = np.logspace(-1, 4, 10)

@@ -16,8 +16,7 @@ from reservoir_pipelines.commands import cache_commands, doctor
 from reservoir_pipelines.commands import stage_commands as stages
 from reservoir_pipelines.output import heartbeat, printable
 
-# Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose
-# errors typer raises.
+# Since 0.20 typer has its own copy of click; before, it used the package. Import the copy whose errors typer raises.
 UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(

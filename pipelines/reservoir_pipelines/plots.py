@@ -54,8 +54,7 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
             from matplotlib.figure import Figure
         finally:
             os.path.exists = exists
-    # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters
-    # would not help.
+    # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters would not help.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
         # A class named $x_{$ is not a formula. Text is saved as text, because browsers have fonts of every script.

@@ -79,8 +79,7 @@ def _in_processes(
 @contextmanager
 def child_environment(**more: str) -> Iterator[None]:
     """Set environment variables for the processes that are started within the context."""
-    # PYTHONSAFEPATH keeps the current folder, where downloads may include a multiprocessing.py, off
-    # their import path.
+    # PYTHONSAFEPATH keeps the current folder, where downloads may include a multiprocessing.py, off their import path.
     wanted = {"PYTHONSAFEPATH": "1", **more}
     before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)

@@ -124,8 +124,7 @@ class Backbone(nn.Module):
             return first.register_forward_pre_hook(
                 lambda _module, inputs: callback(inputs[0][:, : self._tokens])
             )
-        # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is
-        # the layer `embed`.
+        # The output of the backbone is its layer `final`; if neither a block nor a norm runs, it is the layer `embed`.
         module = self if layer in ("embed", "final") else blocks[self.layers.index(layer) - 1]
         return module.register_forward_hook(
             lambda _module, _inputs, out: callback(
@@ -174,8 +173,7 @@ class LastTokens:
     """Restricts modules that process each token separately to some of the tokens; ``parts`` are in forward order."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        # Rows and positions, or None for all tokens; not cleared, because a block may run again in
-        # the backward pass.
+        # Rows and positions, or None for all tokens; not cleared, because a block may run again in the backward pass.
         self._read: tuple[Tensor, Tensor] | None = None
         self._tokens = 0
         for part in parts:

@@ -150,8 +150,7 @@ class Attention(nn.Module):
 
 def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs); see `has_joined_kernel`."""
-    # Computed separately, GELU takes longer than the product. torch's compiler uses this private
-    # kernel for both.
+    # Computed separately, GELU takes longer than the product. torch's compiler uses this private kernel for both.
     return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias, "gelu", [], "tanh")
 
 

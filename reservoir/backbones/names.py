@@ -1,8 +1,8 @@
 """Family and configuration of a backbone by its name: a known name, a folder, a GGUF file, or a hub name."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,11 +82,15 @@ def is_gguf(name: str) -> bool:
     return name.endswith(".gguf") and Path(name).is_file()
 
 
-def read_gguf(kind: Any, name: str, **options: Any) -> Any:
-    """Return what a class of transformers reads from a GGUF file; it sees no other file of that folder."""
+@contextmanager
+def pretrained_files(name: str, *files: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder of a backbone (see `folder_of`), or an empty folder and the option that names a GGUF file."""
     silence_transformers()
-    with TemporaryDirectory() as empty:
-        return kind.from_pretrained(empty, gguf_file=str(Path(name).absolute()), **options)
+    if not is_gguf(name):
+        yield folder_of(name, *files), {}
+        return
+    with TemporaryDirectory() as empty:  # so that no other file is read
+        yield Path(empty), {"gguf_file": str(Path(name).absolute())}
 
 
 def folder_of(name: str, *files: str) -> Path:
@@ -150,8 +154,7 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         raise InputError(
             f"depth {depth}: backbone {name!r} has {shape.depth} blocks; keep 1 to {shape.depth} of them"
         )
-    # For other attention functions and for quantised weights, transformers may download compiled code
-    # and run it.
+    # For other attention functions and for quantised weights, transformers may download compiled code and run it.
     attention, quantised = attention_name(config), getattr(config, "quantization_config", None)
     asks = quantised or attention not in ("", "None", "sdpa", "eager")
     if asks and config.model_type not in CONFIGS_BUILT_HERE:
@@ -184,10 +187,9 @@ def _from_folder(name: str) -> Any:
 def _from_gguf(name: str) -> Any:
     from transformers import AutoConfig
 
-    with as_input_error(
-        f"backbone {name!r}: its configuration is not readable", "give an intact GGUF file"
-    ):
-        config = read_gguf(AutoConfig, name)
+    problem = f"backbone {name!r}: its configuration is not readable"
+    with as_input_error(problem, "give an intact GGUF file"), pretrained_files(name) as (empty, gguf):
+        config = AutoConfig.from_pretrained(empty, **gguf)
         vars(config).pop("quantization_config", None)  # transformers expands the tensors of GGUF files
         ours = CONFIGS_BUILT_HERE.get(config.model_type)
         return ours(**config.to_dict()) if ours else config

@@ -312,8 +312,7 @@ FAMILIES = (
         feedforward=("ffn",),
     ),
     _bert("longformer", attention=""),
-    # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only
-    # block by block.
+    # MPNet (Song et al. 2020) is BERT with relative and absolute positions. It returns maps only block by block.
     _bert(
         "mpnet",
         attention="",

@@ -21,7 +21,7 @@ from reservoir.backbones.names import (
     folder_of,
     is_gguf,
     may_have_weights,
-    read_gguf,
+    pretrained_files,
     usable_configuration,
 )
 from reservoir.errors import InputError, as_input_error
@@ -214,5 +214,8 @@ def _read_gguf_tensors(name: str) -> dict[str, Tensor]:
     """Return the tensors of a GGUF file, with the names that transformers gives them."""
     from transformers import AutoModel
 
-    model, info = read_gguf(AutoModel, name, dtype=torch.float32, output_loading_info=True)
+    with pretrained_files(name) as (empty, gguf):
+        model, info = AutoModel.from_pretrained(
+            empty, dtype=torch.float32, output_loading_info=True, **gguf
+        )
     return {name: tensor for name, tensor in model.state_dict().items() if name not in info["missing_keys"]}

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone, content_digest, find, load_native
-from reservoir.backbones.family import silence_transformers
-from reservoir.backbones.names import SHIPPED, folder_of, is_gguf, read_gguf
+from reservoir.backbones.names import SHIPPED, pretrained_files
 from reservoir.errors import InputError, as_input_error
 from reservoir.tasks import images_of, shows_images
 from reservoir.tasks.images.patches import patches
@@ -186,21 +185,16 @@ def has_tokenizer(name: str) -> bool:
     return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
 
 
-def read_tokenizer(name: str, positions: int | None) -> TextReader:
-    """Return the reader of a model with this many positions, by its folder, GGUF file or hub name."""
+def read_tokenizer(name: str, folder: Path, positions: int | None, **gguf: str) -> TextReader:
+    """Return the reader of a model with this many positions, from what `pretrained_files` yields."""
     from transformers import AutoTokenizer
 
-    silence_transformers()
     remedy = "give a folder with a tokenizer.json, or extract with --input gaussian"
     with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
-        if is_gguf(name):
-            tokenizer = read_gguf(AutoTokenizer, name)
-        else:
-            folder = folder_of(name, "*.json", "*.txt", "*.model")
-            _check_tokenizer(folder)
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=False, use_fast=True, local_files_only=True
-            )
+        _check_tokenizer(folder)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, use_fast=True, local_files_only=True, **gguf
+        )
         # `TextReader` pads and cuts texts itself; the file may set other lengths.
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         if tokenizer.is_fast:
@@ -334,8 +328,7 @@ class SoundReader:
         device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
-        # The first convolution of the base models is normalised over the whole sound: padding would
-        # change every token.
+        # The first convolution of the base models is normalised over the whole sound: padding would change every token.
         for length in np.unique(lengths):
             same = np.flatnonzero(lengths == length)
             for rows in np.array_split(same, -(-len(same) * length // MAX_SAMPLES)):
@@ -379,21 +372,26 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
         problem = f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}"
         raise InputError(f"{problem}; leave one of the two options out")
     family, config = find(name)
-    reads = {"pixels": shows_images, "sounds": holds_samples}.get(
-        family.reads, lambda task: bool(task.alphabet)
-    )
-    if not reads(task):
+    has_media = {"pixels": shows_images, "sounds": holds_samples}.get(family.reads)
+    if not (has_media(task) if has_media else task.alphabet):
         start = f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r}"
         raise InputError(f"{start} does not have; leave --input out")
-    if family.reads not in ("sounds", "pixels"):
-        return read_tokenizer(name, family.shape(config).max_tokens)
+    files = ("*.json",) if has_media else ("*.json", "*.txt", "*.model")
+    with pretrained_files(name, *files) as (folder, gguf):
+        if has_media:
+            return _read_processor(task, name, folder, family.reads, config)
+        return read_tokenizer(name, folder, family.shape(config).max_tokens, **gguf)
+
+
+def _read_processor(
+    task: Task, name: str, folder: Path, reads: str, config: Any
+) -> PixelReader | SoundReader:
+    """Return the reader of a model of images or sounds, from the settings in its folder."""
     from transformers import AutoImageProcessor, BaseImageProcessor, Wav2Vec2FeatureExtractor
 
-    silence_transformers()
-    folder = folder_of(name, "*.json")
     remedy = "add or repair it, or use another --input"
     with as_input_error(f"backbone {name!r}: its preprocessor_config.json is not usable", remedy):
-        if family.reads == "pixels":
+        if reads == "pixels":
             check_pillow()
             settings, _ = BaseImageProcessor.get_image_processor_dict(folder, local_files_only=True)
             if file := settings.get("class_info_file"):  # a file anywhere on this machine or on the hub

@@ -30,12 +30,14 @@ from reservoir.readouts.ridge import (
     KernelMatrix,
     LinearPath,
     Moments,
+    Training,
     blas_threads,
+    gather,
     inverse,
     positive,
     score,
 )
-from reservoir.readouts.sweep import Sweep, Training, gather
+from reservoir.readouts.sweep import Sweep
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 

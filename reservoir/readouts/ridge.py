@@ -16,13 +16,14 @@ regularization.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_blas_funcs, get_lapack_funcs
@@ -275,6 +276,37 @@ def fold_moments(
     return [accumulator.moments() for accumulator in accumulators]
 
 
+class Samples(NamedTuple):
+    """Samples in memory: features (n, w), encoded targets (n, t), and weights (n,) or None if all are 1."""
+
+    x: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray | None
+
+
+Training = Moments | Samples
+
+
+def gather(blocks: Iterable[Block], targets: Targets) -> Training:
+    """Read training data once: return samples if they are fewer than the features, else moments (w, w)."""
+    few, stream = head(blocks)
+    if few is None:
+        return training_moments(stream, targets)
+    x, y = few
+    return Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
+
+
+def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
+    """Return all blocks concatenated if they have fewer samples than features; else None and the complete stream."""
+    seen: list[tuple[np.ndarray, ...]] = []
+    stream = iter(blocks)
+    for block in stream:
+        seen.append(block)
+        if sum(len(x) for x, *_ in seen) >= block[0].shape[1]:
+            return None, itertools.chain(seen, stream)
+    return tuple(np.concatenate(part) for part in zip(*seen, strict=True)), ()
+
+
 def deviation(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Return standard deviations, which are exactly 0 for channels that are constant up to rounding."""
     # Equal float64 values can differ from their own mean by its rounding.
@@ -483,6 +515,13 @@ class KernelMatrix:
     def _chunks(self, first: int = 0) -> Iterator[slice]:
         for start in range(first, self.x.shape[1], CHUNK):
             yield slice(start, min(start + CHUNK, self.x.shape[1]))
+
+
+def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
+    """Return the ridge solution of every penalty, from moments or in kernel form from samples."""
+    if isinstance(training, Moments):
+        return ridge_path(training, alphas, emphasis=emphasis)
+    return KernelMatrix(training.x, training.weights, emphasis).path(training.y, alphas)
 
 
 def held_out_scores(

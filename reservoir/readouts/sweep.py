@@ -1,19 +1,17 @@
 """Choice of a penalty on validation samples or by cross-validation.
 
-Training data is gathered in the form that is cheaper to solve: moments, or samples if they are fewer
-than the features. Folds need no passes of their own. With many samples, the moments of all folds but
-one are a sum of the folds' moments, and a second pass scores each sample by the path that was not
-fitted on it. With few samples, their products serve all folds. Features are standardised once, over
-all samples and without the labels, because rounding errors of a channel that varies in one fold would
-be scaled up in the others.
+Folds need no passes of their own. With many samples, the moments of all folds but one are a sum of
+the folds' moments, and a second pass scores each sample by the path that was not fitted on it. With
+few samples, their products serve all folds. Features are standardised once, over all samples and
+without the labels, because rounding errors of a channel that varies in one fold would be scaled up in
+the others.
 """
 
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
@@ -36,10 +34,12 @@ from reservoir.readouts.ridge import (
     Scorer,
     by_fold,
     fold_moments,
+    gather,
+    head,
     held_out_scores,
     ridge_path,
     score,
-    training_moments,
+    solve,
 )
 
 MAX_ALPHAS = 1000  # the models of all penalties are in memory at once
@@ -80,44 +80,6 @@ class Sweep:
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
         return self.path.readout(self.best, self.tally.targets, self.temperature)
-
-
-class Samples(NamedTuple):
-    """Samples in memory: features (n, w), encoded targets (n, t), and weights (n,) or None if all are 1."""
-
-    x: np.ndarray
-    y: np.ndarray
-    weights: np.ndarray | None
-
-
-Training = Moments | Samples
-
-
-def gather(blocks: Iterable[Block], targets: Targets) -> Training:
-    """Read training data once: return samples if they are fewer than the features, else moments (w, w)."""
-    few, stream = head(blocks)
-    if few is None:
-        return training_moments(stream, targets)
-    x, y = few
-    return Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
-
-
-def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
-    """Return all blocks concatenated if they have fewer samples than features; else None and the complete stream."""
-    seen: list[tuple[np.ndarray, ...]] = []
-    stream = iter(blocks)
-    for block in stream:
-        seen.append(block)
-        if sum(len(x) for x, *_ in seen) >= block[0].shape[1]:
-            return None, itertools.chain(seen, stream)
-    return tuple(np.concatenate(part) for part in zip(*seen, strict=True)), ()
-
-
-def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
-    """Return the ridge solution of every penalty, from moments or in kernel form from samples."""
-    if isinstance(training, Moments):
-        return ridge_path(training, alphas, emphasis=emphasis)
-    return KernelMatrix(training.x, training.weights, emphasis).path(training.y, alphas)
 
 
 def sweep(

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from reservoir.readouts.linear import Block, Targets
-from reservoir.readouts.ridge import LinearPath, deviation, inverse, score
-from reservoir.readouts.sweep import Sweep, gather, solve
+from reservoir.readouts.ridge import LinearPath, deviation, gather, inverse, score, solve
+from reservoir.readouts.sweep import Sweep
 
 MAX_SAMPLES = 4096  # training samples from which the weights are learned, at most
 STEPS = 30

@@ -108,8 +108,7 @@ def _grow(
         levels.append((tree, symbol, parent))
         branching = np.flatnonzero(operator)
         number = draw.integers(2, arguments + 1, len(branching))
-        # The length includes symbols that must still follow, so a tree is dropped once it is certain
-        # to be too long.
+        # The length includes symbols that must still follow, so a tree is dropped once it is certain to be too long.
         alive = length + np.bincount(tree[branching], number, roots) <= longest
         length[~alive] = longest + 1
         branching, number = branching[alive[tree[branching]]], number[alive[tree[branching]]]

@@ -1,6 +1,7 @@
 """Trained parameters: groups (Lu et al. 2021, section 2.2), dropout, and the layer below which nothing is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -53,24 +54,25 @@ def trained_layer(model: FPT) -> str | None:
     for layer, block in reversed([*zip(layers, backbone.blocks, strict=False)]):
         below |= {id(p): layer for p in block.parameters()}
     found = [below.get(id(p)) for p in model.parameters() if p.requires_grad]
-    return (
-        None
-        if None in found
-        else min((layer for layer in found if layer), key=layers.index, default="final")
-    )
+    if None in found:
+        return None
+    known = [one for one in found if one]
+    return min(known, key=layers.index, default="final")
 
 
-def frozen_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of names, types and bytes of all parameters and buffers that are not trained."""
-    return content_digest(
-        model, {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    )
+@contextmanager
+def frozen_unchanged(model: nn.Module) -> Iterator[None]:
+    """Raise `RuntimeError` if a parameter or buffer that is not trained changes within the context."""
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    before = content_digest(model, trained)
+    yield
+    if content_digest(model, trained) != before:
+        raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
 
 
 def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
     """Set the rate of every dropout; below the lowest trained layer it is zero, unless ``below`` is true."""
-    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop
-    # in all layers.
+    # Below it nothing can overfit, and hidden states without dropout can be cached. The authors drop in all layers.
     layer, above = None if below else trained_layer(model), {*model.modules()}
     if layer is not None:
         trained = model.backbone.blocks[model.backbone.layers.index(layer) :]

@@ -113,7 +113,7 @@ def test_tokens_without_an_embedding_are_refused(tmp_path: Path):
     rules = json.loads((folder / "tokenizer.json").read_text())
     rules["model"]["vocab"]["cat"] = 25  # the model has 20 embeddings
     (folder / "tokenizer.json").write_text(json.dumps(rules))
-    reader = read_tokenizer(str(folder), 32)
+    reader = read_tokenizer("bert", folder, 32)
     reader.embeddings = 20
     assert "token ID 25" in outcome(lambda: reader(*codes_of("here", ["the cat"])))
 
@@ -126,7 +126,7 @@ def test_mutated_tokenizers_read_texts_or_are_refused(tmp_path: Path):
         for name, text in files.items():
             mine = trial % 2 == (name == "tokenizer.json")
             (folder / name).write_text(json.dumps(mutated_json(json.loads(text), rng)) if mine else text)
-        outcome(lambda: read_tokenizer(str(folder), 32)(*texts))
+        outcome(lambda: read_tokenizer("bert", folder, 32)(*texts))
 
 
 def mutated_pickle(data: bytes, rng: np.random.Generator) -> bytes:
@@ -240,7 +240,7 @@ def test_files_that_name_others_or_make_enormous_images_are_refused(file, conten
     folder = str(save("vit", tmp_path / "vit"))
     (tmp_path / "vit" / file).write_text(json.dumps(content))
     reader = open_reader, task_named("digits").task, folder, "pretrained"
-    others = (read_tokenizer, folder, 32) if "token" in file else (load_native, folder)
+    others = (read_tokenizer, "vit", Path(folder), 32) if "token" in file else (load_native, folder)
     assert message in outcome(*(reader if "preprocessor" in file else others))
 
 
@@ -264,7 +264,7 @@ def test_a_tokenizer_that_is_another_class_is_refused_and_nobody_is_asked(where:
     (folder / "processor_config.json").write_text(json.dumps({"auto_map": {"AutoProcessor": "code.Reader"}}))
     (folder / "code.py").write_text(f"open(r'{marker}', 'w')\n")
     monkeypatch.setattr("builtins.input", lambda _question: "y")
-    assert "not a PreTrainedTokenizerBase" in outcome(read_tokenizer, str(folder), 32)
+    assert "not a PreTrainedTokenizerBase" in outcome(read_tokenizer, "bert", folder, 32)
     assert not marker.exists()
 
 

@@ -9,8 +9,7 @@ from sklearn.preprocessing import StandardScaler
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Targets, balanced_weights
 from reservoir.readouts.logistic import logistic_path, logistic_sweep
-from reservoir.readouts.ridge import Scorer, score, training_moments
-from reservoir.readouts.sweep import gather
+from reservoir.readouts.ridge import Scorer, gather, score, training_moments
 
 ALPHAS = np.array([0.3, 10.0, 1000.0])
 

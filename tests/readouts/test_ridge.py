@@ -22,11 +22,13 @@ from reservoir.readouts.ridge import (
     accumulate,
     blas_threads,
     fold_moments,
+    gather,
     products_on,
     ridge_path,
+    solve,
     training_moments,
 )
-from reservoir.readouts.sweep import cross_sweep, extended_alphas, gather, parse_alphas, solve, sweep
+from reservoir.readouts.sweep import cross_sweep, extended_alphas, parse_alphas, sweep
 
 ALPHAS = DEFAULT_ALPHAS[::3]
 

@@ -54,7 +54,7 @@ def tasks(given: dict[str, Any]) -> Answer:
 
 def prepared_answer(prepared: Prepared) -> Answer:
     """Return the folder, rows and digest of prepared data, and print notes on how it was read."""
-    notify(*prepared.notes())
+    notify(*prepared.notes)
     return Answer({"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest})
 
 

@@ -53,8 +53,7 @@ from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)
 
-# scikit-learn's own defaults for these parameters are strings and integers, from which type checkers
-# infer too little.
+# scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
 _validate: Callable[..., Any] = validate_data
 
 
@@ -176,8 +175,7 @@ class _ReservoirEstimator(BaseEstimator):
         self.n_channels_in_ = rows.channels
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
-        # Stored for predict, because another machine may choose another precision, or have other
-        # weights of this name.
+        # Stored for predict, because another machine may choose another precision, or have other weights of this name.
         self._plan = resolve(self._task, options, {"train": len(x)})
         self.columns_ = list(self._plan.columns)
         self._digest = self._model().digest
@@ -269,8 +267,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
             block = (x, coded, folds) if weights is None else drop_weightless(x, coded, folds, weights)
             is_raw = np.arange(x.shape[1]) >= x.shape[1] - raw
             how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
-            # As in fit: with few rows, for which the folds are repeated, a small penalty is often
-            # best by chance.
+            # As in fit: with few rows, for which the folds are repeated, a small penalty is often best by chance.
             how["one_standard_error"] = not targets.classes and how["repeats"] > 1
             how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
             swept = partial(cross_sweep, [block], targets, **how)

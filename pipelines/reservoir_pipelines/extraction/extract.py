@@ -99,7 +99,7 @@ def extract(
     started = time.monotonic()
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
-    notify(*prepared.notes())
+    notify(*prepared.notes)
     run = start_run(options, prepared, root, splits)
     entry, todo = run.open({"task": origin_of(task), "command": typed("extract", [task], options)})
     with meter("extract", row_count(entry, todo)) as bar:

@@ -31,8 +31,7 @@ MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
 MAX_ROWS, MAX_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
 ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved for each fold
 CHEAP = 4e10  # multiplications that logistic regression may always take: a few seconds
-# Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a
-# minute for each fold.
+# Cost of the Python calls for an output of four classes, in multiplications: 1,000 outputs took a minute for each fold.
 CALLS = 2e8
 MIN_ROWS = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 

@@ -20,7 +20,7 @@ from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.fitters import FinalReadout, RidgeFitter, finish, fit_columns, make_fitter
 from reservoir_pipelines.fitting.publish import publish
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns, groups_of
+from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
 from reservoir_pipelines.output import count_text, notify
 
 FAR_BELOW = 0.2  # difference of R² between validation and test rows from which a caution is printed
@@ -43,7 +43,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     folder = Path(options.out) if options.out else tried.folder
     with writing(folder):
         make_folder(folder)
-    grouped = " by group" if groups_of(pool.store) is not None else ""
+    grouped = " by group" if tried.groups is not None else ""
     how = f"{folds}-fold cross-validation{grouped}" if folds else "valid"
     notify(
         f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}"
@@ -61,8 +61,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     notify(
         *(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}." for name in level)
     )
-    # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if
-    # it scores better.
+    # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if it scores better.
     own = options.columns == "all" and task.name not in TASKS and not task.each
     kept = raw if own and raw and raw.result.merit > chosen.result.merit else chosen
     table = tuple(result for fit in fits for result in fit.results)

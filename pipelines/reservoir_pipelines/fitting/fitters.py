@@ -20,16 +20,16 @@ from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate
 from reservoir.readouts.linear import LinearReadout, Readout, RereadableBlocks, Tally, Targets, accuracy_of
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, Scorer, fold_moments, training_moments
-from reservoir.readouts.sweep import (
-    Sweep,
-    cross_sweep,
-    extended_alphas,
+from reservoir.readouts.ridge import (
+    DEFAULT_ALPHAS,
+    KernelMatrix,
+    Scorer,
+    fold_moments,
     gather,
-    parse_alphas,
     solve,
-    sweep,
+    training_moments,
 )
+from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, parse_alphas, sweep
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.results import CurvePoint, Result
@@ -37,6 +37,7 @@ from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear
 from reservoir_pipelines.fitting.sources import (
     KNOWN,
     Pool,
+    SomeRows,
     Source,
     Tried,
     assign_folds,
@@ -48,6 +49,9 @@ from reservoir_pipelines.fitting.sources import (
 from reservoir_pipelines.output import meter, notify
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
+RACED_ROWS = 2000  # training rows from which a race saves time
+RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race
+RACE_VALID_ROWS = 2000  # most validation rows in the race, if these choose the readout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +213,7 @@ class RidgeFitter(PenaltyFitter):
         with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
             for draw in range(CURVE_DRAWS):
                 blocks = stage_blocks(source, np.asarray(sizes), self.classes, draw)
-                # One pass gives the moments of the rows that each size adds; running sums are the
-                # moments of a size.
+                # One pass gives the moments of the rows that each size adds; running sums are the moments of a size.
                 stages = fold_moments(blocks, targets, len(sizes))
                 for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
                     valid = source.blocks("valid")
@@ -413,15 +416,33 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
 
 def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFit], tuple[Result, ...]]:
     """Return the fits of columns to all rows, and the results of the columns that a race excluded, best first."""
-    if tried.raced is None:
+    raced = _rows_of_race(pool, tried)
+    if raced is None:
         return _fit_each("fit", pool, tried.columns, fitter), ()
     # All columns are fitted to some of the rows, and the best third to all rows.
     quick = fitter if isinstance(fitter, EstimatorFitter) else replace(fitter, widens=False)
-    fits = _fit_each("race", replace(pool, some=tried.raced), tried.columns, quick)
+    fits = _fit_each("race", replace(pool, some=raced), tried.columns, quick)
     ranked = sorted(fits, key=lambda fit: fit.result.merit, reverse=True)
     lost = [fit.result for fit in ranked[math.ceil(len(fits) / 3) :]]
     going_on = [name for name, fit in zip(tried.columns, fits, strict=True) if fit.result not in lost]
     return _fit_each("fit", pool, going_on, fitter), tuple(lost)
+
+
+def _rows_of_race(pool: Pool, tried: Tried) -> SomeRows | None:
+    """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
+    train, valid = pool.store["train"], pool.store["valid"]
+    groups = tried.groups
+    if not tried.races or train.rows < RACED_ROWS:
+        return None
+    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
+    held_out = round(size * valid.rows / train.rows) if tried.folds else min(valid.rows, RACE_VALID_ROWS)
+    draw = np.random.default_rng(0)
+    sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
+    some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
+    drawn = np.concatenate([some["train"], train.rows + some["valid"]])
+    same_groups = groups is None or len(np.unique(groups)) == len(np.unique(groups[drawn]))
+    same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
+    return some if same_groups and same_labels else None
 
 
 def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:

@@ -43,9 +43,7 @@ InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 KNOWN = ("train", "valid")  # the splits that cross-validation reads
 RAW_ROWS = 1024
 IMAGE_ROWS = 64  # rows of photographs, whose files take megabytes
-RACED_ROWS, RACED_COLUMNS = 2000, 4  # training rows and columns from which a race saves time
-RACE_SHARE, MIN_RACE_ROWS, MAX_RACE_ROWS = 1 / 10, 600, 5000  # training rows in the race: share, and limits
-RACE_VALID_ROWS = 2000  # validation rows in the race, at most, if validation rows choose the readout
+RACED_COLUMNS = 4  # default columns from which a race saves time
 MEMORY_BYTES = 2**28  # largest size of features of a split in memory
 
 
@@ -344,7 +342,8 @@ class Tried(NamedTuple):
     columns: tuple[str, ...]
     folds: int  # 0 for a choice on validation rows
     repeats: int
-    raced: SomeRows | None  # rows to which all columns are fitted first, if any
+    groups: np.ndarray | None  # of each row in train, then valid
+    races: bool  # whether fits to some of the rows may exclude columns
     folder: Path  # default folder of the results
 
 
@@ -390,24 +389,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         raise InputError(f"no columns to fit; {have}")
     names = tuple(dict.fromkeys(wanted))
     races = not named and options.select == "auto" and len(names) >= RACED_COLUMNS
-    raced = _rows_of_race(pool, folds, groups) if races else None
-    return Tried(names, folds, repeats, raced, pool.folder(names, options))
-
-
-def _rows_of_race(pool: Pool, folds: int, groups: np.ndarray | None) -> SomeRows | None:
-    """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
-    train, valid = pool.store["train"], pool.store["valid"]
-    if train.rows < RACED_ROWS:
-        return None
-    size = min(max(round(RACE_SHARE * train.rows), MIN_RACE_ROWS), MAX_RACE_ROWS)
-    held_out = round(size * valid.rows / train.rows) if folds else min(valid.rows, RACE_VALID_ROWS)
-    draw = np.random.default_rng(0)
-    sizes = {"train": (train.rows, size), "valid": (valid.rows, held_out)}
-    some = {split: np.sort(draw.permutation(rows)[:most]) for split, (rows, most) in sizes.items()}
-    found = groups_of(pool.store, some)
-    same_groups = groups is None or found is None or len(np.unique(groups)) == len(np.unique(found))
-    same_labels = train.labels.dtype.kind == "f" or np.isin(train.labels, train.labels[some["train"]]).all()
-    return some if same_groups and same_labels else None
+    return Tried(names, folds, repeats, groups, races, pool.folder(names, options))
 
 
 def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray | None:

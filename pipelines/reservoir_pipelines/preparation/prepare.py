@@ -18,7 +18,7 @@ from reservoir_cache import file_crc32, make_folder, new_file, path_below, publi
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
-from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Task, Tokens, check_split, own_name, task_named
 from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import cache_root, data_folder, replace_file, source_contents, temporary_path
@@ -255,7 +255,7 @@ def _write_index(
     for name in SPLITS:
         if name not in files:
             raise InputError(f"task {task.name!r}: no rows for the split {name!r}; give more rows")
-    splits, totals, warnings = {}, {}, [*source.notes()]
+    splits, totals = {}, {}
     for name in split_order(set(files)):
         kept = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
         totals[name] = {
@@ -263,16 +263,9 @@ def _write_index(
         }
         totals[name]["files"] = kept
         splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in kept))
-        new = (
-            set(np.unique(splits[name].y).tolist()) - set(np.unique(splits["train"].y).tolist()) - {MISSING}
-        )
-        if task.classes and new:
-            classes = ", ".join(str(task.label(c)) for c in sorted(new)[:5]) + (
-                ", ..." if len(new) > 5 else ""
-            )
-            warnings.append(
-                f"the split {name!r} has classes that no row of 'train' has ({len(new)}): {classes}"
-            )
+    warnings = _unknown_classes(task, splits)
+    if task.name not in TASKS:
+        warnings += _repeats(files)
     index = {
         "version": VERSION,
         "task": task.to_dict(),
@@ -280,9 +273,24 @@ def _write_index(
         "digest": _digest([task.to_dict(), scaling], splits),
         "splits": totals,
         "source": origin,
-        "warnings": warnings + ([] if task.name in TASKS else _repeats(files)),
+        "warnings": [*source.notes(), *warnings],
     }
     publish_json(folder / INDEX, index)
+
+
+def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
+    """Return a line for each split with classes that no training row has."""
+    if not task.classes:
+        return []
+    lines = []
+    classes = {name: set(np.unique(split.y).tolist()) for name, split in splits.items()}
+    for name, found in classes.items():
+        if new := sorted(found - classes["train"] - {MISSING}):
+            shown = ", ".join(str(task.label(c)) for c in new[:5])
+            more = ", ..." if len(new) > 5 else ""
+            problem = f"the split {name!r} has classes that no row of 'train' has"
+            lines.append(f"{problem} ({len(new)}): {shown}{more}")
+    return lines
 
 
 def _hashes(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -131,8 +131,9 @@ class Prepared:
         """Return the share of a split's sequences that were not dropped as too long."""
         return len(self.splits[split]) / (len(self.splits[split]) + self.dropped[split])
 
+    @property
     def notes(self) -> list[str]:
-        """Return lines to print: warnings, and how many rows were dropped or cut."""
+        """Lines to print: warnings, and how many rows were dropped or cut."""
         lines = list(self.warnings)
         for counts, what in ((self.dropped, "dropped, too long"), (self.cut, "cut to the maximum length")):
             found = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)

@@ -210,8 +210,7 @@ def _pretrain_bit_memory(
         place,
     )
     with RunFolder(out / RUN).lock():
-        # Token embeddings, which vectors do not use, and positions beyond the task's tokens keep
-        # their random values.
+        # Token embeddings, which vectors do not use, and positions beyond the task's tokens keep their random values.
         take_weights(model, load_run(out / RUN, "cpu", "float32").fpt.backbone)
         save_model(out, model)
     return Pretraining(

@@ -189,8 +189,7 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             if cell.stage == "fit":
                 found = plan(task, as_group(settings, opt.ExtractOptions))
                 return Cost(found.seconds, found.bytes)
-            # Attention maps and cards take seconds, and the final scores of a pretraining run are too
-            # slow for a trial.
+            # Attention maps and cards take seconds, and the final scores of a pretraining run are too slow for a trial.
             if cell.stage != "train":
                 return Cost()
             rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows

@@ -80,9 +80,9 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
     problem = f"{checkpoint / TRAINED}: its tensors are not those that this run trains"
     with torch.no_grad(), as_input_error(problem, "train again"):
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        if {name: one.shape for name, one in trained.items()} != {
-            n: one.shape for n, one in tensors.items()
-        }:
+        wanted = {name: one.shape for name, one in trained.items()}
+        found = {name: one.shape for name, one in tensors.items()}
+        if found != wanted:
             raise ValueError("other names or shapes")
         for name, parameter in trained.items():
             parameter.copy_(tensors[name])

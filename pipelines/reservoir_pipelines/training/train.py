@@ -33,7 +33,7 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
-from reservoir.training.groups import frozen_digest, set_dropout, trained_layer
+from reservoir.training.groups import frozen_unchanged, set_dropout, trained_layer
 from reservoir.training.rows import PaddedBatches, StoredRows, TargetScale, TrainingRows, raw_rows, to_batch
 from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
@@ -134,7 +134,7 @@ def _train_once(
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
             prepared = prepare(task, source, cache=place.cache, model=reservoir)
-        notify(*(prepared.notes() if ranks.first else ()))
+        notify(*(prepared.notes if ranks.first else ()))
         generator = TASKS[task](**prepared.task.parameters) if task in TASKS else Source()
         kind = _kind_of_rows(generator, task, options)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
@@ -167,17 +167,15 @@ def _train_once(
         if found := _finished_result(job, run):
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
-        before = frozen_digest(model.fpt)
-        steps = _steps(job)
         shown = "loss {0:.4f}  accuracy {1:.1%}" if prepared.task.classes else "loss {0:.4f}"
-        try:
-            state, diverged = run.train(model.fpt, steps, options, shown=shown, ranks=ranks), None
-        except DivergedError as error:
-            if options.on_divergence == "stop":
-                raise
-            state, diverged = error.state, error.step
-        if frozen_digest(model.fpt) != before:
-            raise RuntimeError("a frozen tensor has changed; this is a bug in reservoir")
+        with frozen_unchanged(model.fpt):
+            steps = _steps(job)
+            try:
+                state, diverged = run.train(model.fpt, steps, options, shown=shown, ranks=ranks), None
+            except DivergedError as error:
+                if options.on_divergence == "stop":
+                    raise
+                state, diverged = error.state, error.step
         done = _result(job, run, steps, state, diverged)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"

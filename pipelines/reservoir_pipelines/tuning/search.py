@@ -59,8 +59,7 @@ def draw_candidate(number: int, data: "SearchData") -> dict[str, Any]:
             return {"backbone": "esn"}
         return {"init": "random"} if share < 0.35 else {}
 
-    # Aligned sequences need their positions, so poolings that keep every token are included if they
-    # are not too wide.
+    # Aligned sequences need their positions, so poolings that keep every token are included if they are not too wide.
     aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * data.width <= MAX_TOKEN_FEATURES else []
     if kind == "series":
         stride = default_windows(task, rows, tokens)["stride"]

@@ -79,7 +79,7 @@ def tune(
     """Search for the reservoirs that suit a data set, within a budget that begins at ``started``; see `api.tune`."""
     started = clock() if started is None else started
     data = SearchData.read(task, opt.ExtractOptions(**vars(shape), **vars(source), **vars(place)))
-    notify(*data.prepared.notes())
+    notify(*data.prepared.notes)
     search = Search(data, seconds_of(options.budget) - (clock() - started), options.join, cluster, clock)
     ranked = search.run(options.trials)
     tried = len({trial.number for trial in search.trials.values()})

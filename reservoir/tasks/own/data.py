@@ -131,14 +131,11 @@ class OwnData(Source):
 
         def training_values() -> Iterator[np.ndarray]:
             for piece in self.pieces():
-                given, lengths = (
-                    self._columns.read("x", piece.lo, piece.hi),
-                    self._lengths[piece.lo : piece.hi],
-                )
-                x, train = (
-                    self._as_values(given, lengths, piece),
-                    self._split[piece.lo : piece.hi] == "train",
-                )
+                rows = slice(piece.lo, piece.hi)
+                given = self._columns.read("x", piece.lo, piece.hi)
+                lengths = self._lengths[rows]
+                train = self._split[rows] == "train"
+                x = self._as_values(given, lengths, piece)
                 if train.any():
                     real = np.arange(x.shape[1]) < lengths[train, None]
                     moved.append(rounding(given.reshape(*x.shape[:2], -1)[train][real], x[train][real]))

@@ -75,8 +75,7 @@ def standardisation(where: str, batches: Iterator[np.ndarray]) -> Scaling:
     """Return the standardisation of batches of tokens (tokens, dim), ignoring NaN; constant channels have scale 1."""
     first = next(batches)
     known = ~np.isnan(first)
-    # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide
-    # the deviation.
+    # Sums are taken around the first batch's mean, in float64, so that a large constant does not hide the deviation.
     shift = np.where(known, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
     count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
     for tokens in chain([first], batches):
