@@ -2,6 +2,7 @@
 
 import io
 import math
+import mmap
 import os
 import sys
 import zlib
@@ -9,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -26,6 +28,9 @@ STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float3
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
 _SLAB = 2**16  # values that are decoded while they are in the processor's cache
+
+_METADATA = 2**14  # more bytes than HDF5 needs for the name, type and attributes of a dataset
+_LARGE = 2**16  # bytes of a dataset that is not copied
 
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
 """Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
@@ -214,26 +219,56 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
         out[...] = x
 
 
+class _Image(mmap.mmap):
+    """A file in memory for h5py to write; pages that are never written take no memory."""
+
+    end = 0  # of what has been written
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> None:
+        super().seek(self.end if whence == os.SEEK_END else offset)
+
+    def write(self, data: Any) -> None:
+        super().write(data)
+        self.end = max(self.end, self.tell())
+
+    def truncate(self, size: int) -> None:
+        self.end = size
+
+
 def file_content(
     datasets: Mapping[str, NDArray],
     attributes: Mapping[str, Mapping[str, int | str]] = MappingProxyType({}),
-) -> bytes:
-    """Return an HDF5 file with some datasets, and with attributes by the name of their dataset, "/" for the file."""
-    image = io.BytesIO()
+) -> list[memoryview]:
+    """Return an HDF5 file with some datasets, and with attributes by the name of their dataset, "/" for the file.
+
+    The file comes in pieces. Values of large datasets are not copied, which would take longer than
+    writing the file.
+    """
+    arrays = {name: np.asarray(array, order="C") for name, array in datasets.items()}
+    image = _Image(-1, 2**20 + sum(array.nbytes + _METADATA for array in arrays.values()), mmap.MAP_PRIVATE)
+    large = dict[int, NDArray]()  # by position in the file
     with h5py.File(image, "w") as file:
-        for name in ("/", *datasets):
-            item = (
-                file.create_dataset(name, data=datasets[name], track_times=False)
-                if name in datasets
-                else file
-            )
+        for name in ("/", *arrays):
+            item = file
+            if (array := arrays.get(name)) is not None:
+                small = array if array.nbytes < _LARGE else None
+                item = file.create_dataset(name, array.shape, array.dtype, small, track_times=False)
+                if small is None:
+                    item[(0,) * array.ndim] = array.flat[0]  # HDF5 now reserves the space of all values
+                    large[item.id.get_offset()] = array
             for key, value in attributes.get(name, {}).items():
                 item.attrs[key] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
-    return image.getvalue()
+    content, pieces, start = memoryview(image), list[memoryview](), 0
+    for position, array in sorted(large.items(), key=itemgetter(0)):
+        pieces += [content[start:position], array.data.cast("B")]
+        start = position + array.nbytes
+    return [*pieces, content[start : image.end]]
 
 
-def shard_content(header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str) -> bytes:
-    """Return the content of a shard's file."""
+def shard_content(
+    header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str
+) -> list[memoryview]:
+    """Return the content of a shard's file in pieces."""
     datasets, attributes = dict[str, NDArray](), {"/": header}
     for column, encoded in sorted(columns.items()):
         datasets[f"{column}/values"] = encoded.values

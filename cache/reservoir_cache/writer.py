@@ -42,7 +42,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         content = file_content({name: targets[name] for name in TARGET_RANKS if name in targets})
-        line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, content))
+        line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, *content))
         replace(entry.page(split, 0), targets=line).write(folder, 0)
 
 
@@ -153,7 +153,7 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
     content = shard_content(entry.header(split, block), encoded, entry.spec.store)
     line = Shard(
-        file, block, *publish(folder / file, content), {name: each.crc32 for name, each in encoded.items()}
+        file, block, *publish(folder / file, *content), {name: each.crc32 for name, each in encoded.items()}
     )
     unsound = {shard.file for shard in of_block} - taken
     with entry_locks(entry.path).mutex():
