@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,6 +109,13 @@ class Encoded:
 
     values: NDArray
     offset: NDArray[np.float32] | None
+
+    @classmethod
+    def joined(cls, parts: Sequence["Encoded"]) -> "Encoded":
+        """Return a column from parts that have an offset each."""
+        offsets = [part.offset for part in parts if part.offset is not None]
+        values = np.concatenate([part.values for part in parts])
+        return cls(values, np.concatenate(offsets) if offsets else None)
 
     @cached_property
     def crc32(self) -> str:

@@ -23,8 +23,8 @@ from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
 from reservoir_cache.shard import TARGET_RANKS, Encoded, encode, file_content, shard_content
 
-Arrays = Mapping[str, NDArray[np.float32]]
-"""Features by column, (rows of the block, tokens, width) each."""
+Arrays = Mapping[str, NDArray[np.float32] | Encoded]
+"""Features by column, (rows of the block, tokens, width) each, perhaps encoded."""
 
 WRITERS = 3  # threads that encode and write blocks: one may wait for the disk while the others compute
 PENDING = 6  # blocks in memory that are not on disk yet
@@ -127,6 +127,9 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
     (low, high), found = entry.layout.block(entry.spec.rows[split], block), dict[str, Encoded]()
     for name, x in sorted(arrays.items()):
         check_column_name(name)
+        if isinstance(x, Encoded):
+            found[name] = x
+            continue
         if x.dtype != np.float32 or x.ndim != 3 or len(x) != high - low or 0 in x.shape:
             wanted = f"float32 of shape ({high - low}, tokens, width)"
             raise CacheError(f"column {name}: needs {wanted}, not {x.dtype} {x.shape}")
