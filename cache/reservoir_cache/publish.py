@@ -45,7 +45,9 @@ def repair_command(key: str) -> str:
     return f"run 'reservoir cache repair {key[:16]}', then the same extract again"
 
 
-def publish(final: Path, *content: bytes | memoryview, durable: bool = True) -> tuple[int, str]:
+def publish(
+    final: Path, *content: bytes | memoryview, crc32: int | None = None, durable: bool = True
+) -> tuple[int, str]:
     """Write pieces to a file that is complete under its final name or unchanged; return its size and CRC-32.
 
     If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written
@@ -70,7 +72,7 @@ def publish(final: Path, *content: bytes | memoryview, durable: bool = True) -> 
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-    crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), content, 0)
+    crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), content, 0) if crc32 is None else crc32
     return sum(map(len, content)), f"{crc:08x}"
 
 

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
-from operator import itemgetter
+from functools import cache, cached_property, reduce
+from operator import itemgetter, xor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -120,8 +120,13 @@ class Encoded:
     @cached_property
     def crc32(self) -> str:
         """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
-        crc = zlib.crc32(self.values.data)
+        crc = self.crc32_of_values
         return f"{crc if self.offset is None else zlib.crc32(self.offset.data, crc):08x}"
+
+    @cached_property
+    def crc32_of_values(self) -> int:
+        """CRC-32 of the stored values."""
+        return zlib.crc32(self.values.data)
 
 
 def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
@@ -274,15 +279,39 @@ def file_content(
 
 def shard_content(
     header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str
-) -> list[memoryview]:
-    """Return the content of a shard's file in pieces."""
+) -> tuple[list[memoryview], int]:
+    """Return the content of a shard's file in pieces, and its CRC-32."""
     datasets, attributes = dict[str, NDArray](), {"/": header}
     for column, encoded in sorted(columns.items()):
         datasets[f"{column}/values"] = encoded.values
         attributes[f"{column}/values"] = {"encoding": store, "crc32": encoded.crc32}
         if (offset := encoded.offset) is not None:
             datasets[f"{column}/offset"] = offset[0] if len(offset) == 1 else offset
-    return file_content(datasets, attributes)
+    pieces, crc = file_content(datasets, attributes), 0
+    known = {id(encoded.values): encoded.crc32_of_values for encoded in columns.values()}
+    for piece in pieces:
+        of_values = known.get(id(piece.obj))
+        crc = zlib.crc32(piece, crc) if of_values is None else joined_crc32(crc, of_values, len(piece))
+    return pieces, crc
+
+
+def joined_crc32(first: int, second: int, size: int) -> int:
+    """Return the CRC-32 of two joined pieces from those of each; the second piece has ``size`` bytes."""
+    return _sum_bits(first, _after_zeros(size)) ^ second
+
+
+@cache
+def _after_zeros(size: int) -> tuple[int, ...]:
+    """Return what each bit of a CRC-32 becomes after ``size`` zero bytes; CRC-32 is linear in these bits."""
+    if size == 1:
+        return tuple(zlib.crc32(b"\0", 1 << bit) ^ zlib.crc32(b"\0") for bit in range(32))
+    found = tuple(_sum_bits(each, _after_zeros(size // 2)) for each in _after_zeros(size // 2))
+    return tuple(_sum_bits(each, _after_zeros(1)) for each in found) if size % 2 else found
+
+
+def _sum_bits(crc: int, values: Sequence[int]) -> int:
+    """Return the sum, without carry, of the values at the bits of a CRC-32 that are set."""
+    return reduce(xor, (value for bit, value in enumerate(values) if crc >> bit & 1), 0)
 
 
 def inspect_shard(

@@ -154,10 +154,9 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     of_block = [shard for shard in page.shards if shard.block == block]
     taken = {shard.file for shard in of_block if is_sound(folder, shard)}
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-    content = shard_content(entry.header(split, block), encoded, entry.spec.store)
-    line = Shard(
-        file, block, *publish(folder / file, *content), {name: each.crc32 for name, each in encoded.items()}
-    )
+    content, crc32 = shard_content(entry.header(split, block), encoded, entry.spec.store)
+    published = publish(folder / file, *content, crc32=crc32)
+    line = Shard(file, block, *published, {name: each.crc32 for name, each in encoded.items()})
     unsound = {shard.file for shard in of_block} - taken
     with entry_locks(entry.path).mutex():
         entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
