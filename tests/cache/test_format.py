@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import reservoir_cache
 from reservoir_cache import FORMAT, Spec, publish, save_arrays
-from reservoir_cache.shard import file_content
+from reservoir_cache.shard import Encoded, file_content, shard_content
 from reservoir_cache.spec import _REQUIRED, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
@@ -220,3 +220,5 @@ def test_a_file_in_pieces_has_the_bytes_that_h5py_writes():
         for name, array in arrays.items():
             file.create_dataset(name, data=array, track_times=False)
     assert b"".join(file_content(arrays)) == image.getvalue()
+    pieces, crc = shard_content({}, {f"a/{rows}": Encoded(large[:rows], None) for rows in (300, 217)}, "float64")
+    assert len(pieces) > 3 and crc == zlib.crc32(b"".join(pieces))
