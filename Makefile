@@ -18,7 +18,7 @@ test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 gpu: $(DEVELOPS)  ## the tests that need a GPU, in at most ten minutes; prints rows per second and memory
-	$(BIN)/python -m pytest -m gpu -rs -s tests/pipelines/test_gpu.py tests/readouts/test_device.py
+	$(BIN)/python -m pytest -m gpu -rs -s tests/pipelines/test_gpu.py tests/readouts/test_device.py tests/reservoir/test_devices.py
 
 test-oldest:  ## the tests with the lowest versions that pyproject.toml allows; needs uv
 	.ci/oldest

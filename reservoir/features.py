@@ -1,8 +1,7 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as NumPy arrays."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -85,10 +84,40 @@ def load(
     return Loaded(batches, lengths, owner)
 
 
-def launch(
-    model: LoadedModel, loaded: Loaded, columns: Sequence[str]
-) -> Callable[[], dict[str, np.ndarray]]:
-    """Run the model over loaded rows; return a function that waits for the device and returns features by column."""
+@dataclass(frozen=True)
+class Launched:
+    """Features by column that a device is computing, for rows or the pieces of texts."""
+
+    columns: Mapping[str, Tensor]
+    loaded: Loaded
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes them."""
+        return next(iter(self.columns.values())).device
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        """Wait for the device and return the features of rows.
+
+        The pieces of a text are combined by minimum, maximum, or a mean weighted by tokens.
+        """
+        found = dict(zip(self.columns, fetch(list(self.columns.values())), strict=True))
+        if self.loaded.owner is None:
+            return found
+        starts = np.flatnonzero(np.diff(self.loaded.owner, prepend=-1))
+        weights = self.loaded.lengths.astype(np.float32)[:, None, None]
+        total = np.add.reduceat(weights, starts)
+        for column, values in found.items():
+            pooling = parse_column(column)[1]
+            if pooling in {"min", "max"}:
+                found[column] = (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
+            else:
+                found[column] = np.add.reduceat(values * weights, starts) / total
+        return found
+
+
+def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launched:
+    """Run the model over loaded rows, without waiting for the device."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
@@ -114,24 +143,7 @@ def launch(
             out[column][rows, : found.shape[1]] = found
             if found.shape[1] < out[column].shape[1]:
                 out[column][rows, found.shape[1] :] = 0
-    return partial(_fetch, out, loaded)
-
-
-def _fetch(columns: Mapping[str, Tensor], loaded: Loaded) -> dict[str, np.ndarray]:
-    """Copy features to the host; combine the pieces of a text by minimum, maximum, or a mean weighted by tokens."""
-    found = dict(zip(columns, fetch(list(columns.values())), strict=True))
-    if loaded.owner is None:
-        return found
-    starts = np.flatnonzero(np.diff(loaded.owner, prepend=-1))
-    weights = loaded.lengths.astype(np.float32)[:, None, None]
-    total = np.add.reduceat(weights, starts)
-    for column, values in found.items():
-        pooling = parse_column(column)[1]
-        if pooling in {"min", "max"}:
-            found[column] = (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
-        else:
-            found[column] = np.add.reduceat(values * weights, starts) / total
-    return found
+    return Launched(out, loaded)
 
 
 def forward(

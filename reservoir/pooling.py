@@ -101,8 +101,8 @@ class LayerPooling:
         self._padding: Tensor | None = (tokens >= lengths[:, None])[:, :, None]
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait
         # for a GPU.
-        exported = torch.compiler.is_compiling() or hidden.requires_grad
-        self._on_host = not (exported or devices.on_gpu(hidden.device))
+        self._exported = torch.compiler.is_compiling() or hidden.requires_grad
+        self._on_host = not (self._exported or devices.on_gpu(hidden.device))
         if self._on_host and int(lengths.min()) == hidden.shape[1]:
             self._padding = None
 
@@ -195,7 +195,8 @@ class LayerPooling:
 
     def _grid(self, number: int) -> Tensor:
         """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
-        if self._on_host and self._padding is not None:
+        # This waits for a GPU, once per layer of images.
+        if not self._exported and int(self._lengths.min()) < self._hidden.shape[1]:
             raise InputError(f"pooling grid{number}: the rows differ in length; use another pooling")
         side = math.isqrt(self._hidden.shape[1])
         bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)

@@ -38,9 +38,9 @@ from reservoir_cache.spec import FORMAT, STORES, Layout, Spec, rows_per_block
 if TYPE_CHECKING:
     from reservoir_cache.derived import load_arrays, save_arrays
     from reservoir_cache.reader import FeatureStore, SplitFeatures
-    from reservoir_cache.shard import new_file
+    from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file
     from reservoir_cache.verification import repair, verify
-    from reservoir_cache.writer import ShardWriter, write_targets
+    from reservoir_cache.writer import Arrays, ShardWriter, write_targets
 
 __all__ = [
     "EntrySummary",
@@ -72,7 +72,7 @@ __all__ += [
     "untracked",
     "verify",
 ]
-__all__ += ["ShardWriter", "read_regular", "write_targets"]
+__all__ += ["STORED_DTYPE", "Arrays", "Encoded", "ShardWriter", "encode", "read_regular", "write_targets"]
 
 # Modules that are imported when a name in them is first used, because h5py would slow down the
 # command line's start.

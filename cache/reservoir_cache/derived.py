@@ -30,7 +30,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
-            size, crc = publish(path, content)
+            size, crc = publish(path, *content)
             line = {"bytes": size, "crc32": crc}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
     except CacheError:

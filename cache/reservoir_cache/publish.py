@@ -10,10 +10,11 @@ import stat
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-_PART = 2**20  # bytes that are read at once
+_PART = 2**18  # bytes that are read at once, while they are in the processor's cache
 _counter = itertools.count()
 _identity = ""
 
@@ -44,8 +45,10 @@ def repair_command(key: str) -> str:
     return f"run 'reservoir cache repair {key[:16]}', then the same extract again"
 
 
-def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, str]:
-    """Write a file that is complete under its final name or unchanged; return its size and CRC-32.
+def publish(
+    final: Path, *content: bytes | memoryview, crc32: int | None = None, durable: bool = True
+) -> tuple[int, str]:
+    """Write pieces to a file that is complete under its final name or unchanged; return its size and CRC-32.
 
     If not ``durable``, a power loss may destroy it. Raises CacheError if the file cannot be written
     or read back.
@@ -55,8 +58,8 @@ def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, 
     try:
         make_folder(final.parent)
         with temporary.open("xb") as file:
-            file.write(content)
-        if not _holds(temporary, content):
+            file.writelines(content)
+        if not _holds(temporary, *content):
             raise CacheError(f"{final}: does not read back as written; check the disk")
         if durable:
             sync(temporary)
@@ -69,7 +72,8 @@ def publish(final: Path, content: bytes, *, durable: bool = True) -> tuple[int, 
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-    return len(content), f"{zlib.crc32(content):08x}"
+    crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), content, 0) if crc32 is None else crc32
+    return sum(map(len, content)), f"{crc:08x}"
 
 
 def publish_json(
@@ -172,11 +176,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _holds(path: Path, content: bytes) -> bool:
-    with path.open("rb") as file:  # in parts, because the content may be large
-        return all(
-            file.read(_PART) == content[low : low + _PART] for low in range(0, len(content) + 1, _PART)
-        )
+def _holds(path: Path, *content: bytes | memoryview) -> bool:
+    with path.open("rb") as file:
+        for piece in content:
+            for low in range(0, len(piece), _PART):
+                part = bytes(piece[low : low + _PART])  # comparing two memoryviews is slow
+                if file.read(len(part)) != part:
+                    return False
+        return not file.read(1)
 
 
 def _checksum(content: dict[str, Any]) -> str:

@@ -2,16 +2,18 @@
 
 import io
 import math
+import mmap
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, reduce
+from operator import itemgetter, xor
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -26,6 +28,9 @@ STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float3
 _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}  # the bits of positive infinity
 
 _SLAB = 2**16  # values that are decoded while they are in the processor's cache
+
+_METADATA = 2**14  # more bytes than HDF5 needs for the name, type and attributes of a dataset
+_LARGE = 2**16  # bytes of a dataset that is not copied
 
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
 """Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
@@ -105,11 +110,23 @@ class Encoded:
     values: NDArray
     offset: NDArray[np.float32] | None
 
+    @classmethod
+    def joined(cls, parts: Sequence["Encoded"]) -> "Encoded":
+        """Return a column from parts that have an offset each."""
+        offsets = [part.offset for part in parts if part.offset is not None]
+        values = np.concatenate([part.values for part in parts])
+        return cls(values, np.concatenate(offsets) if offsets else None)
+
     @cached_property
     def crc32(self) -> str:
         """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
-        crc = zlib.crc32(self.values.data)
+        crc = self.crc32_of_values
         return f"{crc if self.offset is None else zlib.crc32(self.offset.data, crc):08x}"
+
+    @cached_property
+    def crc32_of_values(self) -> int:
+        """CRC-32 of the stored values."""
+        return zlib.crc32(self.values.data)
 
 
 def find_columns(file: h5py.File, columns: Iterable[str]) -> dict[str, Extent]:
@@ -214,33 +231,87 @@ def _round(x: NDArray[np.float32], store: str, out: NDArray) -> None:
         out[...] = x
 
 
+class _Image(mmap.mmap):
+    """A file in memory for h5py to write; pages that are never written take no memory."""
+
+    end = 0  # of what has been written
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> None:
+        super().seek(self.end if whence == os.SEEK_END else offset)
+
+    def write(self, data: Any) -> None:
+        super().write(data)
+        self.end = max(self.end, self.tell())
+
+    def truncate(self, size: int) -> None:
+        self.end = size
+
+
 def file_content(
     datasets: Mapping[str, NDArray],
     attributes: Mapping[str, Mapping[str, int | str]] = MappingProxyType({}),
-) -> bytes:
-    """Return an HDF5 file with some datasets, and with attributes by the name of their dataset, "/" for the file."""
-    image = io.BytesIO()
+) -> list[memoryview]:
+    """Return an HDF5 file with some datasets, and with attributes by the name of their dataset, "/" for the file.
+
+    The file comes in pieces. Values of large datasets are not copied, which would take longer than
+    writing the file.
+    """
+    arrays = {name: np.asarray(array, order="C") for name, array in datasets.items()}
+    image = _Image(-1, 2**20 + sum(array.nbytes + _METADATA for array in arrays.values()), mmap.MAP_PRIVATE)
+    large = dict[int, NDArray]()  # by position in the file
     with h5py.File(image, "w") as file:
-        for name in ("/", *datasets):
-            item = (
-                file.create_dataset(name, data=datasets[name], track_times=False)
-                if name in datasets
-                else file
-            )
+        for name in ("/", *arrays):
+            item = file
+            if (array := arrays.get(name)) is not None:
+                small = array if array.nbytes < _LARGE else None
+                item = file.create_dataset(name, array.shape, array.dtype, small, track_times=False)
+                if small is None:
+                    item[(0,) * array.ndim] = array.flat[0]  # HDF5 now reserves the space of all values
+                    large[item.id.get_offset()] = array
             for key, value in attributes.get(name, {}).items():
                 item.attrs[key] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
-    return image.getvalue()
+    content, pieces, start = memoryview(image), list[memoryview](), 0
+    for position, array in sorted(large.items(), key=itemgetter(0)):
+        pieces += [content[start:position], array.data.cast("B")]
+        start = position + array.nbytes
+    return [*pieces, content[start : image.end]]
 
 
-def shard_content(header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str) -> bytes:
-    """Return the content of a shard's file."""
+def shard_content(
+    header: Mapping[str, int | str], columns: Mapping[str, Encoded], store: str
+) -> tuple[list[memoryview], int]:
+    """Return the content of a shard's file in pieces, and its CRC-32."""
     datasets, attributes = dict[str, NDArray](), {"/": header}
     for column, encoded in sorted(columns.items()):
         datasets[f"{column}/values"] = encoded.values
         attributes[f"{column}/values"] = {"encoding": store, "crc32": encoded.crc32}
         if (offset := encoded.offset) is not None:
             datasets[f"{column}/offset"] = offset[0] if len(offset) == 1 else offset
-    return file_content(datasets, attributes)
+    pieces, crc = file_content(datasets, attributes), 0
+    known = {id(encoded.values): encoded.crc32_of_values for encoded in columns.values()}
+    for piece in pieces:
+        of_values = known.get(id(piece.obj))
+        crc = zlib.crc32(piece, crc) if of_values is None else joined_crc32(crc, of_values, len(piece))
+    return pieces, crc
+
+
+def joined_crc32(first: int, second: int, size: int) -> int:
+    """Return the CRC-32 of two joined pieces from those of each; the second piece has ``size`` bytes."""
+    return _sum_bits(first, _after_zeros(size)) ^ second
+
+
+@cache
+def _after_zeros(size: int) -> tuple[int, ...]:
+    """Return what each bit of a CRC-32 becomes after ``size`` zero bytes; CRC-32 is linear in these bits."""
+    if size == 1:
+        return tuple(zlib.crc32(b"\0", 1 << bit) ^ zlib.crc32(b"\0") for bit in range(32))
+    found = tuple(_sum_bits(each, _after_zeros(size // 2)) for each in _after_zeros(size // 2))
+    return tuple(_sum_bits(each, _after_zeros(1)) for each in found) if size % 2 else found
+
+
+def _sum_bits(crc: int, values: Sequence[int]) -> int:
+    """Return the sum, without carry, of the values at the bits of a CRC-32 that are set."""
+    return reduce(xor, (value for bit, value in enumerate(values) if crc >> bit & 1), 0)
 
 
 def inspect_shard(

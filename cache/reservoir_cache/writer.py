@@ -23,8 +23,8 @@ from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
 from reservoir_cache.shard import TARGET_RANKS, Encoded, encode, file_content, shard_content
 
-Arrays = Mapping[str, NDArray[np.float32]]
-"""Features by column, (rows of the block, tokens, width) each."""
+Arrays = Mapping[str, NDArray[np.float32] | Encoded]
+"""Features by column, (rows of the block, tokens, width) each, perhaps encoded."""
 
 WRITERS = 3  # threads that encode and write blocks: one may wait for the disk while the others compute
 PENDING = 6  # blocks in memory that are not on disk yet
@@ -42,7 +42,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         content = file_content({name: targets[name] for name in TARGET_RANKS if name in targets})
-        line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, content))
+        line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, *content))
         replace(entry.page(split, 0), targets=line).write(folder, 0)
 
 
@@ -127,6 +127,9 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
     (low, high), found = entry.layout.block(entry.spec.rows[split], block), dict[str, Encoded]()
     for name, x in sorted(arrays.items()):
         check_column_name(name)
+        if isinstance(x, Encoded):
+            found[name] = x
+            continue
         if x.dtype != np.float32 or x.ndim != 3 or len(x) != high - low or 0 in x.shape:
             wanted = f"float32 of shape ({high - low}, tokens, width)"
             raise CacheError(f"column {name}: needs {wanted}, not {x.dtype} {x.shape}")
@@ -151,10 +154,9 @@ def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded])
     of_block = [shard for shard in page.shards if shard.block == block]
     taken = {shard.file for shard in of_block if is_sound(folder, shard)}
     file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-    content = shard_content(entry.header(split, block), encoded, entry.spec.store)
-    line = Shard(
-        file, block, *publish(folder / file, content), {name: each.crc32 for name, each in encoded.items()}
-    )
+    content, crc32 = shard_content(entry.header(split, block), encoded, entry.spec.store)
+    published = publish(folder / file, *content, crc32=crc32)
+    line = Shard(file, block, *published, {name: each.crc32 for name, each in encoded.items()})
     unsound = {shard.file for shard in of_block} - taken
     with entry_locks(entry.path).mutex():
         entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)

@@ -1,5 +1,6 @@
 """FORMAT.md agrees with the code and its files, keys depend on every field, and imports load few modules."""
 
+import io
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import reservoir_cache
 from reservoir_cache import FORMAT, Spec, publish, save_arrays
+from reservoir_cache.shard import Encoded, file_content, shard_content
 from reservoir_cache.spec import _REQUIRED, canonical_json
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
@@ -204,8 +206,17 @@ def test_a_published_file_is_either_complete_or_unchanged(tmp_path, monkeypatch)
 def test_a_file_of_any_size_is_compared_with_what_was_written(tmp_path, size):
     content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     (tmp_path / "file").write_bytes(content)
-    assert publish._holds(tmp_path / "file", content)
-    assert not publish._holds(tmp_path / "file", content + b"x")
-    assert size == 0 or not any(
-        publish._holds(tmp_path / "file", other) for other in (content[:-1] + b"y", content[:-1])
-    )
+    assert publish._holds(tmp_path / "file", content[: size // 2], content[size // 2 :])
+    for other in {content + b"x", content[:-1] + b"y", content[:-1]} - {content}:
+        assert not publish._holds(tmp_path / "file", other)
+
+
+def test_a_file_in_pieces_has_the_bytes_that_h5py_writes():
+    large, flags = np.random.default_rng(0).normal(size=(300, 400)), np.arange(2**16) % 3 == 0
+    arrays = {"a/b/c": large, "a/t": large.T, "flags": flags, "small": large[0], "none": large[:0], "one": large[0, 0]}
+    with h5py.File(image := io.BytesIO(), "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, track_times=False)
+    assert b"".join(file_content(arrays)) == image.getvalue()
+    pieces, crc = shard_content({}, {f"a/{rows}": Encoded(large[:rows], None) for rows in (300, 217)}, "float64")
+    assert len(pieces) > 3 and crc == zlib.crc32(b"".join(pieces))

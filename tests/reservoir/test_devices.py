@@ -6,11 +6,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from reservoir_cache import verify
+from reservoir_cache import STORES, CacheError, encode, verify
 from reservoir_pipelines import extract, plan
+from reservoir_pipelines.extraction.encoding import start_encoding
 
 from reservoir import devices
 from reservoir.backbones.weights import load_backbone
+from reservoir.errors import InputError
+from reservoir.features import Launched, Loaded
 from reservoir.pooling import LayerPooling
 from reservoir.reservoir import choose_compute
 
@@ -56,7 +59,8 @@ def test_features_of_a_gpu_are_those_of_the_cpu_under_another_key(on_cpu, gpu, t
         for column in on_cpu.columns:
             # A GPU has larger batches, so products round differently.
             np.testing.assert_allclose(found[split].read(column), on_cpu[split].read(column), rtol=2e-3, atol=2e-3)
-    assert gpu["empty"] == sum(found[split].read(column).size for split in found for column in found.columns)
+    stored = [found[split].read(column) for split in found for column in found.columns]
+    assert gpu["empty"] == sum(2 * x.size + 4 * x.shape[2] for x in stored)  # float16, and the offsets
     assert gpu["pin_memory"] > gpu["empty"] / 100
 
     files = {path: path.read_bytes() for path in found.entry.rglob("*.h5")}
@@ -64,6 +68,25 @@ def test_features_of_a_gpu_are_those_of_the_cpu_under_another_key(on_cpu, gpu, t
     again = call()
     assert again.computed_rows == 120 and verify(again.store.entry) == []
     assert {path: path.read_bytes() for path in found.entry.rglob("*.h5")} == files
+
+
+@pytest.mark.gpu  # on the CPU, too
+@pytest.mark.parametrize("store", STORES)
+def test_a_gpu_encodes_as_the_host(gpu, store):
+    draw, device = np.random.default_rng(0), "cuda" if torch.cuda.is_available() else "cpu"
+    x = draw.normal(size=(300, 3, 7)) * 2.0 ** draw.integers(-30, 12, (300, 3, 1)) + [0, 0.1, -3e3, 9e3, 1e-6, 7e-42, 3]
+    columns = {"a/all": x.astype(np.float32), "b/last": x[:, :1, 1:4].astype(np.float32)}
+
+    def encoded():
+        on_device = {name: torch.from_numpy(x).to(device) for name, x in columns.items()}
+        return start_encoding(Launched(on_device, Loaded([], np.ones(300), None)), store, 7)()
+
+    expected = {name: encode(x, store, column=name).crc32 for name, x in columns.items()}
+    assert {name: found.crc32 for name, found in encoded().items()} == expected
+    for wrong in (np.nan, np.inf, -np.inf, *[1e6, -1e6] * (store == "float16")):
+        columns["b/last"][5, 0, 1] = wrong
+        with pytest.raises(CacheError, match="b/last, row 12, token 0, channel 1: "):
+            encoded()
 
 
 def test_poolings_of_a_gpu_equal_those_of_the_cpu(monkeypatch):
@@ -75,6 +98,8 @@ def test_poolings_of_a_gpu_equal_those_of_the_cpu(monkeypatch):
     pooling = LayerPooling(hidden, lengths)
     for name in names:
         assert torch.equal(pooling(name), expected[name]), name
+    with pytest.raises(InputError, match="grid2: the rows differ in length"):
+        pooling("grid2")
 
 
 @pytest.mark.parametrize("backbone", ["lstm:width=8,depth=2", "esn:units=8,lr=0.5"])

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from reservoir_cache import (
     STORES,
+    Arrays,
+    Encoded,
     Entry,
     Layout,
     ShardWriter,
@@ -40,6 +42,7 @@ from reservoir.options import ClusterOptions, ExtractOptions, FeatureOptions, Ro
 from reservoir.plan import Plan, resolve
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.task import Tokens
+from reservoir_pipelines.extraction.encoding import start_encoding
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import count_text, notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
@@ -48,8 +51,8 @@ from reservoir_pipelines.workers import map_pieces, process_number, program_vers
 Load = Callable[[str, int, int], Iterable[Any]]
 """Function of a split and a range of rows that yields them in parts, in a separate thread."""
 
-Compute = Callable[[Any, Sequence[str]], Callable[[], Mapping[str, np.ndarray]]]
-"""Function that starts to compute columns of a part; calling its result returns their values."""
+Compute = Callable[[Any, Sequence[str]], Callable[[], Arrays]]
+"""Function that starts to compute columns of a part; calling its result returns their values, encoded or not."""
 
 PADDING = "right, masked"
 MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
@@ -148,15 +151,19 @@ class Run:
 
     def steps(self, entry: Entry) -> tuple[Load, Compute]:
         """Return two functions for `compute_blocks`; values do not depend on blocks, only on `Layout.offset_rows`."""
-        layout = entry.layout
+        layout, store = entry.layout, entry.spec.store
 
-        def read(split: str, low: int, high: int) -> Iterator[Loaded]:
+        def read(split: str, low: int, high: int) -> Iterator[tuple[int, Loaded]]:
             for start in range(low, high, layout.offset_rows):
                 rows = self.rows[split][start : min(start + layout.offset_rows, high)]
                 part = self.prepared.split(split).take(rows)
-                yield load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
+                loaded = load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
+                yield start, loaded
 
-        return read, partial(launch, self.model)
+        def compute(part: tuple[int, Loaded], columns: Sequence[str]) -> Callable[[], Arrays]:
+            return start_encoding(launch(self.model, part[1], columns), store, part[0])
+
+        return read, compute
 
 
 def open_entry(
@@ -306,12 +313,12 @@ def compute_blocks(
     return computed
 
 
-def _joined(launched: Sequence[Callable[[], Mapping[str, np.ndarray]]]) -> Mapping[str, np.ndarray]:
-    """Return the columns of a block from those of its parts."""
+def _joined(launched: Sequence[Callable[[], Any]]) -> Arrays:
+    """Return the columns of a block from those of its parts, which are encoded if there are several."""
     parts = [fetch() for fetch in launched]
-    return (
-        parts[0] if len(parts) == 1 else {c: np.concatenate([part[c] for part in parts]) for c in parts[0]}
-    )
+    if len(parts) == 1:
+        return parts[0]
+    return {column: Encoded.joined([part[column] for part in parts]) for column in parts[0]}
 
 
 def compute_missing(
