@@ -138,7 +138,7 @@ def test_two_processes_equal_one_with_twice_the_batch(cache):
     assert [code for code, _, _ in two] == [0, 0], two
     # Forward passes are numbered across processes, so dropout masks are the same as with accumulation.
     one = train("bit-xor", batch=4, accumulate=2, **settings)
-    two = Training.from_dict(RunFolder(cache / "two").result)
+    two = RunFolder(cache / "two").result(Training.from_dict)
     np.testing.assert_allclose(two.losses, one.losses, atol=1e-6)
     assert two.valid_score == one.valid_score and two.test_loss == pytest.approx(one.test_loss, abs=1e-6)
 
@@ -412,7 +412,7 @@ def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_
     assert [row["learning_rate"] for row in swept.swept] == [best, *(rate for rate in alone if rate != best)]
     for row in swept.swept:
         assert (row["valid_score"], row["dropout"]) == (alone[row["learning_rate"]].valid_score, 0.0)
-    tested = [RunFolder(swept.path.parent / row["run"]).result["test_score"] is not None for row in swept.swept]
+    tested = [RunFolder(swept.path.parent / row["run"]).result(dict)["test_score"] is not None for row in swept.swept]
     assert tested == [True, False]
     before = {row["run"]: (RunFolder(swept.path.parent / row["run"]).path / "metrics.jsonl").stat().st_mtime_ns
               for row in swept.swept}  # fmt: skip

@@ -108,7 +108,8 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     from reservoir_pipelines.training.run_folder import RunFolder, Training
 
     run = RunFolder(path)
-    done = Training.from_dict({**(run.result or {}), "run": str(path)})
+    done = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
+    assert done  # only finished runs are on the page
     values, config = train_values(done), run.config
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
     facts.append(("label", config["settings"]["spec"]["task"]["parameters"].get("label")))
