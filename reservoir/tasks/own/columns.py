@@ -206,6 +206,8 @@ def require_column(table: Table, name: str | None, role: str = "", known: Collec
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"
     close = nearest(name, [other for other in names if other not in known])
+    if len(several := separated(name)) > 1 and {*several} <= {*names}:
+        close = f"; give one column: add one that joins the cells of {listed(several)}"
     raise InputError(f"{table.path}: no column {name!r}{who} among {listed(names)}{remedy}{close}")
 
 
