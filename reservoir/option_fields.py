@@ -113,9 +113,11 @@ class Options:
         own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
         _where.update(name for name, item in own.items() if item.metadata.get("where"))
         panels.update(dict.fromkeys(own, panel))
-        for name in inspect.get_annotations(cls).keys() - own.keys():  # another default of an option
-            inherited = cls.__dataclass_fields__[name]
-            setattr(cls, name, field(default=vars(cls)[name], metadata=inherited.metadata))
+        inherited = getattr(cls, "__dataclass_fields__", {})
+        for name in (
+            vars(cls).keys() & inherited.keys() - own.keys()
+        ):  # only the default of an option changes
+            setattr(cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata))
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:

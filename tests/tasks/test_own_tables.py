@@ -468,7 +468,7 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ),
         (
             {"o k": LABEL, "long": DAYS, **WIDE, "label": LABEL},
-            "--drop 'o k', or the flag of its role, such as --time or --text",
+            "--drop 'o k', or the flag of its role: --id, --group, --time or --text",
         ),
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),

@@ -392,7 +392,7 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
         table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}")
     if len(wrong) > MAX_TEXT * (~empty).sum():
         problem = f"{table.path}, {table.bad.places[wrong[0]]}: {texts[wrong[0]][:40]!r} is not a number"
-        flag = f"--drop {quote(name)}, or the flag of its role, such as --time or --text"
+        flag = f"--drop {quote(name)}, or the flag of its role: --id, --group, --time or --text"
         raise InputError(f"{problem} in column {name!r}; write numbers there, or pass {flag}")
     return numbers.to_numpy(np.float64)
 
