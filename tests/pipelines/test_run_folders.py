@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import train
-from reservoir_pipelines.files import checked_line, read_checked, write_checked
+from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training.run_folder import (
     RunFolder,
@@ -66,9 +66,9 @@ def test_a_diverged_run_is_finished_and_continues_on_request(go, monkeypatch):
     monkeypatch.setattr(trainer, "BOUND", 20.0)
     settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0}
     done = go(**settings)
-    assert done.diverged_step is not None and go(**settings) == done
+    assert done.diverged_step == done.steps == done.history[-1]["step"] < 8 and go(**settings) == done
     assert go(**settings, resume=True).diverged_step == done.diverged_step
-    with pytest.raises(DivergedError):
+    with pytest.raises(DivergedError, match=r"the loss is .* at step \d+.*--learning-rate"):
         go(**settings | {"on_divergence": "stop", "resume": True})
 
 
@@ -82,15 +82,6 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     assert max(line["step"] for line in read_journal(cache / "run" / "metrics.jsonl")) == 6
 
 
-def test_a_damaged_configuration_is_refused(go, cache):
-    go(steps=1)
-    for config in ("", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'):
-        (cache / "run" / "config.json").write_text(config)  # no checksum, so not a damaged file
-        for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
-            with pytest.raises(InputError, match="not of a run of reservoir"):
-                use()
-
-
 @pytest.mark.parametrize("rest", [b"\xff\xfe\x00", b'{"step": 3, "lo'])
 def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cache):
     go(steps=2)
@@ -99,6 +90,9 @@ def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cac
     journal.write_bytes(journal.read_bytes() + rest)
     assert read_journal(journal) == lines
     assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
+    journal.write_text("[" * 10**5 + "]" * 10**5 + "}\n")
+    with pytest.raises(InputError, match="line 1 is damaged"):
+        read_journal(journal)
 
 
 def flip(path, where):
@@ -186,24 +180,11 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
     assert "Traceback" not in first[2] + second[2]
 
 
-def test_a_line_of_the_journal_that_is_nested_too_deep_is_refused(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("[" * 10**5 + "]" * 10**5 + "}\n")
-    with pytest.raises(InputError, match="line 1 is damaged"):
-        read_journal(tmp_path / "metrics.jsonl")
-
-
-def test_a_run_whose_settings_lack_a_part_is_refused_in_one_line(tmp_path):
-    config = {"format": 1, "settings": {"spec": {}}, "reservoir": {}, "scaling": None, "lengths": False}
-    write_checked(tmp_path / "config.json", config)
-    (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(InputError, match=r"config\.json: damaged"):
-        open_readout(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("file", "change"),
     [
-        ("config.json", lambda config: config.update(settings=[1])),
+        ("config.json", lambda config: config["settings"].update(spec={})),
+        ("config.json", lambda config: config.clear()),
         ("config.json", lambda config: config.update(scaling=5)),
         ("config.json", lambda config: config["settings"].update(train=[5])),
         ("config.json", lambda config: config["settings"]["spec"].update(compute="os")),
