@@ -66,9 +66,11 @@ def _must(fit: Callable[[Any], object], remedy: str) -> Check:
 
 def at_least(low: int) -> Check:
     """Return a check that a number is whole and at least ``low``."""
-    low_text = f"give a whole number of at least {low}"
+    whole = _must(
+        lambda value: value == int(value) and value >= low, f"give a whole number of at least {low}"
+    )
     small = _must(lambda value: value < 2**31, "give a smaller number")
-    return lambda value: small(value) if value == int(value) and value >= low else low_text
+    return lambda value: whole(value) or small(value)
 
 
 def one_of(*names: str) -> Check:
@@ -114,9 +116,8 @@ class Options:
         _where.update(name for name, item in own.items() if item.metadata.get("where"))
         panels.update(dict.fromkeys(own, panel))
         inherited = getattr(cls, "__dataclass_fields__", {})
-        for name in (
-            vars(cls).keys() & inherited.keys() - own.keys()
-        ):  # only the default of an option changes
+        # A new default of an inherited option keeps its check.
+        for name in vars(cls).keys() & inherited.keys() - own.keys():
             setattr(cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata))
         dataclass(frozen=True, kw_only=True)(cls)
 

@@ -236,8 +236,8 @@ class Entry:
         return sorted(self.spec.rows)
 
     @property
-    def a_step(self) -> bool:
-        """Whether only a command that needs no whole entry, such as a search, made this entry (see `untracked`)."""
+    def intermediate(self) -> bool:
+        """Whether only another command needed this entry, perhaps not all of its splits; see `untracked`."""
         with suppress(FileNotFoundError):
             return (self.path / LOCK_FILE).stat().st_mtime_ns == 0
         return False

@@ -17,7 +17,7 @@ from reservoir_cache.spec import FORMAT
 def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     """Read every file of an entry and return all damaged files and the folders of unfinished splits.
 
-    `Entry.progress` defines finished splits; an entry that is `Entry.a_step` needs none. Without
+    `Entry.progress` defines finished splits; an `Entry.intermediate` entry needs none. Without
     ``contents``, files are not read; only their sizes are compared.
     """
     problems, remedy = list[Problem](), repair_command(entry.key)
@@ -45,7 +45,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
         )
     with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (done, count) in entry.progress().items():
-            if done < count and split not in damaged and not entry.a_step:
+            if done < count and split not in damaged and not entry.intermediate:
                 what = f"not finished: {done} of {count} blocks exist"
                 problems.append(Problem(entry.path / split, what, "run the same extract again"))
     return problems

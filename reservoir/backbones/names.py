@@ -53,10 +53,8 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
     """Return the family and `Shape` of a backbone, cut to its first ``depth`` blocks; no weights are loaded."""
     family, config = find(name, depth)
     shape = family.shape(config)
-    with usable_configuration(name):
-        family.loader.count(
-            config
-        )  # fails for heads that do not divide the width, or an unknown activation
+    with usable_configuration(name):  # heads that do not divide the width, an unknown activation
+        family.loader.count(config)
     return family, replace(shape, depth=depth or shape.depth)
 
 

@@ -161,10 +161,8 @@ class LinearReadout:
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (n, t) of features (n, w), in float64."""
         if x.shape[1] != len(self.coef):
-            problem = (
-                f"readout: it has weights of {len(self.coef)} features, and its columns have {x.shape[1]}"
-            )
-            raise InputError(f"{problem}; fit it again")
+            sizes = f"{len(self.coef)} weights for {x.shape[1]} features"
+            raise InputError(f"readout: it has {sizes}; fit it again")
         return np.asarray(x, np.float64) @ self.coef + self.intercept
 
     def predict(self, x: np.ndarray) -> np.ndarray:

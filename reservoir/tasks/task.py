@@ -78,7 +78,7 @@ class Task:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Task":
         """Build a task from what `to_dict` returned."""
-        problem = f"task {str(values['name'])[:40]!r}: its description is damaged"
+        problem = f"task {str(values.get('name'))[:40]!r}: its description is damaged"
         with as_input_error(problem, "extract the data again"):
             ((kind, size),) = values["form"].items()
             form = {"vectors": Vectors, "tokens": Tokens}[kind](size)

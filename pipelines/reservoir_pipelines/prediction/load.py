@@ -55,10 +55,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
         tensors = read_tensors(RunFolder(folder).best, TRAINED)
         if "output.weight" not in tensors:  # the output layer was not trained
             tensors = load_run(folder, "cpu").fpt.state_dict()
-        coef, intercept = (
-            tensors["output.weight"].double().numpy().T,
-            tensors["output.bias"].double().numpy(),
-        )
+        coef, intercept = (tensors[f"output.{name}"].double().numpy().T for name in ("weight", "bias"))
         if task.classes == 2:  # the readout's score s stands for the logits -s and +s
             coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
         if scale := config["settings"].get("targets"):  # undo the standardisation of the targets
