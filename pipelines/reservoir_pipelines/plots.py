@@ -215,9 +215,9 @@ def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
     kept = [j for j in range(len(settings)) if common[j] or j == best[1]]
     values = factor * scores[order][:, kept]
     # The worst settings would use up most colours: scores below the median share the darkest one.
-    low, high = np.nanmedian(values), np.nanmax(values)
-    ends = {"vmin": min(low, high - 0.01 * factor), "vmax": high}
-    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", **ends)
+    low, high = float(np.nanmedian(values)), float(np.nanmax(values))
+    low = min(low, high - 0.01 * factor)  # equal ends would be extended beyond 100%
+    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
     place, ring = (kept.index(best[1]), order.index(best[0])), {"markersize": 11, "fillstyle": "none"}
     for colour, width in ((INK, 4), ("white", 2)):  # seen on pale and on dark cells
