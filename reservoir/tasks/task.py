@@ -42,7 +42,7 @@ class Task:
     # Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
     parameters: Mapping[str, Any] = field(default_factory=dict)
     # names of the classes, in order, if the class numbers are not the names
-    labels: tuple[str | int, ...] = ()
+    labels: tuple[str | int | bool, ...] = ()
     alphabet: str = ""  # the letter of each symbol, for texts of your own; these are stored as code points
     pictures: int = 0  # side in pixels of your own images for models of vectors; they are stored as files
     # accuracy of copying the visible input, if it is above that of a constant answer

@@ -194,9 +194,9 @@ def test_wrong_folders_are_refused(config, words, tmp_path):
         ("distilbert-base-uncased:activation=foo", {}, "function foo not found"),
         ("mini:n_layer=0", {}, "its configuration sets blocks to 0; give at least 1"),
         ("mini:n_positions=0", {}, "positions to 0; give"),
-        ("mini:n_head=-4", {}, "not a multiple of -4 heads"),
+        ("mini:n_head=-4", {}, "sets attention heads to -4"),
         ("HuggingFaceTB/SmolLM2-135M:num_key_value_heads=0", {}, "modulo by zero"),
-        ("HuggingFaceTB/SmolLM2-135M:num_attention_heads=-9", {}, "invalid"),
+        ("HuggingFaceTB/SmolLM2-135M:num_attention_heads=-9", {}, "attention heads to -9"),
     ],
 )
 def test_wrong_settings_are_refused(name, settings, words):
