@@ -66,9 +66,11 @@ def _must(fit: Callable[[Any], object], remedy: str) -> Check:
 
 def at_least(low: int) -> Check:
     """Return a check that a number is whole and at least ``low``."""
-    return _must(
+    whole = _must(
         lambda value: value == int(value) and value >= low, f"give a whole number of at least {low}"
     )
+    small = _must(lambda value: value < 2**31, "give a smaller number")
+    return lambda value: whole(value) or small(value)
 
 
 def one_of(*names: str) -> Check:
@@ -85,7 +87,7 @@ positive = _must(lambda value: 0 < value < float("inf"), "give a positive number
 share = _must(lambda value: 0 <= value < 1, "give a number of at least 0 and below 1")
 seed_number = _must(lambda value: 0 <= value < SEEDS, f"give a whole number from 0 to {SEEDS - 1}")
 dilation_list = _must(
-    re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch,
+    re.compile(r"auto|0*[1-9]\d{0,8}(,0*[1-9]\d{0,8})*").fullmatch,
     "give auto, or positive whole numbers such as 1,2,4",
 )
 span = _must(
@@ -113,6 +115,10 @@ class Options:
         own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
         _where.update(name for name, item in own.items() if item.metadata.get("where"))
         panels.update(dict.fromkeys(own, panel))
+        inherited = getattr(cls, "__dataclass_fields__", {})
+        # A new default of an inherited option keeps its check.
+        for name in vars(cls).keys() & inherited.keys() - own.keys():
+            setattr(cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata))
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
@@ -122,7 +128,8 @@ class Options:
                 value = Path(value)
             object.__setattr__(self, item.name, value)
             texts = not isinstance(value, list | tuple) or all(isinstance(each, str) for each in value)
-            if not texts or not any(isinstance(value, KINDS[kind][0]) for kind in kinds):
+            numeric = isinstance(value, bool) and "bool" not in kinds  # Python counts True as a number
+            if numeric or not texts or not any(isinstance(value, KINDS[kind][0]) for kind in kinds):
                 words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
                 shown = " ".join(reprlib.repr(value).split())
                 raise InputError(

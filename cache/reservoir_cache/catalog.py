@@ -36,8 +36,8 @@ class EntrySummary:
 
     @property
     def finished(self) -> bool:
-        """Whether every block of every split has its labels and all columns."""
-        return self.blocks_done == self.blocks
+        """Whether every block of every split has its labels and all columns, or the entry is `Entry.intermediate`."""
+        return self.blocks_done == self.blocks or self.entry.intermediate
 
 
 def list_entries(root: Path) -> list[Entry]:

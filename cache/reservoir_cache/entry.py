@@ -5,11 +5,12 @@ A file that is not listed in a manifest is ignored.
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.locks import entry_locks, live_runs, touch
+from reservoir_cache.locks import LOCK_FILE, entry_locks, live_runs, touch
 from reservoir_cache.publish import (
     CacheError,
     is_regular,
@@ -233,6 +234,13 @@ class Entry:
     def splits(self) -> list[str]:
         """The splits of the specification, sorted."""
         return sorted(self.spec.rows)
+
+    @property
+    def intermediate(self) -> bool:
+        """Whether only another command needed this entry, perhaps not all of its splits; see `untracked`."""
+        with suppress(FileNotFoundError):
+            return (self.path / LOCK_FILE).stat().st_mtime_ns == 0
+        return False
 
     def blocks(self, split: str) -> list[tuple[int, int]]:
         """Return the row ranges [low, high) of a split's blocks."""

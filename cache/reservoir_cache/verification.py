@@ -17,8 +17,8 @@ from reservoir_cache.spec import FORMAT
 def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     """Read every file of an entry and return all damaged files and the folders of unfinished splits.
 
-    `Entry.progress` defines finished splits. Without ``contents``, files are not read; only their
-    sizes are compared.
+    `Entry.progress` defines finished splits; an `Entry.intermediate` entry needs none. Without
+    ``contents``, files are not read; only their sizes are compared.
     """
     problems, remedy = list[Problem](), repair_command(entry.key)
     for split in entry.splits:
@@ -45,7 +45,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
         )
     with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (done, count) in entry.progress().items():
-            if done < count and split not in damaged:
+            if done < count and split not in damaged and not entry.intermediate:
                 what = f"not finished: {done} of {count} blocks exist"
                 problems.append(Problem(entry.path / split, what, "run the same extract again"))
     return problems

@@ -190,12 +190,14 @@ def draw_layers(axes: Axes, sweep: Sweep, raw: float | None, metric: str) -> Non
     names = _with_gaps(sorted({layer for layer, _ in places}, key=layer_order))
     for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places), strict=False):
         values = [tops.get(places.get((name, pooling), ""), np.nan) for name in names]
-        axes.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
+        line = "o" if pooling == "concatenated" else "o-"
+        axes.plot(range(len(names)), values, line, color=colour, label=pooling, markersize=4, linewidth=1.5)
     chosen = sweep.columns[sweep.best[0]]
     if chosen not in places.values():
         axes.axhline(tops[chosen], color=INK, linewidth=1, label=shorten(chosen))
     if raw is not None:
         axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
+    axes.set_ylim(top=min(axes.get_ylim()[1], 1.005 * factor))  # no score is above 1
     _name_ticks(axes.xaxis, names, rotation=90)
     style(axes, "layer", f"validation {unit}, best setting")
 
@@ -212,18 +214,14 @@ def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
     kept = [j for j in range(len(settings)) if common[j] or j == best[1]]
     values = factor * scores[order][:, kept]
     # The worst settings would use up most colours: scores below the median share the darkest one.
-    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=np.nanmedian(values))
+    low, high = float(np.nanmedian(values)), float(np.nanmax(values))
+    low = min(low, high - 0.01 * factor)  # equal ends would be extended beyond 100%
+    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=high)
     axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    axes.plot(
-        kept.index(best[1]),
-        order.index(best[0]),
-        "o",
-        markersize=11,
-        fillstyle="none",
-        color="white",
-        markeredgewidth=2,
-    )
-    _name_ticks(axes.xaxis, [settings[j] for j in kept], rotation=90)
+    place, ring = (kept.index(best[1]), order.index(best[0])), {"markersize": 11, "fillstyle": "none"}
+    for colour, width in ((INK, 4), ("white", 2)):  # seen on pale and on dark cells
+        axes.plot(*place, "o", color=colour, markeredgewidth=width, **ring)
+    _name_ticks(axes.xaxis, [settings[j] for j in kept], rotation=90, most=16)
     _name_ticks(axes.yaxis, [columns[i] for i in order])
     axes.set_xlabel("penalty or setting")
     axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
@@ -315,8 +313,8 @@ def layer_order(column: str) -> tuple[str, int, str]:
     return entry, {"embed": 0, "final": 2}.get(name.partition("/")[0], 1), name
 
 
-def _name_ticks(axis: Axis, names: Sequence[str], rotation: float = 0) -> None:
-    ticks = range(0, len(names), max(1, -(-len(names) // MAX_TICKS)))
+def _name_ticks(axis: Axis, names: Sequence[str], rotation: float = 0, most: int = MAX_TICKS) -> None:
+    ticks = range(0, len(names), max(1, -(-len(names) // most)))
     axis.set_ticks(ticks, shorten_all([names[i] for i in ticks]), fontsize=7, rotation=rotation)
 
 

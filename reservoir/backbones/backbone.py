@@ -28,7 +28,7 @@ class Backbone(nn.Module):
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
         super().__init__()
-        self.model = model.eval().requires_grad_(False)
+        self.model = model.eval().requires_grad_(False).float()  # xIELU has parameters in bfloat16
         self.family = family
         self.config = config
         self.shape = family.shape(config)

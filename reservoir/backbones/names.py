@@ -53,6 +53,8 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
     """Return the family and `Shape` of a backbone, cut to its first ``depth`` blocks; no weights are loaded."""
     family, config = find(name, depth)
     shape = family.shape(config)
+    with usable_configuration(name):  # heads that do not divide the width, an unknown activation
+        family.loader.count(config)
     return family, replace(shape, depth=depth or shape.depth)
 
 
@@ -143,7 +145,9 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
     """Refuse sizes that no model has, a depth that this one does not have, and code from the hub."""
     with usable_configuration(name):
         shape = family.shape(config)
-    for what, size in {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}.items():
+    sizes = {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}
+    sizes["attention heads"] = getattr(config, "num_attention_heads", getattr(config, "n_head", None))
+    for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")
     if shape.depth > MAX_BLOCKS:

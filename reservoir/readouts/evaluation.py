@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import bdtr, stdtrit
 
 from reservoir.readouts.linear import LinearReadout, Readout
+from reservoir.records import fits, from_json
 
 BOOTSTRAP_CELLS = 2**22  # largest number of draws times rows in memory
 MAX_PRINTED = 100  # classes whose confusion matrix is written to JSON, at most
@@ -74,16 +75,20 @@ class Evaluation:
     def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
         """Build an evaluation from the values of `to_dict`, which lack ``merits``."""
         own = {"samples", "rows", "groups", "interval", "recall", "classes", "confusion", "reliability"}
-        return cls(
+        scores = {name: value for name, value in values.items() if name not in own}
+        if not fits(scores, dict[str, float | None]):  # NaN is None in JSON
+            raise ValueError("a score is not a number")
+        made = {
             **{name: values.get(name, 0) for name in ("samples", "rows", "groups")},
-            scores={name: value for name, value in values.items() if name not in own},
-            interval=tuple(values["interval"]) if values["interval"] else None,
-            recall=values["recall"],
-            classes=tuple(values["classes"]),
-            confusion=np.array(values["confusion"] or np.zeros((0, 0)), int),
-            merits=np.zeros(0),
-            reliability=tuple((int(n), p, right) for n, p, right in values["reliability"]),
-        )
+            "scores": {},
+            "interval": tuple(values["interval"]) if values["interval"] else None,
+            "recall": values["recall"],
+            "classes": tuple(values["classes"]),
+            "confusion": np.array(values["confusion"] or np.zeros((0, 0)), int),
+            "merits": np.zeros(0),
+            "reliability": tuple(map(tuple, values["reliability"])),
+        }
+        return replace(from_json(cls, made), scores=scores)
 
 
 def evaluate_classes(

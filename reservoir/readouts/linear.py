@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
+from reservoir.records import from_json
 
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
@@ -159,6 +160,9 @@ class LinearReadout:
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (n, t) of features (n, w), in float64."""
+        if x.shape[1] != len(self.coef):
+            sizes = f"{len(self.coef)} weights for {x.shape[1]} features"
+            raise InputError(f"readout: it has {sizes}; fit it again")
         return np.asarray(x, np.float64) @ self.coef + self.intercept
 
     def predict(self, x: np.ndarray) -> np.ndarray:
@@ -189,7 +193,7 @@ class LinearReadout:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
         """Build a readout from the values of `to_arrays`; raise `InputError` if their shapes do not match."""
-        targets = Targets(int(settings["outputs"]), int(settings["classes"]))
+        targets = from_json(Targets, {name: settings[name] for name in ("outputs", "classes")})
         if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (
             targets.columns,
         ):
@@ -199,6 +203,8 @@ class LinearReadout:
         coef, intercept = (np.asarray(arrays[name], np.float64) for name in ("coef", "intercept"))
         link = settings.get("link", "softmax")  # absent from readouts of format 2
         temperature = float(settings["temperature"])
+        if not 0 < temperature < float("inf"):
+            raise ValueError("its temperature is not a positive number")
         return cls(coef=coef, intercept=intercept, targets=targets, temperature=temperature, link=link)
 
 

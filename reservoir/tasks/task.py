@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
+from reservoir.records import fits, from_json
 
 SPLITS = ("train", "valid", "test")
 SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")
+MAX_SIZE = 2**31
 MISSING = -1  # class of padding after the end of a row with a label for every token; for targets it is NaN
 
 
@@ -40,7 +42,7 @@ class Task:
     # Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
     parameters: Mapping[str, Any] = field(default_factory=dict)
     # names of the classes, in order, if the class numbers are not the names
-    labels: tuple[str | int, ...] = ()
+    labels: tuple[str | int | bool, ...] = ()
     alphabet: str = ""  # the letter of each symbol, for texts of your own; these are stored as code points
     pictures: int = 0  # side in pixels of your own images for models of vectors; they are stored as files
     # accuracy of copying the visible input, if it is above that of a constant answer
@@ -76,18 +78,19 @@ class Task:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Task":
         """Build a task from what `to_dict` returned."""
-        form, each = values["form"], values["parameters"].get("each", "")
-        sizes = [*form.values(), *(values.get(name, 0) for name in SIZES)]
-        lists = [values["labels"], *(values["parameters"].get(name, []) for name in ("columns", "events"))]
-        sound = all(type(size) is int and size >= 0 for size in sizes) and all(
-            isinstance(one, list) for one in lists
-        )
-        if not sound or len(values["labels"]) not in (0, values["classes"]) or each not in ("", "token"):
-            raise InputError(
-                f"task {str(values['name'])[:40]!r}: its description is damaged; extract the data again"
-            )
-        form = Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"])
-        return cls(**{**values, "form": form, "labels": tuple(values["labels"])})
+        problem = f"task {str(values.get('name'))[:40]!r}: its description is damaged"
+        with as_input_error(problem, "extract the data again"):
+            ((kind, size),) = values["form"].items()
+            form = {"vectors": Vectors, "tokens": Tokens}[kind](size)
+            task = from_json(cls, {**values, "form": form, "labels": tuple(values["labels"])})
+            sizes = [size, *(getattr(task, name) for name in SIZES)]
+            lists = [task.parameters.get(name, []) for name in ("columns", "events")]
+            sound = all(fits(size, int) and 0 <= size < MAX_SIZE for size in sizes)
+            if not sound or not all(fits(names, list[str]) for names in lists):
+                raise ValueError("it has a wrong size or name of a column")
+            if len(task.labels) not in (0, task.classes) or task.each not in ("", "token"):
+                raise ValueError("its labels do not match its classes")
+            return task
 
 
 @dataclass(frozen=True, kw_only=True)

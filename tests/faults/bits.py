@@ -101,7 +101,7 @@ def _readout(folder: Path) -> Any:
 
 def _run(folder: Path) -> Any:
     run = RunFolder(folder)
-    return run.config, run.result, run.history
+    return run.config, run.result(dict), run.history
 
 
 def _checkpoint(folder: Path) -> Any:

@@ -210,7 +210,7 @@ def trained(root: Path) -> Any:
     weights = short(*(tensor.numpy() for part in tensors for tensor in part.values()))
     history = [line["step"] for line in run.history if line["step"] <= state.step]
     pictures = {name: sum for name, sum in visible(run.path).items() if name.endswith(".png")}
-    return state.step, best.step, weights, history, run.result and run.result["steps"], pictures
+    return state.step, best.step, weights, history, (run.result(dict) or {}).get("steps"), pictures
 
 
 def run_report(root: Path) -> None:

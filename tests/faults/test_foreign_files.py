@@ -432,7 +432,17 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
         ("readout", {"link": ["softmax"]}, "unknown link"),
         ("readout", {"classes": 3}, "do not match the labels"),
         ("readout", {"classes": "os"}, "not readable"),
+        ("readout", {"classes": -1}, "its labels are not those of its task"),
+        ("readout", {"temperature": -1}, "its temperature is not a positive number"),
         ("parts", {"compute": "load"}, "unknown precision 'load'"),
+        ("parts", {"columns": []}, "a part reads no known column"),
+        ("parts", {"digest": None}, "the wrong value None of 'digest'"),
+        ("reservoir", {"patch": -1}, "--patch -1: give a whole number of at least 1"),
+        ("reservoir", {"stride": 10**30}, "give a smaller number"),
+        ("reservoir", {"seed": True}, "--seed True: give a whole number"),
+        ("reservoir", {"dilations": "9" * 20}, "give auto, or positive whole numbers"),
+        ("task", {"max_tokens": 10**30}, "its description is damaged"),
+        ("task", {"name": ["x"]}, "its description is damaged"),
         ("task", {"outputs": [1]}, "its description is damaged"),
         ("task", {"classes": 7, "labels": ["a"]}, "its description is damaged"),
         ("task", {"parameters": {"columns": 3}}, "its description is damaged"),
@@ -441,7 +451,8 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
 def test_settings_of_a_linear_readout_name_nothing_to_call(extracted, rows, tmp_path, part, change, message, refusal):
     fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
     card = read_checked(tmp_path / "readout.json")
-    (card["parts"][0] if part == "parts" else card[part]).update(change)
+    model = card["parts"][0]
+    (card | {"parts": model, "reservoir": model["reservoir"]})[part].update(change)
     write_checked(tmp_path / "readout.json", card)
     assert message in refusal("predict", tmp_path, rows)
 

@@ -94,6 +94,7 @@ def test_mutated_model_folders_load_or_are_refused(kind: str, tmp_path: Path):
         ({"n_embd": 2**20, "n_head": 1}, "GB of memory"),
         ({"n_positions": 2**40}, "GB of memory"),
         ({"n_layer": 10**9}, "at most 1000"),
+        ({"n_head": 0}, "sets attention heads to 0"),
         ({"model_type": {}}, "is not known"),
         ({"model_type": "vit", "num_labels": 10**9}, "more than a million"),
         (None, "not readable"),

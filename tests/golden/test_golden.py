@@ -60,7 +60,7 @@ def test_a_readout_and_a_run_of_an_earlier_version_predict_what_they_predicted(c
 @pytest.mark.parametrize("copied", RUNS, indirect=True, ids=name)
 def test_a_run_of_an_earlier_version_keeps_its_result_and_history(copied):
     run = RunFolder(copied[0] / "run")
-    assert (run.result or {})["steps"] == run.state.step == max(line["step"] for line in run.history) == 4
+    assert (run.result(dict) or {})["steps"] == run.state.step == max(line["step"] for line in run.history) == 4
 
 
 def test_an_entry_of_a_later_version_is_refused_in_one_line(tmp_path, call):

@@ -81,33 +81,18 @@ def test_lists_in_a_file_stand_for_commas_or_for_a_repeated_option(answer, refus
 
 def wrong_inputs(tmp_path, tiny_gpt2, cut):
     """Commands that a user gets wrong, and what the one line about each must name."""
-    from safetensors.numpy import load_file, save_file
-
     file = cut / "train-images-idx3-ubyte.gz"
     file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-100]))
-    bare, short, missing, nan = (tmp_path / name for name in ("bare", "short", "missing", "nan"))
-    for folder in (bare, short, missing, nan):
-        shutil.copytree(tiny_gpt2, folder)
+    bare = shutil.copytree(tiny_gpt2, tmp_path / "bare")
     (bare / "model.safetensors").unlink()
-    settings = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps(settings | {"n_positions": 8}))
-    weights = load_file(nan / "model.safetensors")
-    weights["transformer.h.0.ln_1.bias"][0] = np.nan
-    save_file(weights, nan / "model.safetensors", metadata={"format": "pt"})
-    del weights["transformer.h.1.mlp.c_fc.weight"]
-    save_file(weights, missing / "model.safetensors", metadata={"format": "pt"})
     return [
         (["extract", "mnist", "--data", tmp_path / "nowhere"], "nowhere"),
         (["extract", "mnist", "--data", bare], "train-images"),
         (["extract", "mnist", "--data", cut], "train-images-idx3-ubyte.gz"),
         (["extract", "digits", "--backbone", bare], "its weights cannot be loaded"),
-        (["extract", "digits", "--backbone", tmp_path], "config.json"),
-        (["extract", "digits", "--backbone", missing], "h.1.mlp.c_fc.weight"),
-        (["extract", "digits", "--backbone", nan], "h.0.ln_1.bias"),
         (["extract", "digits", "--backbone", "no-such-model"], "no-such-model"),
-        (["extract", "digits", "--backbone", short, "--init", "random"], "8 positions"),
+        (["extract", "digits", "--backbone", "gpt2:n_positions=8"], "8 positions"),
         (["extract", "digits", "--backbone", tiny_gpt2, "--layers", "block99"], "block99"),
-        (["extract", "digits", "--backbone", tiny_gpt2, "--pool", "median"], "median"),
         (["extract", "digits", "--backbone", tiny_gpt2, "--init", "magic"], "magic"),
         (["extract", "digits", "--backbone", tiny_gpt2, "--store", "int8"], "int8"),
         (["extract"], "task"),
@@ -167,10 +152,7 @@ def test_fit_takes_the_data_folder_that_extract_takes(answer, cache, mnist_files
     assert answer("fit", "mnist", "--seeds", 1, *options)
 
 
-def test_help_names_runs_beside_readouts_and_lists_the_flags_of_fit_in_sections(call):
-    for command in ("predict", "export"):
-        out = " ".join(call(command, "--help")[1].split())
-        assert "the folder of a run of train" in out
+def test_help_lists_the_flags_of_fit_in_sections(call):
     _, out, _ = call("fit", "--help")
     parts = ["\nArguments:", "\nData:", "\nModel:", "\nReadout:", "\nOutput:", "\nRun:", "\nOptions:"]
     places = [out.index(part) for part in parts]

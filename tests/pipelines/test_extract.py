@@ -280,7 +280,8 @@ def test_sounds_are_planned_as_the_samples_that_the_model_reads(cache, tmp_path)
     assert found.columns == len(done.columns) and found.tokens == 79  # a spectrum would have 3 frames
 
 
-def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache, call, answer):
+def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache, call, answer, refusal):
+    assert "not a multiple of 5 heads" in refusal("extract", "digits", "--dry-run", "--backbone", "gpt2:n_head=5")
     code, out, _ = call("extract", "digits", "--dry-run", "--gain", "2", "--layers", "block01")
     lines = {line.split("  ")[0]: line for line in out.splitlines()}
     assert code == 0 and lines["gain"].split() == ["gain", "2.0", "given"]

@@ -386,6 +386,7 @@ def test_the_plot_of_a_sweep_names_its_metric(drawn, metric, value, words):
     assert words in heat.get_title()
     np.testing.assert_allclose(lines.lines[0].get_ydata(), value)
     np.testing.assert_allclose(heat.images[0].get_array(), value)
+    np.testing.assert_allclose(heat.images[0].get_clim(), [0.98 * value, value])
 
 
 def test_no_line_of_the_plot_connects_two_entries(drawn):
@@ -398,6 +399,7 @@ def test_no_line_of_the_plot_connects_two_entries(drawn):
 def test_the_plot_of_concatenated_columns_alone_has_a_point_for_each(drawn):
     lines, _ = drawn(["raw", "embed/max+embed/min"], [("ridge", 1.0)])
     assert list(lines.lines[0].get_ydata()) == [50, 50] and lines.lines[0].get_label() == "concatenated"
+    assert lines.lines[0].get_linestyle() == "None"
 
 
 ALPHAS = np.logspace(-2, 6, 25)

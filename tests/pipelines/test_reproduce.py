@@ -17,6 +17,7 @@ from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
 from reservoir_pipelines.plots import draw_confusion, page_plot, shorten_all
+from reservoir_pipelines.reports.views import _read_sweep
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
@@ -508,7 +509,7 @@ def test_a_page_shows_a_fit_with_all_its_numbers_and_a_run(cache, tmp_path):
     shown = report([])  # without names, the report shows all fits, also those in other folders
     text = shown.page.read_text()
     assert shown.parts == 1 and "<dt>majority baseline</dt>" in text
-    assert "<dt>a new metric</dt><dd>0.125</dd>" in text and str(done.saved.parent) in text
+    assert "<dt>a new metric</dt><dd>12.5%</dd>" in text and str(done.saved.parent) in text
     del summary["evaluation"]["reliability"]
     write_checked(done.saved.parent / SUMMARY, summary)
     with pytest.raises(InputError, match=r"another version of reservoir \('reliability'\); repeat"):
@@ -521,6 +522,15 @@ def test_a_page_shows_a_fit_with_all_its_numbers_and_a_run(cache, tmp_path):
 def test_report_refuses_folders_without_results(cache, tmp_path, refusal):
     for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "not a folder with results")):
         assert message in refusal("report", *arguments)
+
+
+@pytest.mark.parametrize(("chosen", "columns"), [(0, ["raw", "a/mean"]), (2, ["a/mean"])])
+def test_the_page_circles_the_raw_input_only_if_it_is_chosen(tmp_path, chosen, columns):
+    names = ("raw,ridge,1", "raw,ridge,10", "a/mean,ridge,1", "a/mean,ridge,10")
+    lines = [f"{name},1.0,{int(number == chosen)}" for number, name in enumerate(names)]
+    (tmp_path / "results.csv").write_text("\n".join(["columns,readout,alpha,valid_score,chosen", *lines]))
+    found = _read_sweep(tmp_path / "results.csv")
+    assert (found["columns"], found["best"]) == (columns, [0, 0])
 
 
 def test_labels_in_plots_are_complete_and_literal(painted):

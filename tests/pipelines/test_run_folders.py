@@ -1,15 +1,24 @@
 """The folder of a run: the result is that of the last step, damage is named, and a refused run releases the lock."""
 
+import json
 import textwrap
+from contextlib import suppress
 from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import train
-from reservoir_pipelines.files import checked_line, read_checked, write_checked
+from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
-from reservoir_pipelines.training.run_folder import RunFolder, load_run, load_trained, read_journal, save_checkpoint
+from reservoir_pipelines.training.run_folder import (
+    RunFolder,
+    Training,
+    load_run,
+    load_trained,
+    read_journal,
+    save_checkpoint,
+)
 
 from reservoir.errors import InputError
 from reservoir.training import trainer
@@ -19,6 +28,8 @@ from tests.processes import pair
 STAGE = import_module("reservoir_pipelines.training.train")
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
 QUICK = {"init": "random", "device": "cpu", "compute": "float32", "backbone": TINY}
+STATE = "checkpoints/step-00000002/state.json"
+STATES = {"best_step": "x"}, {"step": -1}, {"seconds": None}, {"best": {}}, {"best": {"valid_score": "x"}}
 FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
 
 
@@ -35,9 +46,9 @@ def test_an_extended_run_that_was_killed_finishes_when_resumed(go, cache, monkey
         patch.setattr(STAGE, "_result", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
-    assert RunFolder(cache / "run").result is None  # the result of 2 steps does not describe the new weights
+    assert RunFolder(cache / "run").result(dict) is None  # the result of 2 steps does not describe the new weights
     ended = go(steps=4, resume=True)
-    assert (first.steps, ended.steps) == (2, 4) and RunFolder(cache / "run").result == ended.to_dict()
+    assert (first.steps, ended.steps) == (2, 4) and RunFolder(cache / "run").result(dict) == ended.to_dict()
     assert ended.to_dict() | {"run": "", "seconds": 0} == go(steps=4, run=cache / "other").to_dict() | {
         "run": "",
         "seconds": 0,
@@ -55,9 +66,9 @@ def test_a_diverged_run_is_finished_and_continues_on_request(go, monkeypatch):
     monkeypatch.setattr(trainer, "BOUND", 20.0)
     settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0}
     done = go(**settings)
-    assert done.diverged_step is not None and go(**settings) == done
+    assert done.diverged_step == done.steps == done.history[-1]["step"] < 8 and go(**settings) == done
     assert go(**settings, resume=True).diverged_step == done.diverged_step
-    with pytest.raises(DivergedError):
+    with pytest.raises(DivergedError, match=r"the loss is .* at step \d+.*--learning-rate"):
         go(**settings | {"on_divergence": "stop", "resume": True})
 
 
@@ -71,15 +82,6 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     assert max(line["step"] for line in read_journal(cache / "run" / "metrics.jsonl")) == 6
 
 
-def test_a_damaged_configuration_is_refused(go, cache):
-    go(steps=1)
-    for config in ("", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'):
-        (cache / "run" / "config.json").write_text(config)  # no checksum, so not a damaged file
-        for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
-            with pytest.raises(InputError, match="not of a run of reservoir"):
-                use()
-
-
 @pytest.mark.parametrize("rest", [b"\xff\xfe\x00", b'{"step": 3, "lo'])
 def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cache):
     go(steps=2)
@@ -88,6 +90,9 @@ def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cac
     journal.write_bytes(journal.read_bytes() + rest)
     assert read_journal(journal) == lines
     assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
+    journal.write_text("[" * 10**5 + "]" * 10**5 + "}\n")
+    with pytest.raises(InputError, match="line 1 is damaged"):
+        read_journal(journal)
 
 
 def flip(path, where):
@@ -175,44 +180,31 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
     assert "Traceback" not in first[2] + second[2]
 
 
-def test_a_line_of_the_journal_that_is_nested_too_deep_is_refused(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("[" * 10**5 + "]" * 10**5 + "}\n")
-    with pytest.raises(InputError, match="line 1 is damaged"):
-        read_journal(tmp_path / "metrics.jsonl")
-
-
-def test_a_run_whose_settings_lack_a_part_is_refused_in_one_line(tmp_path):
-    config = {"format": 1, "settings": {"spec": {}}, "reservoir": {}, "scaling": None, "lengths": False}
-    write_checked(tmp_path / "config.json", config)
-    (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(InputError, match=r"config\.json: damaged"):
-        open_readout(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("file", "change"),
     [
-        ("config.json", lambda config: config.update(settings=[1])),
+        ("config.json", lambda config: config["settings"].update(spec={})),
+        ("config.json", lambda config: config.clear()),
         ("config.json", lambda config: config.update(scaling=5)),
         ("config.json", lambda config: config["settings"].update(train=[5])),
         ("config.json", lambda config: config["settings"]["spec"].update(compute="os")),
-        ("checkpoints/step-00000002/state.json", lambda state: state.update(best_step="x")),
-        ("metrics.jsonl", None),
+        *((STATE, lambda state, change=change: state.update(change)) for change in STATES),
+        ("metrics.jsonl", lambda line: line.update(loss="x")),
+        ("metrics.jsonl", lambda line: line.pop("step")),
+        ("run.json", lambda result: result["evaluation"].update(auc="x")),
+        ("run.json", lambda result: result.pop("floor")),
     ],
 )
 def test_a_run_with_values_of_another_type_is_refused_in_one_line(go, cache, file, change):
     path = cache / "run" / file
     go(steps=2)
-    if change:
-        values = read_checked(path)
-        change(values)
-        write_checked(path, values)
-    else:
-        path.write_text(checked_line({"loss": 1}))
-    found = 0
+    values = json.loads(path.read_text().splitlines()[0]) if file == "metrics.jsonl" else read_checked(path)
+    values.pop("sha256", None)
+    change(values)
+    path.write_text(checked_line(values))
+    found = []
     for action in (load_run, open_readout, lambda _: go(steps=4, resume=True)):
-        try:
-            action(cache / "run")
-        except InputError:
-            found += 1
-    assert found
+        with suppress(InputError):
+            found.append(action(cache / "run"))
+    assert len(found) < 3
+    assert file == "config.json" or not any(isinstance(each, Training) for each in found)

@@ -172,4 +172,6 @@ def test_the_command_shows_what_was_tried_and_gained(searched, waves, capsys):
     assert re.search(
         r"candidate +rows +accuracy +loss +time +reservoir\n.*\n +\d +\w+ +\d+\.\d% +\d\.\d{3} +\d+\.\d s", out
     )
+    assert run(["cache", "verify", "--cache", root]) == 0 and run(["doctor", "--cache", root]) == 0
+    assert run(["cache", "list", "--cache", root]) == 0 and "candidate of tune" in capsys.readouterr().out
     assert "3 candidates tried" in out and "gain over the default" in out and " points" in out

@@ -194,9 +194,9 @@ def test_wrong_folders_are_refused(config, words, tmp_path):
         ("distilbert-base-uncased:activation=foo", {}, "function foo not found"),
         ("mini:n_layer=0", {}, "its configuration sets blocks to 0; give at least 1"),
         ("mini:n_positions=0", {}, "positions to 0; give"),
-        ("mini:n_head=-4", {}, "not a multiple of -4 heads"),
+        ("mini:n_head=-4", {}, "sets attention heads to -4"),
         ("HuggingFaceTB/SmolLM2-135M:num_key_value_heads=0", {}, "modulo by zero"),
-        ("HuggingFaceTB/SmolLM2-135M:num_attention_heads=-9", {}, "invalid"),
+        ("HuggingFaceTB/SmolLM2-135M:num_attention_heads=-9", {}, "attention heads to -9"),
     ],
 )
 def test_wrong_settings_are_refused(name, settings, words):
@@ -236,3 +236,10 @@ def test_loading_in_threads_leaves_transformers_unchanged(tiny_gpt2):
     assert len(digests) == 1
     model = T5EncoderModel(T5Config(d_model=8, d_ff=8, d_kv=4, num_heads=2, num_layers=1, vocab_size=10))
     assert model.shared.weight is model.encoder.embed_tokens.weight
+
+
+def test_an_activation_whose_parameters_are_in_bfloat16_is_loaded_in_float32(tmp_path):
+    config = json.loads((save("llama", tmp_path / "llama") / "config.json").read_text())
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(config | {"hidden_act": "xielu"}))
+    model = load_backbone(str(tmp_path / "llama"), "random").model
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}

@@ -79,10 +79,11 @@ def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp
 def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
     lines = [f'{{"text": "{"ACGT"[n % 4] * 5}", "label": "{KIND[n % 2]}"}}' for n in range(ROWS)]
     lines[2], lines[6] = '{"text": ', '{"text": " ", "label": "a"}'
+    lines[9] = '{"text": "A\\u0000C", "label": "b"}'
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    with pytest.raises(InputError, match=r"2 rows cannot be read: line 3: not a complete JSON .*line 7: an empty"):
+    with pytest.raises(InputError, match=r"3 rows cannot be read: line 3: not.*line 7: an empty.*line 10: a NUL"):
         task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018
-    assert len(stored(task_named(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 2
+    assert len(stored(task_named(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 3
     (tmp_path / "t.jsonl").write_text('[\n {\n  "text": "ACGT"\n }\n]')
     with pytest.raises(InputError, match=r"t.jsonl, line 1: not a complete JSON object .*; write one JSON object per"):
         task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018

@@ -66,6 +66,8 @@ def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     x, lengths, ids, *_ = read_new(tmp_path / "long.csv", source.task)
     for name, row, length in zip(ids, x, lengths, strict=True):
         assert np.array_equal(row[:length], sequences[int(name[1:])])
+    with pytest.raises(InputError, match=r"'u,v' .* among .*; give one column: add one that joins the cells of u, v"):
+        source_of(tmp_path / "long.csv", text, id="u,v").task  # noqa: B018
     for name, other, hint in (("case", "cases", "; did you mean 'cases'"), ("t", "when", "")):
         (tmp_path / "new.csv").write_text((tmp_path / "long.csv").read_text().replace(name, other, 1))
         with pytest.raises(InputError, match=f"no column '{name}', which .* to '{name}'{hint}"):
@@ -466,7 +468,7 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
         ),
         (
             {"o k": LABEL, "long": DAYS, **WIDE, "label": LABEL},
-            "--drop 'o k', or the flag of its role, such as --time or --text",
+            "--drop 'o k', or the flag of its role: --id, --group, --time or --text",
         ),
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "pass --id NAME, or --drop date"),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),

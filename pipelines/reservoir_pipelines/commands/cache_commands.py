@@ -193,7 +193,9 @@ def _summary(each: store.EntrySummary) -> dict[str, Any]:
     from reservoir_pipelines.plots import layer_order
 
     entry, spec = each.entry, each.entry.spec
-    state = "complete" if each.finished else f"{each.blocks_done} of {each.blocks} blocks"
+    whole = each.blocks_done == each.blocks
+    state = "complete" if whole else f"{each.blocks_done} of {each.blocks} blocks"
+    state = "candidate of tune" if entry.intermediate else state
     return {
         "entry": str(entry.path),
         "name": entry.path.name,

@@ -16,7 +16,9 @@ import numpy as np
 from reservoir_cache import read_regular
 
 from reservoir.errors import InputError, as_input_error
+from reservoir.plan import RAW
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
+from reservoir.records import from_json
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked
@@ -166,16 +168,22 @@ class Bundle:
             if linear and "readout" not in card:
                 problem = f"readout {folder}: only linear readouts can be exported or explained"
                 raise InputError(f"{problem}; fit with --readout ridge or logistic")
-            arrays = load(files[WEIGHTS])
+            arrays, task = load(files[WEIGHTS]), Task.from_dict(card["task"])
+            readout = (
+                LinearReadout.from_arrays(arrays, card["readout"])
+                if "readout" in card
+                else _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
+            )
+            labels = readout.targets.outputs, readout.targets.classes
+            if labels not in [(task.outputs * number, task.classes) for number in (1, task.readout_tokens)]:
+                raise ValueError("its labels are not those of its task")
             return cls(
-                task=Task.from_dict(card["task"]),
+                task=task,
                 scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"])
                 if "scale" in arrays
                 else None,
                 parts=tuple(_part(part) for part in card["parts"]),
-                readout=LinearReadout.from_arrays(arrays, card["readout"])
-                if "readout" in card
-                else _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust),
+                readout=readout,
                 held_out=arrays.get("held_out", np.zeros(0)),
                 **{name: card[name] for name in PLAIN if name in card},
             )
@@ -196,20 +204,22 @@ def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust:
     model = skops.io.loads(data, trusted=types)
     if not isinstance(model, Pipeline):
         raise ValueError(f"it holds a {type(model).__name__}, not a fitted pipeline")
-    targets = Targets(int(described["outputs"]), int(described["classes"]))
+    targets = from_json(Targets, {name: described[name] for name in ("outputs", "classes")})
     return EstimatorReadout(model=model, targets=targets, name=name)
 
 
 def _part(values: dict[str, Any]) -> Part:
     if values["compute"] not in ("", "float32", "bfloat16"):
         raise ValueError(f"unknown precision {str(values['compute'])[:40]!r}")
-    return Part(
-        reservoir=values["reservoir"] and Reservoir(**values["reservoir"]),
-        digest=values["digest"],
-        compute=values["compute"],
-        columns=tuple(map(str, values["columns"])),
-        input_digests=values.get("input_digests") or values.get("door") or {},
-    )
+    made = {
+        "reservoir": values["reservoir"] and Reservoir(**values["reservoir"]),
+        "columns": tuple(values["columns"]),
+        "input_digests": values.get("input_digests") or values.get("door") or {},
+    }
+    part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | made)
+    if not part.columns or not (part.reservoir or part.digest or part.columns == (RAW,)):
+        raise ValueError("a part reads no known column")
+    return part
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.readouts.linear import LinearReadout, Targets
+from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.own.arrays import Skipped
 from reservoir.tasks.own.tables import MAX_NAMED
@@ -52,22 +52,23 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
             columns=("final/last",),
             run=str(folder),
         )
-    tensors = read_tensors(RunFolder(folder).best, TRAINED)
-    if "output.weight" not in tensors:  # the output layer was not trained
-        tensors = load_run(folder, "cpu").fpt.state_dict()
-    coef, intercept = tensors["output.weight"].double().numpy().T, tensors["output.bias"].double().numpy()
-    if task.classes == 2:  # the readout's score s stands for the logits -s and +s
-        coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
-    if scale := config["settings"].get("targets"):  # undo the standardisation of the targets
-        targets = TargetScale(**{name: np.array(values) for name, values in scale.items()})
-        coef, intercept = coef * targets.deviation, targets.restore(intercept)
-    targets = Targets(task.outputs, task.classes)
+        tensors = read_tensors(RunFolder(folder).best, TRAINED)
+        if "output.weight" not in tensors:  # the output layer was not trained
+            tensors = load_run(folder, "cpu").fpt.state_dict()
+        coef, intercept = (tensors[f"output.{name}"].double().numpy().T for name in ("weight", "bias"))
+        if task.classes == 2:  # the readout's score s stands for the logits -s and +s
+            coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
+        if scale := config["settings"].get("targets"):  # undo the standardisation of the targets
+            targets = TargetScale(**{name: np.array(values, float) for name, values in scale.items()})
+            coef, intercept = coef * targets.deviation, targets.restore(intercept)
+        arrays = {"coef": np.ascontiguousarray(coef), "intercept": intercept}
+        readout = LinearReadout.from_arrays(arrays, {**vars(task), "temperature": 1.0})
     return Bundle(
         task=task,
         scaling=scaling,
         parts=(part,),
-        readout=LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets),
-        scores=RunFolder(folder).result or {},
+        readout=readout,
+        scores=RunFolder(folder).result(dict) or {},
         lengths=lengths,
         origin=config.get("origin", ""),
     )
@@ -78,7 +79,8 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
     if part.run:
         return load_run(Path(part.run), device, compute)
     assert part.reservoir  # the raw input has no model
-    model = load_model(task, part.reservoir, device, compute or part.compute)
+    with as_input_error(f"readout {where}: its model cannot be built", "fit it again"):
+        model = load_model(task, part.reservoir, device, compute or part.compute)
     check_digest(model, part.digest, f"readout {where}")
     if dict(model.input_digests) != part.input_digests:
         changed = f"the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed"

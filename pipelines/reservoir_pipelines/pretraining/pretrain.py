@@ -23,6 +23,7 @@ from reservoir.options import (
 )
 from reservoir.pretraining.corpora import HELD_OUT, corpus_named
 from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
+from reservoir.records import from_json
 from reservoir.reservoir import choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.files import (
@@ -143,9 +144,9 @@ def pretrain(
     run = RunFolder(out / RUN)
     with run.lock():
         run.start(make_config(settings, device))
-        state, result = run.state, run.result
-        if result:
-            return Pretraining(**{**result, "folder": str(out)})
+        state, done = run.state, run.result(partial(from_json, Pretraining))
+        if done:
+            return replace(done, folder=str(out))
         if state.step and not options.resume:
             problem = f"{out}: this run is at step {state.step:,} of {recipe.steps:,}"
             raise InputError(

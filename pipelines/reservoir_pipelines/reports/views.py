@@ -13,13 +13,14 @@ from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
-from reservoir_pipelines.output import as_json, score_text
+from reservoir_pipelines.output import as_json, percent, score_text
 from reservoir_pipelines.plots import Sweep, page_plot
 
 if TYPE_CHECKING:
     from reservoir_pipelines.training.run_folder import Training
 
 MAX_POINTS = 60  # points of a stored curve
+NUMBERS = ("samples", "rows", "groups", "auc")  # values of an evaluation of classes that are not in percent
 Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
 Plot = dict[str, str]
@@ -45,7 +46,9 @@ def _read_sweep(results: Path) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
-    lines = [line for line in lines if line["columns"] != "raw"] or lines
+    best = next((line for line in lines if line["chosen"] == "1"), lines[0])
+    # The raw input is a baseline and not drawn, unless it is the chosen readout.
+    lines = [line for line in lines if line["columns"] != "raw" or best["columns"] == "raw"]
     found = [
         Result(
             columns=tuple(line["columns"].split("+")),
@@ -56,9 +59,9 @@ def _read_sweep(results: Path) -> dict[str, Any]:
         for line in lines
     ]
     columns, settings, scores = score_matrix(found)
-    chosen = found[next((i for i, line in enumerate(lines) if line["chosen"] == "1"), 0)]
-    best = [columns.index(chosen.title), settings.index(chosen.setting)]
-    return {"columns": columns, "settings": settings, "scores": as_json(scores.tolist()), "best": best}
+    chosen = found[lines.index(best)]
+    place = [columns.index(chosen.title), settings.index(chosen.setting)]
+    return {"columns": columns, "settings": settings, "scores": as_json(scores.tolist()), "best": place}
 
 
 def train_values(done: Training) -> dict[str, Any]:
@@ -90,7 +93,8 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     facts = [("entry", entry), ("label", found.get("label")), *facts_of("fit", values)]
     for name, value in found["evaluation"].items():  # all metrics but the one that chose the readout
         if isinstance(value, int | float) and name != chosen_by:
-            facts.append((name.replace("_", " "), round(value, 3)))
+            share = values["classes"] and name not in NUMBERS
+            facts.append((name.replace("_", " "), percent(value) if share else round(value, 3)))
     if found["p_value"] is not None:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
@@ -108,7 +112,8 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     from reservoir_pipelines.training.run_folder import RunFolder, Training
 
     run = RunFolder(path)
-    done = Training.from_dict({**(run.result or {}), "run": str(path)})
+    done = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
+    assert done  # only finished runs are on the page
     values, config = train_values(done), run.config
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
     facts.append(("label", config["settings"]["spec"]["task"]["parameters"].get("label")))
@@ -215,7 +220,7 @@ def _fit_plots(values: Values) -> list[Plot]:
         found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"])
     )
     drawn = []
-    if len(sweep.columns) > 1:
+    if len(sweep.columns) > 1 and any("/" in name and "+" not in name for name in sweep.columns):
         text = f"best validation {metric} of every layer, a line for each pooling"
         drawn.append(page_plot(text, plots.draw_layers, sweep, None, metric))
     if sweep.scores.size > 1:

@@ -5,12 +5,12 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import torch
 from reservoir_cache import make_folder, open_lock, refuse_links, sync
@@ -20,6 +20,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import StepOptions
 from reservoir.plan import split_names
 from reservoir.readouts.evaluation import Evaluation
+from reservoir.records import fits, from_json
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
@@ -42,6 +43,7 @@ from reservoir_pipelines.files import (
 from reservoir_pipelines.output import Record, training_meter
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
+R = TypeVar("R")
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -68,9 +70,9 @@ def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
     with as_input_error(f"{checkpoint / STATE}: not readable", "train in another folder"):
         values = read_checked(checkpoint / STATE)
         digests = values.pop("digests")
-        state = State(**values)
-        if {type(state.step), type(state.best_step)} != {int}:
-            raise ValueError("its steps are not numbers")
+        state = from_json(State, values)
+        if not 0 <= state.best_step <= state.step or not fits(digests, dict[str, str]):
+            raise ValueError("its steps or its checksums are impossible")
         return state, digests
 
 
@@ -171,12 +173,11 @@ class RunFolder:
         """The lines of the journal."""
         return read_journal(self.path / METRICS)
 
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """The result, or None if the run has not finished."""
+    def result(self, build: Callable[[dict[str, Any]], R]) -> R | None:
+        """Return the result, built from its JSON values, or None if the run has not finished."""
         path = self.path / RESULT
         with as_input_error(f"{path}: damaged", "remove it, and continue with --resume"):
-            return read_checked(path) if path.exists() else None
+            return build(read_checked(path)) if path.exists() else None
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Write the configuration, or raise `InputError` if the folder has other files or a run with other settings."""
@@ -212,6 +213,8 @@ class RunFolder:
         ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS
         state, last = self.state, options.steps or 0
         if checkpoint := self.last:
+            with as_input_error(f"{checkpoint / STATE}: not readable", "train in another folder"):
+                steps.better(state.best, state.best)  # fails if a value is missing
             load_trained(self.best, model)  # it is needed at the end, so damage is reported now
             load_trained(checkpoint, model)
             load_optimizer(checkpoint, model, steps.optimizer)
@@ -265,7 +268,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         # kill -9 may leave an incomplete last line; a power loss may leave zeros.
         if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
             break
-        if line is None or type(line.get("step")) is not int:
+        if line is None or not fits(line.get("step"), int) or not fits(line, dict[str, float | None]):
             raise InputError(
                 f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder"
             )
@@ -420,4 +423,4 @@ class Training(Record):
         found = values["evaluation"]
         evaluation = Evaluation.from_dict(found) if found else None
         lists = {"groups": tuple(values["groups"]), "swept": tuple(values["swept"])}
-        return cls(**{**values, **lists, "evaluation": evaluation})
+        return from_json(cls, {**values, **lists, "evaluation": evaluation})

@@ -228,8 +228,7 @@ def _finished_result(job: _Job, run: RunFolder) -> Training | None:
     """Return the result of a finished run, else None; raise `InputError` if ``--resume`` is needed."""
     options, step = job.options, run.state.step
     last = options.steps or 0
-    if found := run.result:
-        result = Training.from_dict(found)
+    if result := run.result(Training.from_dict):
         unscored = job.test and result.best_step is not None and result.test_score is None  # in a sweep
         diverged = result.diverged_step is not None and result.diverged_step <= last
         if step >= last or (diverged and options.on_divergence == "report" and not options.resume):

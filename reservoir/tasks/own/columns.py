@@ -206,6 +206,8 @@ def require_column(table: Table, name: str | None, role: str = "", known: Collec
     who = f" (--{role})" if role else ", which the readout was fitted on,"
     remedy = "" if role else f"; rename the column that holds it to {name!r}"
     close = nearest(name, [other for other in names if other not in known])
+    if len(several := separated(name)) > 1 and {*several} <= {*names}:
+        close = f"; give one column: add one that joins the cells of {listed(several)}"
     raise InputError(f"{table.path}: no column {name!r}{who} among {listed(names)}{remedy}{close}")
 
 
@@ -390,7 +392,7 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
         table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}")
     if len(wrong) > MAX_TEXT * (~empty).sum():
         problem = f"{table.path}, {table.bad.places[wrong[0]]}: {texts[wrong[0]][:40]!r} is not a number"
-        flag = f"--drop {quote(name)}, or the flag of its role, such as --time or --text"
+        flag = f"--drop {quote(name)}, or the flag of its role: --id, --group, --time or --text"
         raise InputError(f"{problem} in column {name!r}; write numbers there, or pass {flag}")
     return numbers.to_numpy(np.float64)
 

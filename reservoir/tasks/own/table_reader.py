@@ -145,8 +145,8 @@ class TableReader:
         if not numbers and (self.asked.text or columns.is_text(cells) or columns.is_digits(cells)):
             self.chosen["text"] = whole
             texts = cells.astype(object).where(cells.notna(), "").astype(str).str.strip()
-            for row in np.flatnonzero(texts == ""):
-                bad.add(row, "an empty text")
+            for row in np.flatnonzero((texts == "") | texts.str.contains("\0", regex=False)):
+                bad.add(row, "a NUL in the text" if texts[row] else "an empty text")
             self.arrays["x"] = texts.to_numpy(object)
             return
         found = [
