@@ -2,7 +2,7 @@
 
 import math
 import re
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -223,6 +223,7 @@ def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
     return inside.float() / (stop - start)[:, :, None]
 
 
+@cache
 def _parse(pooling: str) -> tuple[str, int]:
     """Split ``segments8`` into ``segmentsK`` and 8; names without a number get 0."""
     found = re.fullmatch(r"([a-z]+)([1-9][0-9]{0,3})", pooling)

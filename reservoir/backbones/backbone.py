@@ -101,14 +101,21 @@ class Backbone(nn.Module):
         check_layers(layers, self.family, self.depth)
         blocks = self.blocks
         used = blocks[: max(self.layers.index(layer) for layer in layers)]
+        # The blocks above the deepest requested layer are skipped, and the norm if nobody reads its output.
+        skipped: dict[str, nn.Module] = {self.family.blocks: used}
+        if self.family.final_norm and "final" not in layers:
+            skipped[self.family.final_norm] = nn.Identity()
+        whole = {path: self.model.get_submodule(path) for path in skipped}
+        for path, part in skipped.items():
+            _replace(self.model, path, part)
         handles = [self._hook(used, layer, callback) for layer, callback in layers.items()]
-        _replace(self.model, self.family.blocks, used)  # skip the blocks above the deepest requested layer
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-            _replace(self.model, self.family.blocks, blocks)
+            for path, part in whole.items():
+                _replace(self.model, path, part)
 
     def check_length(self, tokens: int, where: str = "") -> None:
         """Raise `InputError` (message prefix ``where``) if this backbone has fewer than ``tokens`` positions."""

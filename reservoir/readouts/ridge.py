@@ -92,8 +92,9 @@ class Arithmetic:
         """Add x'x (float64) to the lower triangle of a total, in place."""
         if self.device is None:
             with blas_threads(many=x.size * len(total) >= LARGE_PRODUCT):
-                # The transpose of a C array is in BLAS's order.
-                _add_square(1.0, x.T, beta=1.0, c=total.T, overwrite_c=1)
+                # A C array and the transpose of one are read as they are, in BLAS's order.
+                first, across = (x.T, 0) if x.flags.c_contiguous else (x, 1)
+                _add_square(1.0, first, beta=1.0, c=total.T, trans=across, overwrite_c=1)
         else:
             total.addmm_(x.T, x)
 
@@ -472,14 +473,14 @@ class KernelMatrix:
         on = arithmetic()
         total = on.put(np.zeros((len(x), len(x))))
         for part in self._chunks(0 if known is None else len(known.mean)):
-            z = x[:, part].T.astype(np.float64, order="C")
-            self.mean[part] = mean = np.average(z, axis=1, weights=weights)
-            z -= mean[:, None]
-            variance = np.average(np.square(z), axis=1, weights=weights)
+            z = x[:, part].astype(np.float64)
+            self.mean[part] = mean = np.average(z, axis=0, weights=weights)
+            z -= mean
+            variance = np.average(np.square(z), axis=0, weights=weights)
             check_finite(variance, "feature", part.start)
             self.scale[part] = inverse(deviation(variance, mean)) * emphasis[part]
-            z *= self.scale[part, None]
-            on.add_square(total, on.put(z))
+            z *= self.scale[part]
+            on.add_square(total, on.put(z).T)
         self.products = fill_upper(on.fetch(total))
         if known is not None:
             first, factor = slice(len(known.mean)), emphasis[0]
@@ -493,9 +494,9 @@ class KernelMatrix:
         on_device = on.put(np.ascontiguousarray(dual.transpose(1, 0, 2)).reshape(len(y), -1))
         coef = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
         for part in self._chunks():
-            z = self.x[:, part].T - self.mean[part, None]
-            z *= self.scale[part, None]
-            coef[part] = on.fetch(on.product(on.put(z), on_device))
+            z = self.x[:, part] - self.mean[part]
+            z *= self.scale[part]
+            coef[part] = on.fetch(on.product(on.put(z).T, on_device))
         weights = coef.reshape(len(coef), len(alphas), -1).transpose(1, 0, 2)
         return LinearPath(alphas, weights, offset, self.mean, self.scale)
 

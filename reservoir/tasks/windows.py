@@ -93,10 +93,10 @@ class Windows:
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
         steps = torch.arange(longest, device=x.device)
-        tokens = x[
-            :, steps[:, None] * self.stride + torch.tensor(offsets, device=x.device) + before
-        ].flatten(2)
-        return tokens.masked_fill((steps >= counts[:, None])[:, :, None], 0), counts
+        places = steps[:, None] * self.stride + torch.tensor(offsets, device=x.device) + before
+        # Indexing x[:, places] takes three times as long.
+        tokens = x.index_select(1, places.flatten()).unflatten(1, places.shape).flatten(2)
+        return tokens.masked_fill_((steps >= counts[:, None])[:, :, None], 0), counts
 
     def _offsets(self) -> list[int]:
         """Return the offset of each value of token n from n * ``stride``."""
