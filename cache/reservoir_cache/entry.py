@@ -53,7 +53,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Targets:
+class TargetFile:
     """The file of labels, lengths and source row numbers: name, size and CRC-32."""
 
     file: str
@@ -71,12 +71,12 @@ class Manifest:
     rows: int
     columns: dict[str, Column] = field(default_factory=dict)
     shards: tuple[Shard, ...] = ()
-    targets: Targets | None = None
+    targets: TargetFile | None = None
 
     @property
-    def files(self) -> dict[str, Shard | Targets]:
+    def files(self) -> dict[str, Shard | TargetFile]:
         """Every listed file by its name."""
-        lines: tuple[Shard | Targets, ...] = self.shards + ((self.targets,) if self.targets else ())
+        lines: tuple[Shard | TargetFile, ...] = self.shards + ((self.targets,) if self.targets else ())
         return {line.file: line for line in lines}
 
     def held(self, folder: Path | None = None) -> dict[int, dict[str, Shard]]:
@@ -112,7 +112,7 @@ class Manifest:
         publish_json(folder / page_name(page), content)
 
 
-def is_sound(folder: Path, line: Shard | Targets | None) -> bool:
+def is_sound(folder: Path, line: Shard | TargetFile | None) -> bool:
     """Return whether a file is listed and exists with its size; this cheap check is made on every open."""
     return line is not None and is_regular(folder / line.file, line.bytes)
 
@@ -166,7 +166,7 @@ def _check(manifest: Manifest, page: int, blocks: int) -> None:
         seen |= held
         crcs += shard.columns.values()
     for file, line in manifest.files.items():
-        if isinstance(line, Targets) and (page or file != TARGETS_FILE):
+        if isinstance(line, TargetFile) and (page or file != TARGETS_FILE):
             raise CacheError(f"{file!r} is not the name of the labels' file")
         numbers += [line.bytes]
         crcs += [line.crc32]
@@ -278,7 +278,7 @@ class Entry:
             parts = {
                 "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
                 "shards": tuple(Shard(**shard) for shard in content["shards"]),
-                "targets": Targets(**content["targets"]) if content["targets"] else None,
+                "targets": TargetFile(**content["targets"]) if content["targets"] else None,
             }
             found = Manifest(**{**content, **parts})
             _check(found, page, self.block_count(split))

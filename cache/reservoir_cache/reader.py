@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
-from reservoir_cache.entry import NAME, Entry, Shard, Targets, is_sound
+from reservoir_cache.entry import NAME, Entry, Shard, TargetFile, is_sound
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import (
@@ -215,7 +215,7 @@ class SplitFeatures:
             f"{self.entry.path}: {what}; run its extract again with this column (--layers, --pool)"
         )
 
-    def _damaged(self, line: Shard | Targets, column: str = "") -> CacheError:
+    def _damaged(self, line: Shard | TargetFile, column: str = "") -> CacheError:
         where = f" (column {column})" if column else ""
         return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self.entry.key)}")
 

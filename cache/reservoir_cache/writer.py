@@ -14,7 +14,7 @@ from reservoir_cache.entry import (
     Column,
     Entry,
     Shard,
-    Targets,
+    TargetFile,
     check_column_name,
     is_sound,
     page_of,
@@ -42,7 +42,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         content = file_content({name: targets[name] for name in TARGET_RANKS if name in targets})
-        line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, *content))
+        line = TargetFile(TARGETS_FILE, *publish(folder / TARGETS_FILE, *content))
         replace(entry.page(split, 0), targets=line).write(folder, 0)
 
 

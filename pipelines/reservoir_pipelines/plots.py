@@ -168,7 +168,7 @@ def draw_bits(axes: Axes, history: Sequence[dict[str, Any]], unit: str, entropy:
     draw_course(axes, curves, f"bits per {unit}")
 
 
-class Sweep(NamedTuple):
+class ScoreGrid(NamedTuple):
     """Validation scores (columns, settings) of readouts, NaN if not tried, and the chosen column and setting."""
 
     columns: Sequence[str]
@@ -177,7 +177,7 @@ class Sweep(NamedTuple):
     best: tuple[int, int]
 
 
-def draw_layers(axes: Axes, sweep: Sweep, raw: float | None, metric: str) -> None:
+def draw_layers(axes: Axes, sweep: ScoreGrid, raw: float | None, metric: str) -> None:
     """Draw the best validation score of every layer, a line for each pooling, and the score of the raw input.
 
     If the chosen readout joins several columns, it is a horizontal line. If all readouts do, each is a
@@ -202,7 +202,7 @@ def draw_layers(axes: Axes, sweep: Sweep, raw: float | None, metric: str) -> Non
     style(axes, "layer", f"validation {unit}, best setting")
 
 
-def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
+def draw_settings(axes: Axes, sweep: ScoreGrid, metric: str) -> None:
     """Draw the validation scores of the best columns under every setting, and circle the chosen readout."""
     columns, settings, scores, best = sweep
     factor, unit = in_unit(metric)
@@ -227,7 +227,7 @@ def draw_settings(axes: Axes, sweep: Sweep, metric: str) -> None:
     axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
 
 
-def plot_sweep(path: Path, sweep: Sweep, raw: float | None, metric: str, title: str) -> None:
+def plot_sweep(path: Path, sweep: ScoreGrid, raw: float | None, metric: str, title: str) -> None:
     """Save `draw_layers` and `draw_settings` side by side."""
     with saved_figure(path, 11, 4.6, title) as figure:
         lines, heat = figure.subplots(1, 2)

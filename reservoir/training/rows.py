@@ -18,7 +18,7 @@ Rows = Callable[[np.ndarray], Split]  # argument: positions (n,) in an endless s
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Rows on the device: right-padded input of the first layer, labels (rows, readout_tokens, outputs), lengths."""
 
     x: Tensor
@@ -33,7 +33,7 @@ class TrainingRows:
     train: Rows
     valid: Split
     test: Split
-    convert: Callable[[Split], Batch]
+    convert: Callable[[Split], TrainingBatch]
     scored: int
 
 
@@ -102,10 +102,10 @@ def _order(seed: int, epoch: int, rows: int, name: str = "order") -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).permutation(rows)
 
 
-def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Callable[[Split], Batch]:
+def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Callable[[Split], TrainingBatch]:
     """Return the conversion of stored sequences to input of the input layer."""
 
-    def convert(rows: Split) -> Batch:
+    def convert(rows: Split) -> TrainingBatch:
         x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
         x = np.ascontiguousarray(x[:, : int(lengths.max())])
         return to_batch(replace(rows, x=x, lengths=lengths), model.device)
@@ -113,10 +113,10 @@ def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Callable[[Split], B
     return convert
 
 
-def to_batch(rows: Split, device: torch.device) -> Batch:
+def to_batch(rows: Split, device: torch.device) -> TrainingBatch:
     """Return rows that are already input of the first layer, such as cached hidden states, on the device."""
     arrays = (rows.x, rows.y, rows.lengths.astype(np.int64))
-    return Batch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
+    return TrainingBatch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
 from reservoir.random import random_key
 from reservoir.readouts.linear import Tally, Targets
-from reservoir.training.rows import Batch, TrainingRows
+from reservoir.training.rows import TrainingBatch, TrainingRows
 from reservoir.training.trainer import Processes
 
 LEARNING_RATE = 1e-3
@@ -65,13 +65,13 @@ class FPTSteps:
         self._classes = self.model.task.classes
         self.names: tuple[str, ...] = ("loss", "accuracy", "norm") if self._classes else ("loss", "norm")
 
-    def draw(self, step: int) -> list[Batch]:
+    def draw(self, step: int) -> list[TrainingBatch]:
         """Return the batches of this process for the forward passes of a step."""
         size = self.options.batch
         passes = (np.arange(number * size, (number + 1) * size) for number in self._passes(step))
         return [self.rows.convert(self.rows.train(numbers)) for numbers in passes]
 
-    def take(self, step: int, batch: list[Batch]) -> Tensor:
+    def take(self, step: int, batch: list[TrainingBatch]) -> Tensor:
         """Take a step; return the loss and, for classes, the accuracy before the step, and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(len(self.names) - 1, device=batch[0].x.device)

@@ -16,8 +16,15 @@ from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter, make_fitter
 from reservoir_pipelines.fitting.results import Result, score_matrix
-from reservoir_pipelines.fitting.sources import ColumnSource, Pool, Source, assign_folds, fold_blocks, stored_moments
-from reservoir_pipelines.plots import Sweep, plot_sweep
+from reservoir_pipelines.fitting.sources import (
+    ColumnSource,
+    Pool,
+    SampleSource,
+    assign_folds,
+    fold_blocks,
+    stored_moments,
+)
+from reservoir_pipelines.plots import ScoreGrid, plot_sweep
 from reservoir_pipelines.tuning.judge import ColumnKernel
 from sklearn.metrics import balanced_accuracy_score
 
@@ -372,7 +379,7 @@ def drawn(tmp_path, monkeypatch):
             for name, alpha in settings
         ]
         names, tried, scores = score_matrix(results)
-        sweep = Sweep(names, tried, scores, (len(names) - 1, len(tried) - 1))
+        sweep = ScoreGrid(names, tried, scores, (len(names) - 1, len(tried) - 1))
         plot_sweep(tmp_path / "sweep.png", sweep, 0.4, metric, "title")
         return figures[-1].axes[:2]
 
@@ -406,7 +413,7 @@ ALPHAS = np.logspace(-2, 6, 25)
 
 
 @dataclass(frozen=True)
-class Held(Source):
+class Held(SampleSource):
     """A source of samples in memory: features and labels of each split."""
 
     splits: Any

@@ -37,8 +37,8 @@ from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear
 from reservoir_pipelines.fitting.sources import (
     KNOWN,
     Pool,
+    SampleSource,
     SomeRows,
-    Source,
     Tried,
     assign_folds,
     fold_blocks,
@@ -130,7 +130,7 @@ class PenaltyFitter:
     widens: bool = True  # try further penalties if an end of ``alphas`` scores best
     folds: int = 0  # 0 for a choice on valid
 
-    def best_of(self, source: Source, swept: Callable[[np.ndarray], Sweep]) -> ColumnFit:
+    def best_of(self, source: SampleSource, swept: Callable[[np.ndarray], Sweep]) -> ColumnFit:
         """Return the fit of all penalties to a source; ``swept`` scores a grid of penalties."""
         return fit_penalties(self.kind, source.columns, swept, self.alphas, widens=self.widens)
 
@@ -146,13 +146,13 @@ class RidgeFitter(PenaltyFitter):
     # The kernel matrix of the last fit, by columns. A fit with more columns adds only that of the new ones.
     _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, default_factory=dict)
 
-    def targets(self, source: Source) -> Targets:
+    def targets(self, source: SampleSource) -> Targets:
         """Return the coding of a source's labels; class weights count all rows to which the final readout is fitted."""
         return source.targets(
             self.classes, self.balanced, KNOWN if self.folds or self.refits else ("train",)
         )
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: SampleSource) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         targets, emphasis = self.targets(source), source.emphasis
         if not self.folds:
@@ -187,7 +187,7 @@ class RidgeFitter(PenaltyFitter):
 
         return self.best_of(source, cross)
 
-    def fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def fit_train(self, source: SampleSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that cross-validation chose, fitted to train alone, with the same temperature."""
         targets, labels = self.targets(source), source.labels("train")
         # it covers train and valid, so no features are read
@@ -197,7 +197,7 @@ class RidgeFitter(PenaltyFitter):
             path = solve(gather(source.stream("train"), targets), np.array([alpha]), source.emphasis)
         return path.readout(0, targets, chosen.temperature)
 
-    def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def refit(self, source: SampleSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that was chosen on valid, fitted again to train and valid, with the same temperature."""
         if moments := stored_moments(source, self.targets(source), source.stream("train")):
             training = moments[0] + training_moments(source.blocks("valid"), chosen.targets)
@@ -206,7 +206,7 @@ class RidgeFitter(PenaltyFitter):
         path = solve(training, np.array([alpha]), source.emphasis)
         return path.readout(0, chosen.targets, chosen.temperature)
 
-    def learning_curve(self, source: Source, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
+    def learning_curve(self, source: SampleSource, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
         """Return the scores for each number of training rows over `CURVE_DRAWS` nested, stratified draws."""
         targets = self.targets(source)
         scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
@@ -232,7 +232,7 @@ class LogisticFitter(PenaltyFitter):
 
     kind = "logistic"
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: SampleSource) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         if self.folds:
             return self._fit_folds(source)
@@ -242,13 +242,13 @@ class LogisticFitter(PenaltyFitter):
         swept = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
         return self.best_of(source, swept)
 
-    def fit_train(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
+    def fit_train(self, source: SampleSource, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that cross-validation chose, fitted to train alone, with the same temperature."""
         train, targets = source.stream("train"), chosen.targets
         path = logistic_path(train, targets, np.array([alpha]), gather(train, targets))
         return path.readout(0, targets, chosen.temperature)
 
-    def _fit_folds(self, source: Source) -> ColumnFit:
+    def _fit_folds(self, source: SampleSource) -> ColumnFit:
         """Choose by cross-validation over train and valid, with all samples in memory."""
         targets = source.targets(self.classes, self.balanced, KNOWN)
         numbers = assign_folds(source, self.folds, self.classes)
@@ -268,7 +268,7 @@ class WeightedFitter(PenaltyFitter):
 
     kind = "weighted"
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: SampleSource) -> ColumnFit:
         """Learn the weights of several columns, fit every penalty and choose one."""
         targets = source.targets(self.classes, self.balanced)
         train, valid = source.stream("train"), source.stream("valid")
@@ -309,7 +309,7 @@ class EstimatorFitter:
         estimator = _estimator(path, classes, grid[0])
         return cls(path=path, estimator=estimator, grid=grid, classes=classes, balanced=balanced)
 
-    def fit(self, source: Source) -> ColumnFit:
+    def fit(self, source: SampleSource) -> ColumnFit:
         """Fit every combination to a source and choose one by its score on valid."""
         targets = source.targets(self.classes, self.balanced)
         x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
@@ -349,7 +349,7 @@ class EstimatorFitter:
 
 
 Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
-Fitted = tuple[ColumnFit, Source, Fitter]  # the fitter made the fit of the source
+Fitted = tuple[ColumnFit, SampleSource, Fitter]  # the fitter made the fit of the source
 
 
 def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
@@ -457,7 +457,7 @@ def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> l
     return fits
 
 
-def _products(source: Source) -> int:
+def _products(source: SampleSource) -> int:
     """Return the estimated multiplications of a fit in billions, at least 1."""
     samples, width = len(source.labels("train")), source.width()
     return 1 + round(samples * width * min(samples, width) / 1e9)
@@ -472,7 +472,7 @@ class FinalReadout(NamedTuple):
     held_out: Callable[[], np.ndarray]
 
 
-def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
+def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) -> FinalReadout:
     """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
     readout = best.readout
     # Cross-validation has calibrated its readout, and scikit-learn's estimators keep their own probabilities.
@@ -494,7 +494,9 @@ def finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Final
     return FinalReadout(result, readout, found, held_out)
 
 
-def held_out_scores(readout: Readout, source: Source, fitter: Fitter, alpha: float | None) -> np.ndarray:
+def held_out_scores(
+    readout: Readout, source: SampleSource, fitter: Fitter, alpha: float | None
+) -> np.ndarray:
     """Return the nonconformity score of every validation row, ascending, (n,); none for several labels per row.
 
     It is one minus the probability of the row's class, or the distance from the true value (Vovk et

@@ -12,7 +12,7 @@ from reservoir_pipelines.files import locked, write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
 from reservoir_pipelines.fitting.sources import Pool
-from reservoir_pipelines.plots import Sweep, draw_curve, draw_values, plot, plot_confusion, plot_sweep
+from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
@@ -36,7 +36,7 @@ def publish(
         columns, settings, scores = score_matrix(done.table)
         place = columns.index(shown.title), settings.index(shown.setting)
         level, metric = done.raw.valid_score if done.raw else None, done.best.metric
-        plot_sweep(folder / "sweep.png", Sweep(columns, settings, scores, place), level, metric, title)
+        plot_sweep(folder / "sweep.png", ScoreGrid(columns, settings, scores, place), level, metric, title)
         if done.curve:
             curve = [point._asdict() for point in done.curve]
             plot(folder / "curve.png", (6, 4.2), f"{title}, {shown.title}", draw_curve, curve, metric)

@@ -47,7 +47,7 @@ RACED_COLUMNS = 4  # default columns from which a race saves time
 MEMORY_BYTES = 2**28  # largest size of features of a split in memory
 
 
-class Source(ABC):
+class SampleSource(ABC):
     """The samples of each split of an entry, in row order; they can be iterated any number of times."""
 
     name: str
@@ -100,7 +100,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class ColumnSource(Source):
+class ColumnSource(SampleSource):
     """Samples of one cached column, such as ``block06/mean``, or ``2:block06/mean`` if there are several entries."""
 
     store: FeatureStore
@@ -137,7 +137,7 @@ class ColumnSource(Source):
 
 
 @dataclass(frozen=True)
-class RawSource(Source):
+class RawSource(SampleSource):
     """Samples of the raw input, or of other ``features`` of it."""
 
     prepared: Prepared
@@ -175,10 +175,10 @@ class RawSource(Source):
 
 
 @dataclass(frozen=True)
-class JoinedSource(Source):
+class JoinedSource(SampleSource):
     """Samples of several columns, concatenated; they may come from several entries of the same rows."""
 
-    parts: tuple[Source, ...]
+    parts: tuple[SampleSource, ...]
     store: FeatureStore = field(init=False)
     some: SomeRows | None = field(init=False, default=None, compare=False)
 
@@ -316,7 +316,7 @@ class Pool:
             found += [f"{number}:{column}" for column in whole] if len(self.stores) > 1 else whole
         return [column for column in found if self.only is None or column in self.only]
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> SampleSource:
         """Return the samples of a column, or of several side by side, joined by a plus."""
         parts = tuple(self.column(part) for part in name.split("+"))
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
@@ -402,7 +402,7 @@ def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray |
     )
 
 
-def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
+def assign_folds(source: SampleSource, folds: int, classes: int, repeats: int = 1) -> np.ndarray:
     """Return the fold of each sample in train, then valid, (n, repeats); samples of a row or group share a fold."""
     counts, labels = (
         np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels)
@@ -414,13 +414,13 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
     return np.repeat(np.stack(found, axis=1), counts, axis=0)
 
 
-def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:
+def fold_blocks(source: SampleSource, folds: np.ndarray) -> Iterator[FoldBlock]:
     """Yield all samples of train, then of valid, each block with its part of ``folds`` (see `assign_folds`)."""
     return _with_numbers(itertools.chain.from_iterable(map(source.blocks, KNOWN)), folds)
 
 
 def stored_moments(
-    source: Source, targets: Targets, blocks: Iterable[Any], folds: int = 0
+    source: SampleSource, targets: Targets, blocks: Iterable[Any], folds: int = 0
 ) -> list[Moments] | None:
     """Return the moments of a column's training samples or folds, stored in its entry; None if none are stored."""
     if not isinstance(source, ColumnSource) or source.some:
@@ -453,7 +453,7 @@ def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
     return blocks
 
 
-def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
+def stage_blocks(source: SampleSource, sizes: np.ndarray, classes: int, draw: int) -> Iterator[FoldBlock]:
     """Yield blocks of training samples with the number of the first of the ``sizes`` that has each sample, (m,)."""
     counts = source.counts("train")
     ranks = draw_ranks(len(counts), _row_classes(source, source.labels("train"), classes), draw)
@@ -464,7 +464,7 @@ def stage_blocks(source: Source, sizes: np.ndarray, classes: int, draw: int) -> 
             yield x[used], y[used], stage[used]
 
 
-def _row_classes(source: Source, labels: np.ndarray, classes: int) -> np.ndarray | None:
+def _row_classes(source: SampleSource, labels: np.ndarray, classes: int) -> np.ndarray | None:
     """Return the class of each row, (rows,); None if rows have several labels, or values instead of classes."""
     return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
 

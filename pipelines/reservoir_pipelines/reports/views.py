@@ -14,7 +14,7 @@ from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
 from reservoir_pipelines.output import as_json, percent, score_text
-from reservoir_pipelines.plots import Sweep, page_plot
+from reservoir_pipelines.plots import ScoreGrid, page_plot
 
 if TYPE_CHECKING:
     from reservoir_pipelines.training.run_folder import Training
@@ -216,7 +216,7 @@ def curve_plots(values: Values) -> list[Plot]:
 def _fit_plots(values: Values) -> list[Plot]:
     found, metric = values["sweep"], values["metric"]
     counts, classes = values["confusion"], values["classes"]
-    sweep = Sweep(
+    sweep = ScoreGrid(
         found["columns"], found["settings"], np.array(found["scores"], float), tuple(found["best"])
     )
     drawn = []

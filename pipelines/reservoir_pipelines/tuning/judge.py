@@ -9,7 +9,7 @@ from reservoir_cache import FeatureStore
 from reservoir.plan import AUTO_FOLDS, RAW, repeats_of
 from reservoir.readouts.linear import Targets
 from reservoir.readouts.sweep import HeldOutScore, kernel_matrix, score_by_kernel
-from reservoir_pipelines.fitting.sources import KNOWN, ColumnSource, Source, assign_folds, groups_of
+from reservoir_pipelines.fitting.sources import KNOWN, ColumnSource, SampleSource, assign_folds, groups_of
 
 VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
 """Poolings of the values of a channel, which are concatenated for scoring; all others are scored separately."""
@@ -25,7 +25,7 @@ class ColumnKernel:
     raw_width: int = 0
 
     @classmethod
-    def of(cls, source: Source) -> "ColumnKernel":
+    def of(cls, source: SampleSource) -> "ColumnKernel":
         """Return the inner products between all samples of a source."""
         x = np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)])
         if source.columns == (RAW,):
@@ -57,7 +57,7 @@ class Judge:
     tokens: int  # samples of each row
 
     @classmethod
-    def of(cls, source: Source, classes: int) -> "Judge":
+    def of(cls, source: SampleSource, classes: int) -> "Judge":
         """Assign the samples of a source to folds."""
         y = np.concatenate([source.labels(split) for split in KNOWN])
         groups = groups_of(source.store)
