@@ -1,12 +1,14 @@
 """Imperfect data is read: bad rows, tables of labels, folders of recordings, columns of paths and unknown letters."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors, read_new, task_named
+from reservoir.tasks.own.columns import times_of
 from tests.tasks.samples import write_csv as table
 
 RNG = np.random.default_rng(0)
@@ -175,8 +177,10 @@ def test_recordings_are_read_in_the_order_of_time(tmp_path):
 
 def test_times_that_cannot_be_sorted_are_refused(tmp_path):
     recordings(tmp_path / "runs")
-    table(tmp_path / "runs" / "004.csv", [["13.10.2025 08:00", 1, 0], ["14.10.2025 08:00", 2, 0]], "time,u,v")
-    with pytest.raises(InputError, match=r"like '13.10.2025 08:00' cannot be sorted; write dates as .* --drop time if"):
+    dotted = times_of(pd.Series(["02.01.2026 08:00", "13.10.2025 08:00"]))
+    assert dotted is not None and dotted.argsort().tolist() == [1, 0]  # the day comes first
+    table(tmp_path / "runs" / "004.csv", [["13/10/2025 08:00", 1, 0], ["14/10/2025 08:00", 2, 0]], "time,u,v")
+    with pytest.raises(InputError, match=r"like '13/10/2025 08:00' cannot be sorted; write dates as .* --drop time if"):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
     assert len(stored(task_named(str(tmp_path / "runs"), labels="labels.csv", drop="time"))[0]) == 20
 

@@ -482,10 +482,6 @@ def test_decimal_decides_what_commas_in_numbers_mean(tmp_path):
             {name: [f"{cell}%" for cell in cells] for name, cells in WIDE.items()} | {"label": LABEL},
             "are numbers with units, or dates, such as ... %'; remove units",
         ),
-        (
-            {name: [f"{cell} mV" for cell in cells] for name, cells in WIDE.items()} | {"label": LABEL},
-            "are numbers with units, or dates, such as ... mV'; remove units",
-        ),
         ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "inf in column 'v1'"),
     ],
 )

@@ -30,6 +30,8 @@ NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"
 DIGITS = r"[-+]?\d[\d.,]*"
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers or times
+# Dates with dots name the day first. Dates with slashes are refused, because 1/2/2026 has two meanings.
+DATES = ("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")
 SWITCHES = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")  # cells that stand for a number
 
 FILES = {
@@ -311,15 +313,18 @@ def are_times(column: Any) -> bool:
 
 
 def times_of(column: Any) -> np.ndarray | None:
-    """Return numbers, or ISO 8601 dates in UTC, as an array that can be sorted, (rows,); None for other cells."""
+    """Return numbers, or dates in UTC, as an array that can be sorted, (rows,); None for other cells."""
     import pandas as pd
 
     if column.dtype.kind in "iuf":
         return column.to_numpy() if column.notna().all() else None
-    if not all(isinstance(cell, str) and "-" in cell for cell in column):
+    if not all(isinstance(cell, str) and ("-" in cell or cell.count(".") > 1) for cell in column):
         return None
-    times = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
-    return None if times.isna().any() else times.dt.tz_localize(None).to_numpy()
+    for form in DATES:
+        times = pd.to_datetime(column, format=form, utc=True, errors="coerce")
+        if times.notna().all():
+            return times.dt.tz_localize(None).to_numpy()
+    return None
 
 
 def sortable_times(table: Table, name: str) -> np.ndarray:
