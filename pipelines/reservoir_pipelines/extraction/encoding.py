@@ -19,9 +19,8 @@ def start_encoding(features: Launched, store: str, first_row: int) -> Callable[[
 
     Raises CacheError as `reservoir_cache.encode` does.
     """
-    if (
-        not devices.on_gpu(features.device) or features.loaded.owner is not None
-    ):  # pieces are combined on the host
+    in_pieces = features.loaded.owner is not None  # pieces of texts are combined on the host
+    if in_pieces or not devices.on_gpu(features.device):
         return lambda: {
             column: encode(x, store, column=column, first_row=first_row) for column, x in features().items()
         }
