@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,6 +101,17 @@ class ReproductionFolder:
         """Return the result of a cell, or None if it has not finished."""
         found = self._read(self.path / "cells" / f"{key}.json")
         return found and {**found, "folder": str((self.path / found["folder"]).resolve())}
+
+    def is_complete(self, cell: Cell) -> bool:
+        """Return whether a cell has a result, and a pretrained model its weights, which may have been removed."""
+        found = self.result(cell.key)
+        return found is not None and (cell.stage != "pretrain" or Path(found["folder"]).exists())
+
+    def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells without a result, and the models that these need and whose weights are missing."""
+        to_run = {cell.key: cell for cell in cells if not self.result(cell.key)}
+        needed = {need.key for cell in to_run.values() for need in cell.needs if not self.is_complete(need)}
+        return [cell for cell in cells if cell.key in to_run or cell.key in needed]
 
     def results(self) -> list[dict[str, Any]]:
         """Return the results of all finished cells."""

@@ -445,14 +445,14 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
 
     options, source = as_group(given, opt.ReproduceOptions), as_group(given, opt.TaskOptions)
     _, cells, folder, places = planned(tables, options, source, as_group(given, opt.PlaceOptions))
-    costs = estimate([cell for cell in cells if not folder.result(cell.key)], places)
+    costs = estimate(folder.unfinished(cells), places)
     found = []
     for cell in cells:
-        if result := folder.result(cell.key):
-            state, seconds, size = "finished", result["seconds"], result["bytes"]
-        else:
-            cost = costs[cell.key]
+        if cost := costs.get(cell.key):
             state, seconds, size = "cannot run here" if cost.reason else "to run", cost.seconds, cost.bytes
+        else:
+            result = folder.result(cell.key) or {}
+            state, seconds, size = "finished", result.get("seconds", 0), result.get("bytes", 0)
         time = time_text(seconds) if seconds else "not estimated"
         found.append(
             {

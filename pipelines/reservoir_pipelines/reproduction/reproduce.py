@@ -61,14 +61,14 @@ def reproduce(
     """Run the unfinished cells of recipes, and fill in the tables of the recipes."""
     started = time.monotonic()
     recipes, cells, folder, places = planned(names, options, source, place)
-    todo = [cell for cell in cells if not folder.result(cell.key)]
+    todo = folder.unfinished(cells)
     ran = 0
     if confirm is None or confirm(todo, places):
         folder.create()
         for recipe in recipes:  # before the cells run, so that `report` shows what has finished at any time
             folder.save_table(recipe.table)
         _run(todo, folder, places, cluster)
-        ran = sum(folder.result(cell.key) is not None for cell in todo)
+        ran = sum(map(folder.is_complete, todo))
     return Reproduction(
         folder=folder.path,
         tables=tuple(folder.fill(recipe.table) for recipe in recipes),
@@ -145,7 +145,7 @@ def run_cells(
     """
 
     def has_ended(cell: Cell) -> bool:
-        return folder.result(cell.key) is not None or folder.failed_since(cell.key, since)
+        return folder.is_complete(cell) or folder.failed_since(cell.key, since)
 
     for wait in (False, True):  # then wait for other processes, and run their cells if they die
         for number, cell in enumerate(cells, start=1):
@@ -165,7 +165,8 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
 
     folders: dict[str, str] = {}
     for need in cell.needs:
-        if not (found := folder.result(need.key)):
+        found = folder.result(need.key)
+        if not (found and folder.is_complete(need)):
             reason = f"it needs a {need.stage} that failed: {folder.failure(need.key) or 'not run'}"
             folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
             return
@@ -192,7 +193,7 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
 
 def _message(cell: Cell, folder: ReproductionFolder) -> str:
     result = folder.result(cell.key)
-    if not result:
+    if not (result and folder.is_complete(cell)):
         return f"{cell.title}: failed, {folder.failure(cell.key)}"
     score = result["values"].get("test_score")
     return f"{cell.title}: {'done' if score is None else f'accuracy {100 * score:.1f}%'} in {result['seconds']:.0f} s"
