@@ -71,7 +71,7 @@ class Cell:
             self.task or self.settings.get("corpus", ""),
             f"backbone of {backbone.settings.get('corpus')}" if isinstance(backbone, Cell) else backbone,
             f"depth {depth}" if depth else "",
-            *(self.settings.get(name, "") for name in ("init", "train", "readout", "columns")),
+            *(self.settings.get(name, "") for name in ("init", "input", "train", "readout", "columns")),
             f"seed {self.settings.get('seed', 0)}",
         ]
         return " ".join(word for word in words if word)

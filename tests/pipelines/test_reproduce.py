@@ -376,7 +376,7 @@ def test_an_override_replaces_settings_of_the_scale_only():
     ("name", "only", "rows", "columns"),
     [
         ("table9", ["mnist", "Default"], ["Default"], ["mnist"]),
-        ("table9", ["mnist", "cifar10"], ["Pretrained", "Statistics only", "Default"], ["mnist", "cifar10"]),
+        ("table2", ["mnist", "cifar10"], ["FPT", "Random", "Bit", "ViT"], ["mnist", "cifar10"]),
         ("table-pretraining", ["bit-memory", "bit-xor"], ["bit-memory"], ["bit-xor, output only", "bit-xor, FPT"]),
         ("table-inits", ["random, last layer", "mnist"], ["random, last layer"], ["mnist"]),
         ("table9", ["mnist", "FPT"], [], []),  # this table has no row FPT
