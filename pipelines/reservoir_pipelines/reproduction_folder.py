@@ -31,6 +31,7 @@ MEASURES = {
     "readout_seconds": "seconds per additional readout",
     "cost": "seconds",
     "diagonals": "mean attention on the diagonals over the mean elsewhere",
+    "strongest_distance": "largest mean attention at one distance over the mean elsewhere",
     "weight_deviation": "standard deviation of the weights",
     "bias_deviation": "standard deviation of the biases",
     "blocks": "",

@@ -214,7 +214,7 @@ KEPT = {
     "readout recall reliability reused sweep test_interval test_rows test_score tried valid_score",
     "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_interval "
     "test_rows test_score train_score train_seconds trained valid_score validations",
-    "attention": "diagonals layer lines map passes rows",
+    "attention": "diagonals layer lines map passes rows strongest_distance",
     "pretrain": "cost steps test_bits test_score train_seconds",
     "backbone": "bias_deviation blocks deviations heads parameters weight_deviation width",
 }
@@ -367,7 +367,7 @@ def test_names_that_do_not_exist_are_refused():
 def test_an_override_replaces_settings_of_the_scale_only():
     given = {"backbone": "bert-base-uncased"}
     cells = load_recipe("table3", "paper", override=given, only=["mnist"], seeds=1).cells
-    assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star"]
+    assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star", "esn"]
     cells = load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells
     assert [cell.settings["seed"] for cell in cells[:3]] == [0, 1, 2]
 

@@ -98,6 +98,7 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> Ran:
     shown = shown[:whole, :whole].reshape(side, factor, side, factor).mean(axis=(1, 3))
     values = {
         "diagonals": done.diagonal_strength,
+        "strongest_distance": done.strongest_distance,
         "map": shown.round(5).tolist(),
         "layer": done.layer,
         "rows": done.rows,
