@@ -227,11 +227,12 @@ def _verdict(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | N
     """Return whether a claim holds (None if unknown), and the verdict in words."""
     if "unseen" in claim:
         return {"holds": None, "verdict": f"Cannot be checked: {claim['unseen']}"}
-    first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
+    spot, sign = (claim["more"], 1) if "more" in claim else (claim["less"], -1)
+    first, *others = (means.get((row, column)) for row, column in (spot, *claim.get("than", ())))
     bounds = [each for each in others or [claim["by"]] if each is not None]
     if first is None or len(bounds) < len(others):
         return {"holds": None, "verdict": "Not measured yet"}
-    holds = all(first > bound for bound in bounds)
+    holds = all(sign * first > sign * bound for bound in bounds)
     return {"holds": holds, "verdict": "Holds" if holds else "Does not hold here"}
 
 
