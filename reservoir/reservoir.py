@@ -124,9 +124,9 @@ def load_model(
             # The total norm is that of orthogonal columns of norm 1.
             weights = edges(seen, backbone.width, settings.seed)
             weights *= math.sqrt(weights.shape[1] / weights.shape[0])
-        elif settings.input == "gaussian" and isinstance(task.form, Vectors):
+        elif settings.input == "gaussian" and isinstance(seen.form, Vectors) and not windows.symbols:
+            # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
             sides = backbone.width, seen.form.dim
-            # The mean squared norm is that of the orthogonal layer. `InputLayer` draws symbols.
             weights = generator(settings.seed, "input").standard_normal(sides) / math.sqrt(max(sides))
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):

@@ -39,6 +39,7 @@ MEASURES = {
     "heads": "",
     "parameters": "",
     "trained": "",
+    "paper_share": "trained parameters on cifar10, counted as in the paper, in percent of all",
 }
 """Measures of a cell that a table can show, each with its unit; counts have none."""
 
@@ -242,7 +243,7 @@ def _measure(name: str, values: Mapping[str, Any]) -> float | None:
         seconds, number = map(values.get, RATIOS[name])
         return seconds / number if seconds is not None and number else None
     value = values.get(name)
-    return 100 * value if name.endswith("_score") and value is not None else value
+    return 100 * value if name.endswith(("_score", "_share")) and value is not None else value
 
 
 def is_reproduction(path: Path) -> bool:
