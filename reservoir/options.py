@@ -171,7 +171,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 
     input: str | None = option(
         None,
-        "Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges (images).",
+        "Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images).",
         one_of("native", "gaussian", "orthogonal", "kernels", "edges"),
         shown=BY_DATA,
     )

@@ -20,6 +20,7 @@ from reservoir.fpt import FPT, InputLayer, kernels
 from reservoir.inputs.edges import edges
 from reservoir.inputs.native import Reader, open_native
 from reservoir.options import ReservoirOptions
+from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
@@ -107,8 +108,6 @@ def load_model(
     """Load or draw the model for a task, in evaluation mode on its device."""
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
-    if settings.input == "gaussian" and isinstance(task.form, Vectors):
-        raise InputError(f"--input gaussian: task {task.name!r} holds values; use orthogonal or kernels")
     windows, seen = settings.windows(task), settings.windowed(task)
     reader, input_digests = None, {}
     if settings.input == "native":
@@ -125,6 +124,10 @@ def load_model(
             # The total norm is that of orthogonal columns of norm 1.
             weights = edges(seen, backbone.width, settings.seed)
             weights *= math.sqrt(weights.shape[1] / weights.shape[0])
+        elif settings.input == "gaussian" and isinstance(seen.form, Vectors) and not windows.symbols:
+            # Windows of symbols stay orthogonal, as in older entries. The mean squared norm is the same.
+            sides = backbone.width, seen.form.dim
+            weights = generator(settings.seed, "input").standard_normal(sides) / math.sqrt(max(sides))
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, weights)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
         raise InputError("--long windows: only for texts that the model's tokenizer reads; leave it out")

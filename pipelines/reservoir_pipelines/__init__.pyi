@@ -134,8 +134,8 @@ def attention(
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
-        (images). Default: depends on the data; extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images).
+        Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
@@ -388,8 +388,8 @@ def extract(
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
-        (images). Default: depends on the data; extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images).
+        Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
@@ -734,8 +734,8 @@ def plan(
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
-        (images). Default: depends on the data; extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images).
+        Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional
@@ -1319,8 +1319,8 @@ def train(
     depth : int, optional
         Blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        Input layer: native (the model's own), gaussian (symbols), orthogonal or kernels (vectors), edges
-        (images). Default: depends on the data; extract --dry-run prints it.
+        Input layer: native (the model's own), gaussian, orthogonal or kernels (vectors), edges (images).
+        Default: depends on the data; extract --dry-run prints it.
     long : str, default='cut'
         Texts longer than the model's context: cut, or windows (mean over windows).
     gain : float, optional

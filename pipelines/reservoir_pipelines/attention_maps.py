@@ -58,18 +58,35 @@ class Attention(Record):
         if not self.diagonals:
             return None
         mean = np.nan_to_num(self.mean.mean(axis=0))
-        first = len(mean) - min(back for back in self.diagonals if back)
-        query = np.arange(first, len(mean))[:, None]
-        key = np.arange(len(mean))
-        on = np.isin(query - key, list(self.diagonals))
-        seen = (query >= key) if not np.triu(mean, 1).any() else np.ones_like(on)
-        rows = mean[first:]
-        return float(rows[on].mean() / rows[seen & ~on].mean())
+        return _over_rest(mean, min(back for back in self.diagonals if back), list(self.diagonals))
+
+    @property
+    def strongest_distance(self) -> float | None:
+        """Largest mean weight at one distance in tokens, divided by the mean weight on all other visible tokens.
+
+        The last sixth of the tokens is measured, the share of the readout tokens in bit-memory, so that
+        tasks with one readout token can be compared with it. Attention of a token to itself is left out.
+        """
+        mean = np.nan_to_num(self.mean.mean(axis=0))
+        if len(mean) < 3:
+            return None  # at most one distance, and nothing to compare it with
+        np.fill_diagonal(mean, np.nan)
+        last = -(-len(mean) // 6)
+        return max(_over_rest(mean, last, [back]) for back in range(1, len(mean) - last + 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, with the shape of each array instead of its values."""
         fields = vars(self) | {"one": self.one.shape, "mean": self.mean.shape}
         return as_json(fields | {"diagonal_strength": self.diagonal_strength})
+
+
+def _over_rest(mean: np.ndarray, last: int, distances: list[int]) -> float:
+    """Return the mean weight of the last tokens at some distances, divided by their mean on other visible tokens."""
+    query, key = np.arange(len(mean) - last, len(mean))[:, None], np.arange(len(mean))
+    on = np.isin(query - key, distances)
+    seen = (query >= key) if not np.triu(mean, 1).any() else np.ones_like(on)
+    rows = mean[-last:]
+    return float(rows[on].mean() / np.nanmean(rows[seen & ~on]))
 
 
 def attention(

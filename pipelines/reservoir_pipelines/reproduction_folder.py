@@ -31,6 +31,7 @@ MEASURES = {
     "readout_seconds": "seconds per additional readout",
     "cost": "seconds",
     "diagonals": "mean attention on the diagonals over the mean elsewhere",
+    "strongest_distance": "largest mean attention at one distance over the mean elsewhere",
     "weight_deviation": "standard deviation of the weights",
     "bias_deviation": "standard deviation of the biases",
     "blocks": "",
@@ -38,6 +39,7 @@ MEASURES = {
     "heads": "",
     "parameters": "",
     "trained": "",
+    "paper_share": "trained parameters on cifar10, counted as in the paper, in percent of all",
 }
 """Measures of a cell that a table can show, each with its unit; counts have none."""
 
@@ -71,7 +73,7 @@ class Cell:
             self.task or self.settings.get("corpus", ""),
             f"backbone of {backbone.settings.get('corpus')}" if isinstance(backbone, Cell) else backbone,
             f"depth {depth}" if depth else "",
-            *(self.settings.get(name, "") for name in ("init", "train", "readout", "columns")),
+            *(self.settings.get(name, "") for name in ("init", "input", "train", "readout", "columns")),
             f"seed {self.settings.get('seed', 0)}",
         ]
         return " ".join(word for word in words if word)
@@ -237,11 +239,12 @@ def _verdict(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | N
     """Return whether a claim holds (None if unknown), and the verdict in words."""
     if "unseen" in claim:
         return {"holds": None, "verdict": f"Cannot be checked: {claim['unseen']}"}
-    first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
+    spot, sign = (claim["more"], 1) if "more" in claim else (claim["less"], -1)
+    first, *others = (means.get((row, column)) for row, column in (spot, *claim.get("than", ())))
     bounds = [each for each in others or [claim["by"]] if each is not None]
     if first is None or len(bounds) < len(others):
         return {"holds": None, "verdict": "Not measured yet"}
-    holds = all(first > bound for bound in bounds)
+    holds = all(sign * first > sign * bound for bound in bounds)
     return {"holds": holds, "verdict": "Holds" if holds else "Does not hold here"}
 
 
@@ -251,7 +254,7 @@ def _measure(name: str, values: Mapping[str, Any]) -> float | None:
         seconds, number = map(values.get, RATIOS[name])
         return seconds / number if seconds is not None and number else None
     value = values.get(name)
-    return 100 * value if name.endswith("_score") and value is not None else value
+    return 100 * value if name.endswith(("_score", "_share")) and value is not None else value
 
 
 def is_reproduction(path: Path) -> bool:

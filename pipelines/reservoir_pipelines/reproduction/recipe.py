@@ -43,7 +43,7 @@ KEYS = {
     "recipe": "title note measure columns rows settings cell drawn claims task",
     "row": "name task tasks cell best at measure settings published later reason absent",
     "column": "name task cell measure settings",
-    "claim": "says more than by scales unseen",
+    "claim": "says more less than by scales unseen",
 }
 """The keys of each part; all but claims also have those of `SCALES`."""
 
@@ -151,7 +151,7 @@ class _Builder:
         claims = []
         for claim in self.table.get("claims", []):
             self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
-            about = (claim["more"], *claim.get("than", ())) if "more" in claim else ()
+            about = [*(claim[key] for key in ("more", "less") if key in claim), *claim.get("than", ())]
             if all((row, column) in places for row, column in about):
                 seen = self.scale in claim.get("scales", SCALES)
                 claims.append(

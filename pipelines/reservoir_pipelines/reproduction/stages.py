@@ -33,6 +33,9 @@ STEPS, ROWS = 8, 32  # steps and rows of a trial
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
 # settings that determine the cost of a cell
 COSTLY = "backbone", "depth", "init", "train", "pool", "layers"
+COUNTED = (
+    "cifar10"  # the task for which trained parameters are counted; the paper counts those of GPT-2 on it
+)
 MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
 
@@ -98,6 +101,7 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> Ran:
     shown = shown[:whole, :whole].reshape(side, factor, side, factor).mean(axis=(1, 3))
     values = {
         "diagonals": done.diagonal_strength,
+        "strongest_distance": done.strongest_distance,
         "map": shown.round(5).tolist(),
         "layer": done.layer,
         "rows": done.rows,
@@ -127,12 +131,12 @@ def _backbone(_: str, settings: dict[str, Any], place: Path) -> Ran:
     settings.pop("device", None)  # `card` has no device
     model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
     out = opt.OutOptions(out=plot)
-    done = card(name, model, as_group({}, opt.TaskOptions), root, out)
+    done = card(name, model, as_group({}, opt.TaskOptions), root, out, COUNTED)
     values = {
         name: done[name] for name in ("width", "heads", "weight_deviation", "bias_deviation", "deviations")
     }
-    values |= {"blocks": done["depth"], "parameters": done["whole"]}
-    command = typed("backbone", [name], model, root, out)
+    values |= {"blocks": done["depth"], "parameters": done["whole"], "paper_share": done.get("paper_share")}
+    command = typed("backbone", [name, "--task", COUNTED], model, root, out)
     return [command], plot, plot.stat().st_size if plot.exists() else 0, values
 
 
