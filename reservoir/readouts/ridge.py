@@ -17,12 +17,12 @@ regularization.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,6 +133,16 @@ class Moments:
     def std(self) -> np.ndarray:
         """Standard deviations, (w,), as ``StandardScaler`` computes them; exactly 0 for constant channels."""
         return deviation(np.diagonal(self.xx) / self.count, self.mean)
+
+    def scale(self, emphasis: np.ndarray | None = None) -> np.ndarray:
+        """Return the factors (w,) that standardise features, times ``emphasis`` (w,)."""
+        return inverse(self.std) * (1.0 if emphasis is None else emphasis)
+
+    def system(self, scale: np.ndarray) -> RidgeSystem:
+        """Return the ridge regression of features that are multiplied by a scale (w,)."""
+        xx = self.xx * scale[:, None]
+        xx *= scale
+        return RidgeSystem(xx, self.xy * scale[:, None], self.mean, scale, self.y_mean)
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
@@ -286,6 +296,7 @@ class Samples(NamedTuple):
 
 
 Training = Moments | Samples
+FoldScorer = Callable[[np.ndarray, slice], np.ndarray]  # samples, some penalties -> scores (A, m, t)
 
 
 def gather(blocks: Iterable[Block], targets: Targets) -> Training:
@@ -344,7 +355,7 @@ class LinearPath:
 
 
 class Scorer:
-    """Scores blocks of features under every penalty of a path, with one matrix product per block."""
+    """Scores blocks of features under every penalty of a path, or those ``chosen``, with one product per block."""
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
         # For real targets the offset is added in float64: float32 next to a mean of 1e5 would lose a
@@ -352,22 +363,20 @@ class Scorer:
         self._path, self._real = path, targets is not None and not targets.classes
         self._on, self._dtype = arithmetic(), np.dtype(np.void)
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: np.ndarray, chosen: slice = slice(None)) -> np.ndarray:
         """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32."""
         dtype, path, on = np.result_type(x.dtype, np.float32), self._path, self._on
-        penalties, width, targets = path.coef.shape
         if dtype != self._dtype:
             center = path.center.astype(dtype)
             # The offset must be computed with the rounded center, which is the one that is subtracted.
-            self._offset = (
-                (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
-            )
-            self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
+            self._offset = (path.intercept + center @ path.coef).astype(np.float64 if self._real else dtype)
+            self._weights = on.put(path.coef.transpose(1, 0, 2).astype(dtype, copy=False))
             self._center, self._dtype = on.put(center), dtype
+        offset, weights = self._offset[chosen], self._weights[:, chosen].reshape(len(path.center), -1)
         centred = on.put(x) - self._center  # keeps the digits of a channel at 3000 +- 0.5
-        scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
-        scores += self._offset
-        return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
+        scores = on.fetch(on.product(centred, weights)).astype(offset.dtype, copy=False)
+        scores += offset.ravel()
+        return scores.reshape(len(x), *offset.shape).transpose(1, 0, 2)
 
 
 def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
@@ -378,74 +387,107 @@ def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
     return tally
 
 
-def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t).
+class Reduction:
+    """The systems (A + alpha I) x = b of all penalties, after one reduction of A (n, n), which is overwritten.
 
-    The matrix A (n, n), symmetric positive semidefinite and of float64, is overwritten. With A = Q T
-    Q', Q orthogonal and T tridiagonal,
+    With A = Q T Q', Q orthogonal and T tridiagonal,
 
         (A + alpha I)^-1 b = Q (T + alpha I)^-1 Q' b
 
-    takes linear time for each further penalty, in addition to two products with Q.
+    takes linear time for each further penalty, in addition to the products with Q.
 
     References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17,
     134-145.
     """
-    n = len(matrix)
-    if n == 1:
-        return b / (matrix + alphas[:, None, None])
-    with blas_threads(many=n >= LARGE_MATRIX):
+
+    def __init__(self, matrix: np.ndarray, b: np.ndarray) -> None:
+        n = len(matrix)
+        # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition,
+        # which begins with it. The transpose of a symmetric C array is the same matrix in Fortran
+        # order, so nothing is copied.
+        work = int(_reduce_work(n, lower=1)[0])
+        with blas_threads(many=n >= LARGE_MATRIX):
+            reduced, diagonal, off, self._factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
+        self._diagonal, self._off = diagonal, off
+        self._reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q
+        # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them
+        # above the rounding error of the largest one is used as it is; a smaller one is raised until
+        # it does: T + alpha I must be definite.
+        lowest, *_ = eigvalsh_tridiagonal(diagonal, off, select="i", select_range=(0, 0))
+        top = np.abs(diagonal).max() + 2 * np.abs(off).max()
+        self._least = n * np.finfo(np.float64).eps * top - lowest
+        self._rotated = self.rotate(b)
+
+    def rotate(self, b: np.ndarray, trans: bytes = b"T") -> np.ndarray:
+        """Return Q' b, or Q b with ``trans`` b"N"; the reflectors do not change the first coordinate."""
+        rest = np.array(b[1:], np.float64, order="F")
+        apply = partial(_apply, b"L", trans, self._reflectors, self._factors, overwrite_c=1)
+        with blas_threads(many=len(b) >= LARGE_MATRIX):
+            rest, _, info = apply(rest, int(apply(rest, -1)[1][0]))
+        assert info == 0
+        return np.concatenate([b[:1], rest])
+
+    def solve(self, alphas: np.ndarray) -> np.ndarray:
+        """Return (T + alpha I)^-1 Q' b for every penalty, (n, a, t)."""
+        solved = np.empty((len(self._diagonal), len(alphas), self._rotated.shape[1]))
+        for i, alpha in enumerate(np.maximum(alphas, self._least)):
+            *_, solved[:, i], info = _solve(self._diagonal + alpha, self._off, self._rotated)
+            assert info == 0, "a definite matrix has a factorisation"
+        return solved
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeSystem:
+    """The ridge regression (A + alpha I) W = b; scores of features x (m, n) are ((x - mean) * scale) W + offset."""
+
+    matrix: np.ndarray  # A (n, n), positive semidefinite and of float64; overwritten when it is solved
+    b: np.ndarray  # (n, t)
+    mean: np.ndarray
+    scale: np.ndarray
+    offset: np.ndarray  # (t,)
+
+    def path(self, alphas: np.ndarray) -> LinearPath:
+        """Return the solutions of every penalty."""
+        return LinearPath(alphas, self._solve(positive(alphas)), self.offset, self.mean, self.scale)
+
+    def _solve(self, alphas: np.ndarray) -> np.ndarray:
+        matrix, n = self.matrix, len(self.b)
+        if n == 1:
+            return self.b / (matrix + alphas[:, None, None])
         # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth
         # of the time.
         if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
             matrix[np.diag_indices(n)] += alphas[0]
-            factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
-            return cho_solve(factor, b, check_finite=False)[None]
-        return _solve_tridiagonal(matrix, alphas, b)
+            with blas_threads(many=n >= LARGE_MATRIX):
+                factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
+                return cho_solve(factor, self.b, check_finite=False)[None]
+        reduction = Reduction(matrix, self.b)
+        solved = reduction.solve(alphas)
+        return reduction.rotate(solved.reshape(n, -1), b"N").reshape(solved.shape).transpose(1, 0, 2)
+
+    def scorer(self, alphas: np.ndarray, rows: float, targets: Targets | None = None) -> FoldScorer:
+        """Return a function like a `Scorer` of the path, which will score this number of ``rows``."""
+        used = self.b.any(axis=0)  # the scores of a class without samples are its offset
+        if min(len(self.b), len(alphas)) == 1 or rows >= len(alphas) * used.sum():
+            return Scorer(self.path(alphas), targets)
+        # It takes less time to rotate the rows than the solutions of all penalties.
+        reduction, one = Reduction(self.matrix, self.b[:, used]), np.ones_like(self.scale)
+        weights = reduction.solve(positive(alphas)).transpose(1, 0, 2)
+        scorer = Scorer(LinearPath(alphas, weights, self.offset[used], 0 * one, one), targets)
+
+        def scores(x: np.ndarray, chosen: slice) -> np.ndarray:
+            rotated = reduction.rotate(((x - self.mean) * self.scale).T).T
+            found = scorer(rotated.astype(np.result_type(x.dtype, np.float32)), chosen)
+            whole = np.full((*found.shape[:2], len(self.offset)), self.offset, found.dtype)
+            whole[:, :, used] = found
+            return whole
+
+        return scores
 
 
-def _solve_tridiagonal(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the solutions of `solve_penalties` for several penalties."""
-    n = len(matrix)
-    # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition,
-    # which begins with it. The transpose of a symmetric C array is the same matrix in Fortran order,
-    # so nothing is copied.
-    work = int(_reduce_work(n, lower=1)[0])
-    reduced, diagonal, off_diagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
-    reflectors = np.asfortranarray(reduced[1:, :-1])  # Householder vectors of Q
-    # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them
-    # above the rounding error of the largest one is used as it is; a smaller one is raised until it
-    # does: T + alpha I must be definite.
-    lowest, *_ = eigvalsh_tridiagonal(diagonal, off_diagonal, select="i", select_range=(0, 0))
-    top = np.abs(diagonal).max() + 2 * np.abs(off_diagonal).max()
-    least = n * np.finfo(np.float64).eps * top - lowest
-    rotated = np.asfortranarray(_rotate(reflectors, factors, b, b"T"))
-    solutions = np.empty((n, len(alphas), b.shape[1]))
-    for i, alpha in enumerate(np.maximum(alphas, least)):
-        *_, solutions[:, i], info = _solve(diagonal + alpha, off_diagonal, rotated)
-        assert info == 0, "a definite matrix has a factorisation"
-    back = _rotate(reflectors, factors, solutions.reshape(n, -1), b"N")
-    return back.reshape(solutions.shape).transpose(1, 0, 2)
-
-
-def _rotate(reflectors: np.ndarray, factors: np.ndarray, b: np.ndarray, trans: bytes) -> np.ndarray:
-    """Return Q b, or Q' b with ``trans`` b"T"; the reflectors do not change the first coordinate."""
-    rest = np.asfortranarray(b[1:])
-    work = int(_apply(b"L", trans, reflectors, factors, rest, -1)[1][0])
-    rest, _, info = _apply(b"L", trans, reflectors, factors, rest, work)
-    assert info == 0
-    return np.concatenate([b[:1], rest])
-
-
-def ridge_path(
-    moments: Moments, alphas: np.ndarray, std: np.ndarray | None = None, emphasis: np.ndarray | None = None
-) -> LinearPath:
-    """Return the ridge solutions from moments; features are scaled by 1 / ``std`` (w,) and by ``emphasis`` (w,)."""
-    scale = inverse(moments.std if std is None else std) * (1.0 if emphasis is None else emphasis)
-    matrix = moments.xx * scale[:, None]
-    matrix *= scale
-    weights = solve_penalties(matrix, positive(alphas), moments.xy * scale[:, None])
-    return LinearPath(alphas, weights, moments.y_mean, moments.mean, scale)
+def ridge_path(moments: Moments, alphas: np.ndarray, scale: np.ndarray | None = None) -> LinearPath:
+    """Return the ridge solutions from moments; features are multiplied by ``scale`` (w,), 1 / std by default."""
+    return moments.system(moments.scale() if scale is None else scale).path(alphas)
 
 
 class KernelMatrix:
@@ -489,16 +531,16 @@ class KernelMatrix:
 
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
         """Return the ridge solutions of every penalty for targets (n, t)."""
-        dual, offset = _dual(self.products, self.weights, y, alphas)
-        on = arithmetic()
-        on_device = on.put(np.ascontiguousarray(dual.transpose(1, 0, 2)).reshape(len(y), -1))
+        system, on = _dual_system(self.products, self.weights, y), arithmetic()
+        dual = system.path(alphas).coef.transpose(1, 0, 2)
+        on_device = on.put(np.ascontiguousarray(dual).reshape(len(y), -1))
         coef = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
         for part in self._chunks():
             z = self.x[:, part] - self.mean[part]
             z *= self.scale[part]
             coef[part] = on.fetch(on.product(on.put(z).T, on_device))
         weights = coef.reshape(len(coef), len(alphas), -1).transpose(1, 0, 2)
-        return LinearPath(alphas, weights, offset, self.mean, self.scale)
+        return LinearPath(alphas, weights, system.offset, self.mean, self.scale)
 
     def first(self, rows: int) -> KernelMatrix:
         """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
@@ -521,7 +563,7 @@ class KernelMatrix:
 def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
     """Return the ridge solution of every penalty, from moments or in kernel form from samples."""
     if isinstance(training, Moments):
-        return ridge_path(training, alphas, emphasis=emphasis)
+        return ridge_path(training, alphas, training.scale(emphasis))
     return KernelMatrix(training.x, training.weights, emphasis).path(training.y, alphas)
 
 
@@ -533,27 +575,26 @@ def held_out_scores(
     for k in np.unique(fold):
         fitted, held = fold != k, fold == k
         among_fitted = products[np.ix_(fitted, fitted)]
-        dual, offset = _dual(among_fitted, weights[fitted], y[fitted], alphas)
+        score = _dual_system(among_fitted, weights[fitted], y[fitted]).scorer(alphas, held.sum())
         # Products of held-out samples with fitted ones, both centred by the mean of the fitted samples.
         share = weights[fitted] / weights[fitted].sum()
         with blas_threads(many=len(products) >= LARGE_MATRIX):
             among = among_fitted @ share
             with_held = products[np.ix_(held, fitted)]
             with_held = with_held - (with_held @ share)[:, None] - among + share @ among
-            scores[:, held] = with_held @ dual + offset
+        scores[:, held] = score(with_held, slice(None))
     return scores
 
 
-def _dual(
-    products: np.ndarray, weights: np.ndarray, y: np.ndarray, alphas: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight of each sample in the solutions, (A, n, t), and the mean target (t,)."""
+def _dual_system(products: np.ndarray, weights: np.ndarray, y: np.ndarray) -> RidgeSystem:
+    """Return the ridge regression whose solutions are the weight of each sample, (n, t), for products with samples."""
     y, share, roots = y.astype(np.float64), weights / weights.sum(), np.sqrt(weights)[:, None]
-    offset, among = share @ y, products @ share
+    offset = y[0] + share @ (y - y[0])  # so that a constant target is exactly 0 when centred
+    among = products @ share
     centred = products - among[:, None] - (among - share @ among)
     centred *= roots
     centred *= roots.T
-    return solve_penalties(centred, positive(alphas), (y - offset) * roots) * roots, offset
+    return RidgeSystem(centred, (y - offset) * roots, np.zeros(len(y)), roots[:, 0], offset)
 
 
 def balance_raw(raw: np.ndarray) -> np.ndarray:

@@ -9,9 +9,8 @@ the others.
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
@@ -21,17 +20,16 @@ from reservoir.readouts.linear import (
     Block,
     FoldBlock,
     LinearReadout,
-    RereadableBlocks,
     Tally,
     Targets,
     best_penalty,
 )
 from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
+    FoldScorer,
     KernelMatrix,
     LinearPath,
     Moments,
-    Scorer,
     by_fold,
     fold_moments,
     gather,
@@ -69,13 +67,18 @@ class Sweep:
     path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally
     errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
-    temperature: float = 1.0  # temperature of the chosen readout
+    held_out: tuple[np.ndarray, ...] = ()  # scores (n, T) of the chosen penalty, labels, optional weights
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
     def __post_init__(self) -> None:
         self.accuracy, self.loss = self.tally.accuracy(), self.tally.loss()
         self.best = best_penalty(self.path.alphas, self.accuracy, self.loss, self.errors)
         self.alpha = float(self.path.alphas[self.best])
+
+    @functools.cached_property
+    def temperature(self) -> float:
+        """Temperature of the chosen readout, fitted when it is used, because most sweeps are only compared."""
+        return self.tally.targets.fit_temperature(*self.held_out) if self.held_out else 1.0
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
@@ -151,52 +154,47 @@ def cross_sweep(
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
     few, kernel = None if moments else head(train)[0], None
-    # For each repeat, blocks: fold, held-out scores (A, m, t) of every penalty, labels (m, outputs),
-    # optional weights.
-    scored: list[Iterable[tuple[Any, ...]]] = []
+    scorers: list[list[FoldScorer]] = []  # of each repeat and fold
     if few is not None:
         x, y, fold, *weights = few
         kernel, coded = KernelMatrix(x, targets.weights(y, *weights), emphasis, known), targets.encode(y)
         path = DeferredPath(alphas, functools.partial(kernel.path, coded))
+        train = [(np.arange(len(y)), y, fold, *weights)]  # samples are looked up by their numbers
         for one in fold.reshape(len(y), -1).T:
             scores = held_out_scores(kernel.products, kernel.weights, coded, one, alphas)
-            parts = [(k, one == k) for k in range(folds)]
-            scored.append(
-                [(k, scores[:, held], *(part[held] for part in (y, *weights))) for k, held in parts]
-            )
+            scorers.append([lambda n, chosen, scores=scores: scores[chosen, n]] * folds)
     else:
         parts = moments or [
             one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)
         ]
         whole = functools.reduce(operator.add, parts[:folds])
-        path = DeferredPath(alphas, functools.partial(ridge_path, whole, emphasis=emphasis))
+        scale = whole.scale(emphasis)
+        path = DeferredPath(alphas, functools.partial(ridge_path, whole, scale=scale))
         for repeat in range(repeats):
             mine = parts[repeat * folds : (repeat + 1) * folds]
             # The moments of the other folds are added: differences from the total give constant
             # channels some variance.
-            rests = [functools.reduce(operator.add, [*mine[:k], *mine[k + 1 :]]) for k in range(folds)]
-            paths = [ridge_path(rest, alphas, whole.std, emphasis) for rest in rests]
-            scored.append(RereadableBlocks(_score_blocks, (train, repeat, paths, targets)))
+            of_folds = []
+            for k, one in enumerate(mine):
+                rest = functools.reduce(operator.add, [*mine[:k], *mine[k + 1 :]])
+                of_folds.append(rest.system(scale).scorer(alphas, one.count, targets))
+            scorers.append(of_folds)
     tally, errors = Tally(targets), []
-    for blocks in scored:
-        of_folds = [Tally(targets) for _ in range(folds)]
-        for k, *held_out in blocks:
-            tally.update(*held_out)
-            of_folds[k].update(*held_out)
-        errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
-    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None, kernel=kernel)
+    for repeat, of_folds in enumerate(scorers):
+        tallies = [Tally(targets) for _ in range(folds)]
+        for k, x, *labels in by_fold(train, repeat):
+            scores = of_folds[k](x, slice(None))
+            tally.update(scores, *labels)
+            if one_standard_error:
+                tallies[k].update(scores, *labels)
+        if one_standard_error:
+            errors.append(np.std([one.accuracy() for one in tallies], axis=0, ddof=1) / np.sqrt(folds))
+    found = Sweep(path, tally, np.mean(errors, axis=0) if errors else None, kernel=kernel)
     if targets.classes:
-        chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
-        found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))
+        best = slice(found.best, found.best + 1)
+        chosen = [(scorers[0][k](x, best)[0], *labels) for k, x, *labels in by_fold(train)]
+        found.held_out = tuple(map(np.concatenate, zip(*chosen, strict=True)))
     return found
-
-
-def _score_blocks(
-    train: Iterable[FoldBlock], repeat: int, paths: Sequence[LinearPath], targets: Targets
-) -> Iterator[tuple[Any, ...]]:
-    scorers = [Scorer(path, targets) for path in paths]
-    for k, x, *rest in by_fold(train, repeat):
-        yield k, scorers[k](x), *rest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Tally, Targets
-from reservoir.readouts.ridge import fold_moments, held_out_scores
+from reservoir.readouts.ridge import fold_moments, held_out_scores, training_moments
 from reservoir.readouts.sweep import best_penalty, cross_sweep, kernel_matrix, score_by_kernel, sweep
 
 
@@ -77,31 +77,29 @@ def test_fewer_rows_or_groups_than_folds_are_refused():
         draw_folds(4, 5)
     with pytest.raises(InputError, match="4 folds for 3 groups"):
         draw_folds(6, 4, groups=np.array([0, 0, 1, 1, 2, 2]))
-    with pytest.raises(InputError, match="1 folds"):
-        draw_folds(4, 1)
+    for refused in (lambda: draw_folds(4, 1), lambda: cross_sweep([], Targets(1, 2), folds=1)):
+        with pytest.raises(InputError, match="1 folds"):
+            refused()
 
 
-def kernel_data(classes):
-    draw = np.random.default_rng(0)
-    x = draw.normal(3, 2, (40, 60))
+@pytest.mark.parametrize("classes", [0, 2, 3, 30])  # 30 classes are more than the rows of a fold, and some are absent
+def test_scores_in_both_forms_equal_refits_on_the_other_folds(classes):
+    draw, folds = np.random.default_rng(0), draw_folds(40, 5)
+    x = draw.normal(3, 2, (40, 60)).astype(np.float32)
     x[:, 5] = 7
     y = draw.integers(0, classes, (40, 1)) if classes else x[:, :2] @ [[1, 0], [1, 2]] + draw.normal(0, 1, (40, 2))
-    return x, y, Targets(y.shape[1], classes)
-
-
-@pytest.mark.parametrize("classes", [0, 2, 3])
-def test_scores_by_kernel_equal_refits_on_the_other_folds(classes):
-    x, y, targets = kernel_data(classes)
-    folds = draw_folds(40, 5)
-    z = np.where(x.std(0) > 0, (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1), 0)
-    coded, alphas = targets.encode(y), np.array([0.5, 300.0])
-    found = held_out_scores(kernel_matrix(x).astype(np.float64), np.ones(40), coded, folds, alphas)
-    for alpha, scores in zip(alphas, found, strict=True):
-        wanted = np.empty_like(scores)
-        for k in range(5):
-            model = Ridge(alpha).fit(z[folds != k], coded[folds != k])
-            wanted[folds == k] = model.predict(z[folds == k]).reshape(-1, coded.shape[1])
-        np.testing.assert_allclose(scores, wanted, atol=2e-4)
+    targets, alphas = Targets(y.shape[1], classes), np.array([0.5, 2, 10, 70, 300])
+    z, coded = StandardScaler().fit_transform(x.astype(np.float64)), targets.encode(y)
+    scale = training_moments([(x, y)], targets).scale()
+    by_kernel = held_out_scores(kernel_matrix(x).astype(np.float64), np.ones(40), coded, folds, alphas)
+    for held in (folds == k for k in range(5)):
+        moments = training_moments([(x[~held], y[~held])], targets)
+        scorer = moments.system(scale).scorer(alphas, held.sum(), targets)
+        models = [Ridge(alpha).fit(z[~held], coded[~held]) for alpha in alphas]
+        wanted = np.stack([model.predict(z[held]).reshape(held.sum(), -1) for model in models])
+        np.testing.assert_allclose(by_kernel[:, held], wanted, atol=2e-4)
+        for chosen in (slice(None), slice(1, 2)):
+            np.testing.assert_allclose(scorer(x[held], chosen), wanted[chosen], atol=1e-5)
 
 
 def test_ties_in_accuracy_go_to_the_smaller_loss():
@@ -219,8 +217,3 @@ def test_channel_that_varies_in_one_fold_is_not_scaled_up_elsewhere():
         a, b = (cross_sweep(blocks(values, y, fold), Targets(1, 2), ALPHAS, folds=4) for values in (exact, rounded))
         np.testing.assert_allclose(a.accuracy, b.accuracy)
         np.testing.assert_allclose(a.readout().scores(exact), b.readout().scores(rounded), rtol=1e-5, atol=1e-5)
-
-
-def test_a_single_fold_is_refused():
-    with pytest.raises(InputError, match="at least 2"):
-        cross_sweep([], Targets(1, 2), folds=1)

@@ -204,7 +204,7 @@ def test_kernel_matrix_is_summed_from_that_of_the_first_features(emphasis):
 def test_kernel_matrix_of_the_first_samples_gives_their_own_models():
     x, y = features(40, 50, "constant"), labels(features(40, 50, "constant"), 2)
     found = KernelMatrix(x).first(25).path(y[:25], ALPHAS)
-    by_hand = ridge_path(accumulate([(x[:25], y[:25], None)]), ALPHAS, std=accumulate([(x, y, None)]).std)
+    by_hand = ridge_path(accumulate([(x[:25], y[:25], None)]), ALPHAS, accumulate([(x, y, None)]).scale())
     np.testing.assert_allclose(found.coef, by_hand.coef, rtol=1e-6, atol=1e-10)
     np.testing.assert_allclose(found.intercept, by_hand.intercept, rtol=1e-6, atol=1e-8)
 
