@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import hypot, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -162,13 +162,13 @@ class ReproductionFolder:
             {**row, "spots": [s and {**s, **self._numbers(s)} for s in row["spots"]]}
             for row in table["rows"]
         ]
-        means = {
-            (row["name"], column): spot["mean"]
+        spots = {
+            (row["name"], column): spot
             for row in rows
             for column, spot in zip(table["columns"], row["spots"], strict=True)
             if spot
         }
-        claims = [{**claim, **_verdict(claim, means)} for claim in table["claims"]]
+        claims = [{**claim, **_verdict(claim, spots)} for claim in table["claims"]]
         return {**table, "rows": rows, "claims": claims}
 
     @contextmanager
@@ -235,17 +235,36 @@ class ReproductionFolder:
             ) from error
 
 
-def _verdict(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | None]) -> dict[str, Any]:
-    """Return whether a claim holds (None if unknown), and the verdict in words."""
+def _verdict(
+    claim: Mapping[str, Any], spots: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return whether a claim holds (None if unknown), the verdict in words, and the numbers or why there are none.
+
+    A difference of test scores cannot be seen if it is within its 95% interval. Its half-width is the
+    root of the sum of the squared half-widths of both scores, as for independent test rows.
+    """
     if "unseen" in claim:
-        return {"holds": None, "verdict": f"Cannot be checked: {claim['unseen']}"}
+        return {"holds": None, "verdict": "Not checked", "numbers": claim["unseen"]}
     spot, sign = (claim["more"], 1) if "more" in claim else (claim["less"], -1)
-    first, *others = (means.get((row, column)) for row, column in (spot, *claim.get("than", ())))
-    bounds = [each for each in others or [claim["by"]] if each is not None]
-    if first is None or len(bounds) < len(others):
-        return {"holds": None, "verdict": "Not measured yet"}
-    holds = all(sign * first > sign * bound for bound in bounds)
-    return {"holds": holds, "verdict": "Holds" if holds else "Does not hold here"}
+    first, *others = (spots.get((row, column), {}) for row, column in (spot, *claim.get("than", ())))
+    others = others or [{"mean": claim["by"]}]
+    means = [one.get("mean") for one in (first, *others)]
+    if None in means:
+        return {"holds": None, "verdict": "Not measured yet", "numbers": ""}
+    differences = [sign * (means[0] - mean) for mean in means[1:]]
+    margins = [hypot(_half_width(first), _half_width(other)) for other in others]
+    verdict, holds = "Cannot be seen at this size", None
+    if all(difference > margin for difference, margin in zip(differences, margins, strict=True)):
+        verdict, holds = "Holds", True
+    elif any(difference <= -margin for difference, margin in zip(differences, margins, strict=True)):
+        verdict, holds = "Does not hold here", False
+    numbers = [f"{mean:.3g}" for mean in means]
+    return {"holds": holds, "verdict": verdict, "numbers": f"{numbers[0]} against {', '.join(numbers[1:])}"}
+
+
+def _half_width(spot: Mapping[str, Any]) -> float:
+    low, high = spot.get("interval") or (0, 0)
+    return (high - low) / 2
 
 
 def _measure(name: str, values: Mapping[str, Any]) -> float | None:

@@ -21,7 +21,7 @@ from reservoir_pipelines.plots import draw_confusion, page_plot, shorten_all
 from reservoir_pipelines.reports.views import _read_sweep
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
-from reservoir_pipelines.reproduction_folder import ReproductionFolder
+from reservoir_pipelines.reproduction_folder import ReproductionFolder, _verdict
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
@@ -297,11 +297,9 @@ PAPER = Path(__file__).resolve().parents[3] / "shared" / "reference" / "paper_ta
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
-    names = recipe_names()
-    wanted = {f"table{n}" for n in range(1, 23)} | {f"figure{n}" for n in (1, 3, 4, 5, 6)}
-    assert wanted <= set(names)
+    assert {f"table{n}" for n in range(1, 23)} | {f"figure{n}" for n in (1, 3, 4, 5, 6)} <= {*recipe_names()}
     keys = {}
-    for name in names:
+    for name in recipe_names():
         recipe = load_recipe(name, scale)
         for cell in recipe.cells:
             assert cell.settings.keys() <= OPTIONS[cell.stage]
@@ -400,7 +398,6 @@ def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
 
 
 def test_every_claim_is_about_numbers_of_its_table():
-    count = 0
     for name in recipe_names():
         table = load_recipe(name, "paper").table
         places = {(row["name"], column) for row in table["rows"] for column in table["columns"]}
@@ -410,8 +407,16 @@ def test_every_claim_is_about_numbers_of_its_table():
             assert named <= places, (name, claim)
             assert bool(named) != bool(claim.get("unseen")), (name, claim)
             assert ("than" in claim) + ("by" in claim) == bool(named), (name, claim)
-            count += 1
-    assert count > 50
+
+
+@pytest.mark.parametrize(
+    ("than", "half_width", "verdict"),
+    [(70, 4, "Holds"), (75, 4, "Cannot be seen at this size"), (75, 0, "Holds"), (90, 4, "Does not hold here")],
+)
+def test_a_claim_within_the_interval_of_the_difference_cannot_be_seen(than, half_width, verdict):
+    spots = {(n, "a"): {"mean": m, "interval": [m - half_width, m + half_width]} for n, m in (("x", 80), ("y", than))}
+    assert _verdict({"more": ["x", "a"], "than": [["y", "a"]]}, spots)["verdict"] == verdict
+    assert _verdict({"less": ["y", "a"], "than": [["x", "a"]]}, spots)["verdict"] == verdict
 
 
 EVIL = "<script>alert(1)</script>"

@@ -478,7 +478,11 @@ def _tables(table: dict[str, Any]) -> list[Table]:
     reasons = dict.fromkeys((name, reason) for name, reason in missing if reason)
     headings = ("", *(f"#{column}" for column in table["columns"]))
     unit = f"; {table['unit']}" if table["unit"] else ""
-    claims = [(c["says"], c["verdict"]) for c in table["claims"]]
+    claims = [(c["says"], c["verdict"], c["numbers"]) for c in table["claims"]]
     title = f"{table['name']} ({table['scale']}): {table['title']}{unit} (numbers of the paper in brackets)"
-    found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), [*reasons])]
+    found: list[Table] = [
+        (headings, lines, title),
+        (("claim", "here", "numbers"), claims),
+        (("missing", "why"), [*reasons]),
+    ]
     return [part for part in found if part[1]]
