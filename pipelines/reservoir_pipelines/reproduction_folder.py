@@ -250,7 +250,8 @@ def _verdict(
     others = others or [{"mean": claim["by"]}]
     means = [one.get("mean") for one in (first, *others)]
     if None in means:
-        return {"holds": None, "verdict": "Not measured yet", "numbers": ""}
+        reason = (first, *others)[means.index(None)].get("reason", "")
+        return {"holds": None, "verdict": "Not measured", "numbers": reason}
     differences = [sign * (means[0] - mean) for mean in means[1:]]
     margins = [hypot(_half_width(first), _half_width(other)) for other in others]
     verdict, holds = "Cannot be seen at this size", None
