@@ -1,10 +1,12 @@
-"""Dataclasses from the JSON values of a file that anyone may have written."""
+"""Checks of the JSON values and of the arrays of a file that anyone may have written."""
 
 import math
 import reprlib
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 R = TypeVar("R")
 
@@ -32,3 +34,15 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) in (int, float) and math.isfinite(value)
     return hint is Any or (type(value) is hint and (hint is not int or abs(value) < 2**63))
+
+
+def check_arrays(found: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `ValueError` unless arrays or tensors have these names and shapes, and are finite floats."""
+    if different := found.keys() ^ shapes.keys():
+        raise ValueError(f"{min(different)} is {'missing' if min(different) in shapes else 'not expected'}")
+    for name, array in found.items():
+        kind, shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+        if shape != shapes[name] or kind not in ("float32", "float64"):
+            raise ValueError(f"{name} is {kind} of the shape {shape}, not float32 of {shapes[name]}")
+        if not np.isfinite(np.asarray(array)).all():
+            raise ValueError(f"{name} holds NaN or infinity")

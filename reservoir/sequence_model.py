@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from reservoir.features import column_shapes
 from reservoir.inputs.native import PixelReader
 from reservoir.pooling import RawInput, parse_column, pooled_shape, stretch_weights
-from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.linear import LinearReadout, check_width
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
@@ -82,6 +82,7 @@ class SequenceModel(nn.Module):
         if self.scaled:
             x = (x - self.offset) * self.scale
         features = torch.cat([values for branch in self.branches for values in branch(x, lengths)], dim=1)
+        check_width(len(self.weight), features.shape[1])
         # Channels of a frozen transformer may have a mean of 3000 and a deviation below one. Sums of
         # their products in float32 would lose all the digits in which two rows differ.
         return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.shape)

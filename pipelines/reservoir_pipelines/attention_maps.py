@@ -114,6 +114,8 @@ def attention(
     whole = prepared.split(options.split)
     part = whole.read(0, min(options.average, len(whole)))
     one, mean = average_maps(model, scaling, part.x, part.lengths, layer)
+    if not np.isfinite(one).all():
+        raise InputError(f"task {name!r}: the model overflows in its first row; correct or remove it")
     plot = out or (run or path_below(root, "attention", name)) / f"{settings.title}-block{layer:02d}.png"
     done = Attention(
         task=name,
@@ -226,10 +228,8 @@ def _prepare_for(
     """Return the data of a run's task and the scaling of its training; raise if options contradict the run."""
     config = RunFolder(run).config
     with as_input_error(f"--run {run}: not a run of reservoir train", "name another run"):
-        trained, scaling = (
-            Task.from_dict(config["settings"]["spec"]["task"]),
-            scaling_from_json(config["scaling"]),
-        )
+        trained = Task.from_dict(config["settings"]["spec"]["task"])
+        scaling = scaling_from_json(config["scaling"], trained)
     if trained.name != (task if task in TASKS else own_name(task)):
         problem = f"--run {run}: the run was trained on {trained.name!r}, not on {task!r}"
         raise InputError(f"{problem}; pass {trained.name!r}")

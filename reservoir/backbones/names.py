@@ -1,6 +1,7 @@
 """Family and configuration of a backbone by its name: a known name, a folder, a GGUF file, or a hub name."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -150,6 +151,9 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
     for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")
+    for what, value in config.to_dict().items():  # torch refuses a dropout of NaN only when it runs
+        if isinstance(value, float) and math.isnan(value):
+            raise InputError(f"backbone {name!r}: its configuration sets {what} to NaN; give a number")
     if shape.depth > MAX_BLOCKS:
         raise InputError(
             f"backbone {name!r}: its configuration has {shape.depth} blocks; give at most {MAX_BLOCKS}"

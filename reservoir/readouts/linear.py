@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
-from reservoir.records import from_json
+from reservoir.records import check_arrays, from_json
 
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
@@ -160,10 +160,12 @@ class LinearReadout:
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (n, t) of features (n, w), in float64."""
-        if x.shape[1] != len(self.coef):
-            sizes = f"{len(self.coef)} weights for {x.shape[1]} features"
-            raise InputError(f"readout: it has {sizes}; fit it again")
-        return np.asarray(x, np.float64) @ self.coef + self.intercept
+        check_width(len(self.coef), x.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = np.asarray(x, np.float64) @ self.coef + self.intercept
+        if not np.isfinite(scores).all():
+            raise InputError("readout: its weights are so large that scores overflow; fit it again")
+        return scores
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Return the labels (n, outputs) of features (n, w): class numbers, or real values for regression."""
@@ -192,20 +194,22 @@ class LinearReadout:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
-        """Build a readout from the values of `to_arrays`; raise `InputError` if their shapes do not match."""
+        """Build a readout from the values of `to_arrays`; raise `ValueError` if their shapes do not match."""
         targets = from_json(Targets, {name: settings[name] for name in ("outputs", "classes")})
-        if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (
-            targets.columns,
-        ):
-            raise InputError(
-                "readout: the shapes of the weights do not match the labels; fit the readout again"
-            )
-        coef, intercept = (np.asarray(arrays[name], np.float64) for name in ("coef", "intercept"))
+        names, width = ("coef", "intercept"), targets.columns
+        found = {name: arrays[name].astype(np.float64, casting="same_kind") for name in names}
+        check_arrays(found, {"coef": (len(found["coef"]) or 1, width), "intercept": (width,)})
         link = settings.get("link", "softmax")  # absent from readouts of format 2
         temperature = float(settings["temperature"])
-        if not 0 < temperature < float("inf"):
-            raise ValueError("its temperature is not a positive number")
-        return cls(coef=coef, intercept=intercept, targets=targets, temperature=temperature, link=link)
+        if not 1e-6 < temperature < 1e6:  # `Targets.fit_temperature` returns values from exp(-7) to exp(7)
+            raise ValueError(f"its temperature is {temperature:g}, not between 1e-6 and 1e6")
+        return cls(**found, targets=targets, temperature=temperature, link=link)
+
+
+def check_width(weights: int, features: int) -> None:
+    """Raise `InputError` unless a readout has one weight for each feature."""
+    if weights != features:
+        raise InputError(f"readout: it has {weights} weights for {features} features; fit it again")
 
 
 class Tally:

@@ -18,6 +18,7 @@ from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.files import file_digest, read_checked, write_checked
+from safetensors.numpy import load_file, save_file
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -41,14 +42,8 @@ name = "digits"
 task = "digits"
 {row}
 """
-WHERE = {
-    "scheduler": "tcp://127.0.0.1:9",
-    "workers": 2,
-    "out": "/tmp/elsewhere",
-    "cache": "/tmp/elsewhere",
-    "data": "/tmp/elsewhere",
-    "device": "cuda:7",
-}
+WHERE = dict.fromkeys(("out", "cache", "data"), "/tmp/elsewhere")
+WHERE |= {"scheduler": "tcp://127.0.0.1:9", "workers": 2, "device": "cuda:7"}
 
 
 @pytest.fixture
@@ -180,11 +175,7 @@ def test_a_recipe_names_nothing_to_import(evil, tmp_path, refusal, place):
     ("settings", "arguments", "message"),
     [
         ('[fit]\nreadout = "evilmod.Est"', ("fit", "digits"), "c.toml: the readout"),
-        (
-            '[reproduce]\noverride = [" readout=evilmod.Est"]',
-            ("reproduce", "r.toml"),
-            "c.toml: the readout 'evilmod.Est'",
-        ),
+        ('[reproduce]\noverride = [" readout=evilmod.Est"]', ("reproduce", "r.toml"), "c.toml: the readout 'evilmod"),
         ("[predict]\ntrust = true", ("predict", ".", "."), "c.toml: 'trust' lets a readout run code"),
         ("x = " + "[" * 10**4, ("fit", "digits"), "c.toml: not readable"),
         # Names in scikit-learn that are not estimators: a class without predict, a module, and functions.
@@ -430,10 +421,14 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
     [
         ("readout", {"link": "os.system"}, "unknown link 'os.system'"),
         ("readout", {"link": ["softmax"]}, "unknown link"),
-        ("readout", {"classes": 3}, "do not match the labels"),
+        ("readout", {"classes": 3}, "coef is float64 of the shape (16, 1), not float32 of (16, 3)"),
         ("readout", {"classes": "os"}, "not readable"),
         ("readout", {"classes": -1}, "its labels are not those of its task"),
-        ("readout", {"temperature": -1}, "its temperature is not a positive number"),
+        ("readout", {"temperature": 1e-320}, "not between 1e-6 and 1e6"),
+        ("arrays", {"coef": np.full((16, 1), np.nan)}, "coef holds NaN or infinity"),
+        ("arrays", {"coef": np.full((16, 1), 1e308)}, "scores overflow"),
+        ("arrays", {"offset": np.zeros(3)}, "offset is float32 of the shape (3,)"),
+        ("arrays", {"held_out": np.zeros((2, 2))}, "held_out is float64 of the shape (2, 2)"),
         ("parts", {"compute": "load"}, "unknown precision 'load'"),
         ("parts", {"columns": []}, "a part reads no known column"),
         ("parts", {"digest": None}, "the wrong value None of 'digest'"),
@@ -451,8 +446,11 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
 def test_settings_of_a_linear_readout_name_nothing_to_call(extracted, rows, tmp_path, part, change, message, refusal):
     fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
     card = read_checked(tmp_path / "readout.json")
-    model = card["parts"][0]
-    (card | {"parts": model, "reservoir": model["reservoir"]})[part].update(change)
+    model, (name,) = card["parts"][0], card["files"]
+    arrays = load_file(tmp_path / name)
+    (card | {"parts": model, "reservoir": model["reservoir"], "arrays": arrays})[part].update(change)
+    save_file(arrays, tmp_path / name)
+    card["files"][name] = file_digest(tmp_path / name)
     write_checked(tmp_path / "readout.json", card)
     assert message in refusal("predict", tmp_path, rows)
 

@@ -216,11 +216,7 @@ def test_weights_that_unpack_to_far_more_than_the_file_are_refused(tmp_path: Pat
     assert "unpack to more than the file" in outcome(lambda: import_to_new_folder(source, tmp_path / "out"))
 
 
-METADATA = {
-    "image_processor_type": "OneFormerImageProcessor",
-    "class_info_file": "a.json",
-    "repo_path": "somebody/data",
-}
+METADATA = {"image_processor_type": "OneFormerImageProcessor", "class_info_file": "a.json", "repo_path": "any/data"}
 PROCESSOR = {"image_processor_type": "AutoProcessorFastFast"}
 ENORMOUS = {"image_processor_type": "ViTImageProcessor", "size": {"height": 5000, "width": 8}}
 REFUSED = [

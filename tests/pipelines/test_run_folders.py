@@ -11,6 +11,7 @@ import torch
 from reservoir_pipelines import train
 from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
+from reservoir_pipelines.training import run_folder
 from reservoir_pipelines.training.run_folder import RunFolder, load_run, load_trained, read_journal, save_checkpoint
 
 from reservoir.errors import InputError
@@ -78,8 +79,7 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
 @pytest.mark.parametrize("rest", [b"\xff\xfe\x00", b'{"step": 3, "lo'])
 def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cache):
     go(steps=2)
-    journal = cache / "run" / "metrics.jsonl"
-    lines = read_journal(journal)
+    lines = read_journal(journal := cache / "run" / "metrics.jsonl")
     journal.write_bytes(journal.read_bytes() + rest)
     assert read_journal(journal) == lines
     assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
@@ -113,7 +113,12 @@ def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(go, cache):
 
 def test_trained_tensors_of_another_shape_are_refused_and_not_broadcast(tmp_path):
     model, other = torch.nn.Linear(4, 3), torch.nn.Linear(4, 1)
-    save_checkpoint(tmp_path, other, torch.optim.Adam(other.parameters()), trainer.State(step=1, best_step=1))
+    adam = torch.optim.Adam(other.parameters())
+    other(torch.ones(1, 4)).sum().backward()
+    adam.step()
+    save_checkpoint(tmp_path, other, adam, trainer.State(step=1, best_step=1))
+    with pytest.raises(InputError, match=r"optimizer\.safetensors: not of this run"):
+        run_folder.load_optimizer(tmp_path / "step-00000001", model, torch.optim.Adam(model.parameters()))
     with pytest.raises(InputError, match="its tensors are not those that this run trains"):
         load_trained(tmp_path / "step-00000001", model)
     load_trained(tmp_path / "step-00000001", torch.nn.Linear(4, 1))

@@ -18,7 +18,7 @@ from reservoir_cache import read_regular
 from reservoir.errors import InputError, as_input_error
 from reservoir.plan import RAW
 from reservoir.readouts.linear import LinearReadout, Readout, Targets
-from reservoir.records import from_json
+from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked
@@ -95,7 +95,7 @@ class Bundle:
         lengths, made = pool.store["train"].lengths, pool.entry
         return cls(
             task=pool.task,
-            scaling=scaling_from_json(made.made_with.get("scaling")),
+            scaling=scaling_from_json(made.made_with.get("scaling"), pool.task),
             parts=tuple(parts),
             readout=readout,
             scores=result.to_dict(),
@@ -174,17 +174,17 @@ class Bundle:
                 if "readout" in card
                 else _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
             )
+            held_out = np.sort(arrays.get("held_out", np.zeros(0)))
+            check_arrays({"held_out": held_out}, {"held_out": (held_out.size,)})
             labels = readout.targets.outputs, readout.targets.classes
             if labels not in [(task.outputs * number, task.classes) for number in (1, task.readout_tokens)]:
                 raise ValueError("its labels are not those of its task")
             return cls(
                 task=task,
-                scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"])
-                if "scale" in arrays
-                else None,
+                scaling=scaling_from_json(arrays if {"offset", "scale"} & arrays.keys() else None, task),
                 parts=tuple(_part(part) for part in card["parts"]),
                 readout=readout,
-                held_out=arrays.get("held_out", np.zeros(0)),
+                held_out=held_out,
                 **{name: card[name] for name in PLAIN if name in card},
             )
 

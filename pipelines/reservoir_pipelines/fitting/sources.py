@@ -254,7 +254,7 @@ class Pool:
             ):
                 Path(made.get("prepared", ""))
                 float(made.get("kept", {}).get("test", 1.0))
-                scaling_from_json(made.get("scaling"))
+                scaling_from_json(made.get("scaling"), Task.from_dict(store.entry.spec.task))
                 if store.entry.spec.init["kind"] != IMPORTED:
                     Reservoir(**made["reservoir"])
             if not {*SPLITS} <= {*store.splits}:

@@ -68,6 +68,9 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
         raise InputError(f"{problem}; fit features made with --input gaussian or kernels")
     numbers = [row for row in range(len(new.x) + len(new.skipped)) if row not in new.skipped]
     rows = [replace(one, row=numbers[one.row]) for one in explain_rows(model, task, x, lengths)]
+    if wrong := [one.row for one in rows if not np.isfinite(one.score)]:
+        row = f"row {wrong[0]}, whose values are too large"
+        raise InputError(f"{file}: the model overflows in {row}; correct or remove it")
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     unit = "logits" if task.classes else "the unit of the label"
     _plot(plot, task, x, lengths, rows, unit)

@@ -42,9 +42,9 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     with as_input_error(
         f"{folder / CONFIG}: damaged, or not of a run of reservoir train", "name another run"
     ):
-        scaling, lengths = scaling_from_json(config["scaling"]), config["lengths"]
-        spec = config["settings"]["spec"]
+        spec, lengths = config["settings"]["spec"], config["lengths"]
         task = Task.from_dict(spec["task"])
+        scaling = scaling_from_json(config["scaling"], task)
         part = Part(
             reservoir=Reservoir(**config["reservoir"]),
             digest=spec["backbone"]["digest"],

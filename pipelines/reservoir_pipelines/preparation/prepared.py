@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from reservoir_cache import file_crc32, path_below, read_json
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.tasks import SPLITS, Scaling, Split, Task
+from reservoir.records import check_arrays
+from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
 from reservoir.tasks.own.hdf5 import dataset_of
 
 if TYPE_CHECKING:
@@ -163,10 +164,11 @@ class Prepared:
                         raise InputError(f"{problem}; remove {path} and prepare again")
                     files.append((stored, file["rows"]))
                 splits[name] = PreparedSplit(name, tuple(files))
+            task = Task.from_dict(values["task"])
             return cls(
                 path=path,
-                task=Task.from_dict(values["task"]),
-                scaling=scaling_from_json(values["scaling"]),
+                task=task,
+                scaling=scaling_from_json(values["scaling"], task),
                 digest=values["digest"],
                 splits=splits,
                 dropped={name: split["dropped"] for name, split in values["splits"].items()},
@@ -186,13 +188,14 @@ def scaling_to_json(scaling: Scaling | None) -> dict[str, list[float]] | None:
     return None if scaling is None else {"offset": scaling.offset.tolist(), "scale": scaling.scale.tolist()}
 
 
-def scaling_from_json(values: Mapping[str, list[float]] | None) -> Scaling | None:
-    """Return a scaling from lists of numbers; the inverse of `scaling_to_json`."""
+def scaling_from_json(values: Mapping[str, Any] | None, task: Task) -> Scaling | None:
+    """Return the scaling of a task from lists or arrays of numbers; the inverse of `scaling_to_json`."""
     if values is None:
         return None
-    return Scaling(
-        offset=np.array(values["offset"], np.float32), scale=np.array(values["scale"], np.float32)
-    )
+    given = {name: np.asarray(values[name]) for name in ("offset", "scale")}
+    found = {name: one.astype(np.float32, casting="same_kind") for name, one in given.items()}
+    check_arrays(found, dict.fromkeys(found, (task.form.dim,) if isinstance(task.form, Vectors) else ()))
+    return Scaling(**found)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.options import StepOptions
 from reservoir.plan import split_names
 from reservoir.readouts.evaluation import Evaluation
-from reservoir.records import fits, from_json
+from reservoir.records import check_arrays, fits, from_json
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
@@ -82,10 +82,7 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
     problem = f"{checkpoint / TRAINED}: its tensors are not those that this run trains"
     with torch.no_grad(), as_input_error(problem, "train again"):
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        wanted = {name: one.shape for name, one in trained.items()}
-        found = {name: one.shape for name, one in tensors.items()}
-        if found != wanted:
-            raise ValueError("other names or shapes")
+        check_arrays(tensors, {name: tuple(one.shape) for name, one in trained.items()})
         for name, parameter in trained.items():
             parameter.copy_(tensors[name])
 
@@ -93,10 +90,14 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the moments of Adam from a checkpoint."""
     tensors = read_tensors(checkpoint, OPTIMIZER)
-    for name, parameter in model.named_parameters():
-        if f"{name}/step" in tensors:
-            # The fused Adam counts its steps on the parameter's device.
-            optimizer.state[parameter] = {m: tensors[f"{name}/{m}"].to(parameter.device) for m in MOMENTS}
+    moved = {name: one for name, one in model.named_parameters() if f"{name}/step" in tensors}
+    # The fused Adam reads beyond the end of tensors that are too small.
+    shapes = {f"{n}/{m}": () if m == "step" else tuple(p.shape) for n, p in moved.items() for m in MOMENTS}
+    with as_input_error(f"{checkpoint / OPTIMIZER}: not of this run", "train in another folder"):
+        check_arrays(tensors, shapes)
+    for name, parameter in moved.items():
+        # The fused Adam counts its steps on the parameter's device.
+        optimizer.state[parameter] = {m: tensors[f"{name}/{m}"].to(parameter) for m in MOMENTS}
 
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
@@ -215,6 +216,11 @@ class RunFolder:
         if checkpoint := self.last:
             with as_input_error(f"{checkpoint / STATE}: not readable", "train in another folder"):
                 steps.better(state.best, state.best)  # fails if a value is missing
+            validated = {"step": state.best_step, **state.best}
+            for line in self.history:
+                if line["step"] == state.best_step and "norm" not in line and line != validated:
+                    problem = f"{checkpoint}: its best scores are not those in {METRICS}"
+                    raise InputError(f"{problem}; restore it, or train in another folder")
             load_trained(self.best, model)  # it is needed at the end, so damage is reported now
             load_trained(checkpoint, model)
             load_optimizer(checkpoint, model, steps.optimizer)
