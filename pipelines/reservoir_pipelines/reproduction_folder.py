@@ -259,7 +259,7 @@ def _verdict(
         verdict, holds = "Holds", True
     elif any(difference <= -margin for difference, margin in zip(differences, margins, strict=True)):
         verdict, holds = "Does not hold here", False
-    numbers = [f"{mean:.3g}" for mean in means]
+    numbers = [f"{mean:.3g}" if abs(mean) < 1000 else f"{mean:,.0f}" for mean in means]
     return {"holds": holds, "verdict": verdict, "numbers": f"{numbers[0]} against {', '.join(numbers[1:])}"}
 
 
