@@ -18,6 +18,7 @@ from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
 from reservoir_pipelines.plots import draw_confusion, page_plot, shorten_all
+from reservoir_pipelines.reports.reproduced import _draw_costs
 from reservoir_pipelines.reports.views import _read_sweep
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
@@ -547,17 +548,17 @@ def test_labels_in_plots_are_complete_and_literal(painted):
     classes = [f"a class of a long name, number {number}" for number in range(12)]
     classes[3:6] = EVIL, "$x_{$", "\x1b\ud800"
     source = page_plot("text", draw_confusion, np.eye(12, dtype=int) * 7, classes, size=(6, 6))["image"]
-    svg = base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")).decode()
-    texts = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
-    texts = {"".join(text.itertext()).strip() for text in texts}
+    svg = base64.b64decode(source.partition(",")[2]).decode()
+    drawn = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    texts = {"".join(text.itertext()).strip() for text in drawn}
     assert "<script" not in svg and {EVIL, "$x_{$", "\\x1b\\ud800", "7"} <= texts
     assert len({text for text in texts if text.startswith("a class")}) == 9
     assert page_plot("text", draw_confusion, np.eye(2), None) == {"image": "", "text": "text"}
+    assert b"mathdefault" not in base64.b64decode(page_plot("a", _draw_costs, {"a": (3, 5, None)})["image"][26:])
 
 
 def test_long_labels_that_differ_in_the_middle_look_different():
-    speeds = [f"a bearing fault at {100 * number} rpm, outer race" for number in range(3)]
-    assert shorten_all(speeds) == ["…0…", "…100…", "…200…"]
+    assert shorten_all([f"a bearing fault at {n}00 rpm, outer race" for n in (1, 2, 3)]) == ["…100…", "…200…", "…300…"]
     assert shorten_all(["cat", "dog"]) == ["cat", "dog"]
     columns = tuple(f"block{number:02d}/mean" for number in range(4))
     assert Result(columns=columns, readout="weighted", alpha=1.0, valid_score=0.0).title == "mean of 4 layers"

@@ -149,12 +149,19 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Plot]:
 
 def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, Any]]) -> None:
     """Draw the test accuracy in percent against the seconds of each row, and the paper's as a dashed line."""
+    from matplotlib.ticker import LogLocator
+
     for number, (name, (cost, mean, published)) in enumerate(points.items()):
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(cost, mean, "o", color=colour, label=shorten(name), markersize=7)
         if isinstance(published, int | float):
             axes.axhline(published, color=colour, linestyle="--", linewidth=1)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(
+        "{x:g}"
+    )  # the default writes powers as formulas, which plots leave as they are
+    axes.minorticks_off()
     style(axes, "seconds", "test accuracy (%)")
 
 
