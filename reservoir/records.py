@@ -1,7 +1,7 @@
 """Checks of the JSON values and of the arrays of a file that anyone may have written."""
 
-import math
 import reprlib
+import sys
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -32,7 +32,7 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (dict, Mapping):
         return isinstance(value, dict) and all(fits(one, inner[1]) for one in value.values())
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # not NaN either
     return hint is Any or (type(value) is hint and (hint is not int or abs(value) < 2**63))
 
 

@@ -274,17 +274,12 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         # kill -9 may leave an incomplete last line; a power loss may leave zeros.
         if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
             break
-        if line is None or type(line.get("step")) is not int or not all(map(_is_number, line.values())):
+        if line is None or not fits(line.get("step"), int) or not fits(line, dict[str, float | None]):
             raise InputError(
                 f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder"
             )
         lines.append(line)
     return lines
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value of a journal is a number of a possible size, or missing."""
-    return value is None or (type(value) in (int, float) and abs(value) < 2**63)
 
 
 def load_trainable(
