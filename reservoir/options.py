@@ -130,7 +130,7 @@ class CorpusOptions(Options, panel="Data"):
     """The corpus of a recipe's language model."""
 
     corpus: str | None = option(
-        None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory."
+        None, "A text file or a folder of them, nesting, zipf, uniform, several of these, or bit-memory."
     )
 
 

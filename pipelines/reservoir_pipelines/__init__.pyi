@@ -1021,7 +1021,7 @@ def pretrain(
     Parameters
     ----------
     corpus : str or path-like
-        A text file (also .gz), a folder of them, a stream of tokens (nesting, zipf, uniform), or bit-memory.
+        Text file (also .gz), folder, stream (nesting, zipf, uniform), several (zipf,nesting), or bit-memory.
     out : str or path-like
         Folder of the new model, for --backbone; transformers can load it.
     backbone : str, optional

@@ -368,7 +368,7 @@ def train(task: StrPath, **options: Any) -> results.Training:
     opt.ShapeOptions,
     opt.PretrainOptions,
     opt.PlaceOptions,
-    corpus="A text file (also .gz), a folder of them, a stream of tokens (nesting, zipf, uniform), or bit-memory.",
+    corpus="Text file (also .gz), folder, stream (nesting, zipf, uniform), several (zipf,nesting), or bit-memory.",
     out="Folder of the new model, for --backbone; transformers can load it.",
 )
 def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretraining:

@@ -43,6 +43,9 @@ MEASURES = {
 }
 """Measures of a cell that a table can show, each with its unit; counts have none."""
 
+NOT_CHECKED, NOT_MEASURED = "Not checked", "Not measured"
+"""The verdicts on claims without numbers: one is for another scale or other models, or its cells are missing."""
+
 RATIOS = {"step_seconds": ("train_seconds", "steps"), "readout_seconds": ("fit_seconds", "tried")}
 
 
@@ -244,14 +247,14 @@ def _verdict(
     root of the sum of the squared half-widths of both scores, as for independent test rows.
     """
     if "unseen" in claim:
-        return {"holds": None, "verdict": "Not checked", "numbers": claim["unseen"]}
+        return {"holds": None, "verdict": NOT_CHECKED, "numbers": claim["unseen"]}
     spot, sign = (claim["more"], 1) if "more" in claim else (claim["less"], -1)
     first, *others = (spots.get((row, column), {}) for row, column in (spot, *claim.get("than", ())))
     others = others or [{"mean": claim["by"]}]
     means = [one.get("mean") for one in (first, *others)]
     if None in means:
         reason = (first, *others)[means.index(None)].get("reason", "")
-        return {"holds": None, "verdict": "Not measured", "numbers": reason}
+        return {"holds": None, "verdict": NOT_MEASURED, "numbers": reason}
     differences = [sign * (means[0] - mean) for mean in means[1:]]
     margins = [hypot(_half_width(first), _half_width(other)) for other in others]
     verdict, holds = "Cannot be seen at this size", None

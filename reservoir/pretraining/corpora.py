@@ -7,7 +7,7 @@ models; here they predict the next token.
 
 import gzip
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,18 +187,56 @@ def zipf_law(count: int) -> np.ndarray:
     return weights / weights.sum()
 
 
+class Mixture:
+    """Windows of several corpora in turn, which share one vocabulary: token 65 is the same token in all of them."""
+
+    unit, entropy = "token", None
+
+    def __init__(self, parts: Sequence["Stream | Text"]) -> None:
+        self._parts, self.vocabulary = parts, parts[0].vocabulary
+        self.tokenizer = next((part.tokenizer for part in parts if part.tokenizer), None)
+
+    def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
+        """Return the windows of a step, int64 (count, tokens)."""
+        drawn = np.stack([part.draw(seed, step, count, tokens) for part in self._parts])
+        turns = (step * count + np.arange(count)) % len(self._parts)
+        return drawn[turns, np.arange(count)]
+
+    def held_out(self, split: str, tokens: int) -> HeldOut:
+        """Return equally many windows of each corpus, in turn."""
+        parts = [part.held_out(split, tokens) for part in self._parts]
+        count = min(len(part.windows) for part in parts)
+        windows = np.stack([part.windows[:count] for part in parts], axis=1)
+        first = np.stack([part.first[:count] for part in parts], axis=1)
+        return HeldOut(windows.reshape(-1, tokens), first.ravel())
+
+    def describe(self) -> dict[str, object]:
+        """Return the names and the descriptions of the corpora."""
+        parts = [part.describe() for part in self._parts]
+        name = ",".join(str(part["corpus"]) for part in parts)
+        return {"corpus": name, "vocabulary": self.vocabulary, "parts": parts}
+
+
 # Constructor of each stream, by name; the argument is the vocabulary size.
 STREAMS: dict[str, Callable[[int], Stream]] = {
     "uniform": lambda vocabulary: Stream("uniform", np.full(vocabulary, 1 / vocabulary)),
     "zipf": lambda vocabulary: Stream("zipf", zipf_law(vocabulary)),
     "nesting": Nesting,
 }
-Corpus = Stream | Text
+Corpus = Stream | Text | Mixture
 
 
 def corpus_named(name: str, vocabulary: int) -> Corpus:
-    """Return the stream with a name, even if a file has the same name, or else the text at a path."""
-    known = ", ".join((*STREAMS, "bit-memory"))
+    """Return the stream with a name, even if a file has the same name, else the text at a path, or a mixture of these.
+
+    The names of a mixture have commas between them.
+    """
+    if "," in name and not Path(name).exists():
+        return Mixture([_single_corpus(part.strip(), vocabulary) for part in name.split(",")])
+    return _single_corpus(name, vocabulary)
+
+
+def _single_corpus(name: str, vocabulary: int) -> Stream | Text:
     if name in STREAMS:
         if name == "nesting" and vocabulary % 2:
             raise InputError(
@@ -206,8 +244,9 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
             )
         return STREAMS[name](vocabulary)
     if not name or not Path(name).exists():
+        known = f"{', '.join(STREAMS)}, or bit-memory, which cannot be mixed"
         raise InputError(
-            f"corpus {name!r}: no such file or folder; name a text file, a folder, or one of {known}"
+            f"corpus {name!r}: no such file or folder; name a text file, a folder, one of {known}"
         )
     if vocabulary != BYTES:
         raise InputError(

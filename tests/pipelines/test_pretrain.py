@@ -203,6 +203,10 @@ def test_mistakes_end_in_one_line(refusal, text, tmp_path):
     for arguments, words in [
         (["no-such-file", *new], "corpus 'no-such-file': no such file or folder"),
         (["", *new], "corpus '': no such file or folder; name a text file"),
+        (
+            ["zipf,bit-memory", *new],
+            "one of uniform, zipf, nesting, or bit-memory, which cannot be mixed",
+        ),
         (["uniform", *new, *tiny, "--vocabulary", 10**11], "--vocabulary 100000000000: give a number from 2 to 1e+06"),
         ([text, *new, *tiny, "--seed", -1], "--seed -1: give a whole number from 0 to"),
         ([text, *new, "--backbone", "t5-small"], "--backbone t5-small: t5 models cannot be pretrained"),

@@ -18,6 +18,7 @@ from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
 from reservoir_pipelines.plots import draw_confusion, page_plot, shorten_all
+from reservoir_pipelines.reports.report import _leave_out_answered_claims
 from reservoir_pipelines.reports.reproduced import _draw_costs
 from reservoir_pipelines.reports.views import _read_sweep
 from reservoir_pipelines.reproduction import reproduce as module
@@ -533,6 +534,19 @@ def test_a_page_shows_a_fit_with_all_its_numbers_and_a_run(cache, tmp_path):
 def test_report_refuses_folders_without_results(cache, tmp_path, refusal):
     for arguments, message in (((), "nothing to report yet"), ((tmp_path,), "not a folder with results")):
         assert message in refusal("report", *arguments)
+
+
+def test_a_page_leaves_out_a_claim_that_another_reproduction_answers():
+    def part(**verdicts):
+        return {"tables": [{"claims": [{"says": says, "verdict": verdict} for says, verdict in verdicts.items()]}]}
+
+    parts = [
+        part(a="Not checked", b="Not measured", c="Holds"),
+        part(a="Does not hold here", c="Holds"),
+        {"name": "fit"},
+    ]
+    _leave_out_answered_claims(parts)
+    assert parts[:2] == [part(b="Not measured", c="Holds"), part(a="Does not hold here", c="Holds")]
 
 
 @pytest.mark.parametrize(("chosen", "columns"), [(0, ["raw", "a/mean"]), (2, ["a/mean"])])

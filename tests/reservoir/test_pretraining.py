@@ -129,6 +129,20 @@ def test_tokenizer_decodes_to_the_same_text(tmp_path):
     assert tokenizer.decode(list(prose.encode())) == prose and tokenizer.get_vocab_size() == 256
 
 
+def test_a_mixture_takes_windows_of_each_corpus_in_turn(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 100)
+    names = ["nesting", "zipf", str(tmp_path / "text")]
+    mixed, parts = corpus_named(", ".join(names), 256), [corpus_named(name, 256) for name in names]
+    for step, count in ((0, 4), (1, 4), (7, 2)):
+        drawn = [part.draw(5, step, count, 60) for part in parts]
+        assert (mixed.draw(5, step, count, 60) == [drawn[(step * count + at) % 3][at] for at in range(count)]).all()
+    whole, held_out = mixed.held_out("valid", 60), [part.held_out("valid", 60) for part in parts]
+    for at, part in enumerate(held_out):
+        count = len(whole.windows) // 3
+        assert (whole.windows[at::3] == part.windows[:count]).all() and (whole.first[at::3] == part.first[:count]).all()
+    assert count == len(held_out[2].windows) and mixed.describe()["corpus"] == "nesting,zipf,text"
+
+
 def test_a_damaged_archive_is_refused(tmp_path):
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"text" * 100)[:-9])
     with pytest.raises(InputError, match=r"broken.gz: not readable"):

@@ -1,7 +1,7 @@
 """The stage ``report``: one self-contained HTML page of reproductions, fits and trainings."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +16,12 @@ from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.views import fit_part, run_part
-from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
+from reservoir_pipelines.reproduction_folder import (
+    NOT_CHECKED,
+    NOT_MEASURED,
+    ReproductionFolder,
+    is_reproduction,
+)
 
 MAX_FITS = 12  # largest number of fits on the page; the latest are shown
 
@@ -38,6 +43,7 @@ def report(
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
     if not parts:
         raise InputError(f"{root}: nothing to report yet; run reservoir fit or reservoir reproduce first")
+    _leave_out_answered_claims(parts)
     out = result.out or root / ("report.md" if markdown else "report.html")
     template, finalize = ("tables.md.j2", _on_one_line) if markdown else ("page.html", _visible)
     text = _render(parts, template, finalize)
@@ -81,6 +87,19 @@ def _part(path: Path, number: int) -> dict[str, Any]:
         problem = f"{path}: damaged, or written by another version of reservoir ({error})"
         raise InputError(f"{problem}; repeat the command that wrote it") from error
     raise InputError(f"{path}: not a folder with results of reproduce, fit or train; name such a folder")
+
+
+def _leave_out_answered_claims(parts: Sequence[dict[str, Any]]) -> None:
+    """Leave out each claim without a number for which another reproduction on the page has one."""
+    tables = [table for part in parts for table in part.get("tables", ())]
+    claims = [claim for table in tables for claim in table["claims"]]
+    measured = {claim["says"] for claim in claims if not _has_no_number(claim)}
+    for table in tables:
+        table["claims"] = [c for c in table["claims"] if not (_has_no_number(c) and c["says"] in measured)]
+
+
+def _has_no_number(claim: Mapping[str, Any]) -> bool:
+    return claim["verdict"] in (NOT_CHECKED, NOT_MEASURED)
 
 
 def _render(parts: Sequence[dict[str, Any]], template: str, finalize: Callable[[Any], Any]) -> str:
