@@ -156,10 +156,26 @@ def short_streams():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Return an empty cache root that every stage of the test uses."""
+    """Return an empty cache root that every stage of the test uses; publishers' data is found only by --data."""
     root = tmp_path / "cache"
     monkeypatch.setenv("RESERVOIR_CACHE", str(root))
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     return root
+
+
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory):
+    """Return a cache root that the tests of a module share, so that each task is prepared once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start a scheduler and one worker, both in this process, where torch is loaded already."""
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
+        yield cluster
 
 
 @pytest.fixture

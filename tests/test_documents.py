@@ -54,12 +54,6 @@ def places(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
-def one_cache(tmp_path_factory):
-    """Return a cache that the pages share, so that a page uses the entries of earlier pages."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
 def test_commands_and_programs_run(page, narrow_mini, short_streams, places, one_cache, tmp_path, monkeypatch, capsys):
     from reservoir_pipelines.cli import run

@@ -49,7 +49,7 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
         root.mkdir()
         fitted(root)
         run_train(root, 2)
-        yield from bits.flip(root, size["bits"], 9)
+        yield from bits.flip_some(root, size["bits"], 9)
     if "power" in parts:
         yield from power_loss.replay([*CACHE, *PIPELINES], folder / "power", size["crashes"])
     if "inputs" in parts:

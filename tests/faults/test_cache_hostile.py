@@ -28,6 +28,7 @@ from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 from reservoir import InputError
 from tests.cache.conftest import fill, make_entry
+from tests.files import contents
 
 COLUMN = "final/last"
 
@@ -104,10 +105,6 @@ def test_no_name_in_the_manifest_of_moments_leads_out(entry, outside, name):
     assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
     repair(entry)
     assert outside.read_bytes() == b"precious" and verify(entry) == []
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("name", [".", "train", "moments", "runs", "lock", "spec.json"])

@@ -20,6 +20,7 @@ from reservoir.readouts.estimators import code_labels, fold_numbers
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep
 from reservoir.tasks import task_named
+from tests.files import flip
 
 
 @pytest.fixture(autouse=True)
@@ -193,9 +194,7 @@ def test_a_damaged_entry_is_named_and_repaired(classifier, passes, cache):
     expected = model.decision_function(x)
     (entry,) = list_entries(cache)
     shard = next(entry.path.glob("rows/*-0.h5"))
-    data = bytearray(shard.read_bytes())
-    data[-20] ^= 1
-    shard.write_bytes(data)
+    flip(shard, -20)
     forget()
     with pytest.raises(CacheError, match=f"reservoir cache repair {entry.key[:16]}"):
         model.predict(x)

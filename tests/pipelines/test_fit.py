@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -303,10 +304,7 @@ def test_files_that_are_no_entries_or_no_rows_are_refused(fitted, tmp_path):
 
 @pytest.mark.parametrize("stage", ["training.train.train", "fitting.fit.fit_columns"])
 def test_an_interrupted_command_says_how_to_go_on(stage, extracted, call, monkeypatch):
-    def interrupted(*_arguments, **_settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(f"reservoir_pipelines.{stage}", interrupted)
+    monkeypatch.setattr(f"reservoir_pipelines.{stage}", Mock(side_effect=KeyboardInterrupt))
     code, _, error = call(*(("train", "bit-xor") if "train" in stage else ("fit", extracted.entry)))
     assert code == 130
     assert ("--resume" if "train" in stage else "run the same command again to continue") in error

@@ -15,6 +15,7 @@ from reservoir_pipelines.tuning.judge import Judge
 from reservoir import InputError
 from reservoir.readouts.evaluation import accuracy_interval
 from reservoir.tasks import encode, read_new
+from tests.files import flip
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 
@@ -237,9 +238,7 @@ def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
     whole = {file: file.read_bytes() for file in prepared.path.rglob("*") if file.is_file()}
     for file, content in whole.items():
         for at in range(0, len(content), 1 + len(content) // 5):
-            damaged = bytearray(content)
-            damaged[at] ^= 16
-            file.write_bytes(damaged)
+            flip(file, at, 4)
             again = prepare(path)
             assert not again.reused
             assert again.digest == prepared.digest
