@@ -92,6 +92,18 @@ def painted(_paint, monkeypatch):
         monkeypatch.setattr(name, draw)
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """Draw each figure of this test instead of saving it; return the list to which it is added."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    keep = lambda figure, *_, **__: figure.draw_without_rendering() or drawn.append(figure)  # noqa: E731
+    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
+    return drawn
+
+
 @pytest.fixture(scope="session")
 def tiny_gpt2(tmp_path_factory):
     """Return a folder with a GPT-2 of 3 blocks and width 16 as transformers saves it."""

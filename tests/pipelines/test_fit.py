@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting import fit as fitting
@@ -359,16 +358,8 @@ def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, word
 
 
 @pytest.fixture
-def drawn(tmp_path, monkeypatch):
+def drawn(tmp_path, figures):
     """Return a function that plots some readouts, of which the last is chosen, and returns the axes."""
-    figures = []
-
-    def keep(figure, *_arguments, **_settings):
-        figure.draw_without_rendering()
-        figures.append(figure)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
 
     def draw(columns, settings, metric="accuracy"):
         results = [

@@ -7,6 +7,7 @@ import math
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
@@ -49,16 +50,12 @@ def fitted(tmp_path_factory):
 
 def write(path, x, y):
     """Write rows, with labels or without, in the format of the suffix."""
-    records = [dict(zip(NAMES, row.tolist(), strict=True)) for row in x]
-    if y is not None:
-        records = [record | {"level": str(label)} for record, label in zip(records, y, strict=True)]
+    table = pd.DataFrame(x, columns=NAMES).assign(**({} if y is None else {"level": y}))
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        table.to_json(path, orient="records", lines=True)
     elif path.suffix == ".parquet":
-        arrow = pytest.importorskip("pyarrow")
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(arrow.Table.from_pylist(records), path)
+        pytest.importorskip("pyarrow")
+        table.to_parquet(path)
     elif path.suffix == ".npz":
         np.savez(path, x=x[:, :, None], **({} if y is None else {"y": y}))
     elif path.suffix == ".h5":

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
@@ -433,15 +432,12 @@ def test_a_sweep_whose_runs_all_diverge_is_an_error(cache, monkeypatch):
 
 
 @pytest.fixture
-def panels(tmp_path, monkeypatch):
+def panels(tmp_path, figures):
     """Return a function that plots a history and returns the axes."""
-    made = []
-    monkeypatch.setattr(Figure, "savefig", lambda plot, *_, **__: plot.draw_without_rendering() or made.append(plot))
-    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
 
     def draw(history, best_step):
         plot_training(tmp_path / "curve.png", history, best_step, "a training")
-        return made[-1].axes
+        return figures[-1].axes
 
     return draw
 
