@@ -94,7 +94,7 @@ class Manifest:
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
     def without(self, files: set[str]) -> "Manifest":
-        """Return the manifest without the named files and without columns that no shard holds any more."""
+        """Return the manifest without the named files, and the columns that only they held."""
         shards = tuple(shard for shard in self.shards if shard.file not in files)
         held = {name for shard in shards for name in shard.columns}
         columns = {name: shape for name, shape in self.columns.items() if name in held}
@@ -326,7 +326,7 @@ class Entry:
         return live_runs(self.path)
 
     def block_number(self, split: str, block: int) -> int:
-        """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each."""
+        """Return the number of a block in the whole entry, over its sorted splits."""
         return block + sum(self.block_count(name) for name in self.splits if name < split)
 
     def header(self, split: str, block: int) -> dict[str, int | str]:

@@ -181,7 +181,7 @@ class SplitFeatures:
         return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Return a block of a column as stored, or some of its rows; verify its checksum once in a process."""
+        """Return a block of a column as stored, or some of its rows; verify its checksum once."""
         shard, store, layout = self._shards[block][column], self.entry.spec.store, self.entry.layout
         (low, high), described = self._ranges[block], self._manifest.columns[column]
         shape = high - low, described.tokens, described.width

@@ -40,7 +40,7 @@ def as_json(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print one value as JSON on one line of stdout; characters beyond ASCII are escaped as in JSON."""
+    """Print one value as JSON on one line of stdout, in ASCII."""
     sys.stdout.write(json.dumps(as_json(value)) + "\n")
     sys.stdout.flush()
 

@@ -309,7 +309,7 @@ def gather(blocks: Iterable[Block], targets: Targets) -> Training:
 
 
 def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
-    """Return all blocks concatenated if they have fewer samples than features; else None and the complete stream."""
+    """Return the blocks concatenated if samples are fewer than features; else None and the stream."""
     seen: list[tuple[np.ndarray, ...]] = []
     stream = iter(blocks)
     for block in stream:

@@ -193,7 +193,7 @@ class _ReservoirEstimator(BaseEstimator):
         return rows.scaled(self._scaling)
 
     def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
-        """Return a function that maps the name of a column, or several joined by a plus, to features (rows, width)."""
+        """Return a function from a column's name, or several joined by a plus, to features (rows, width)."""
 
         @cache
         # loads the model when first called; the raw input needs none
@@ -215,7 +215,7 @@ class _ReservoirEstimator(BaseEstimator):
 
 
 class _ReservoirPredictor(_ReservoirEstimator):
-    """Base class of the classifier and the regressor, which chooses columns and penalty as `fit` does."""
+    """Base of classifier and regressor, which chooses columns and penalty as `fit` does."""
 
     readout_: LinearReadout
     column_: str

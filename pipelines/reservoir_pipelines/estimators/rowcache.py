@@ -203,7 +203,7 @@ class RowCache:
         self._places: dict[bytes, tuple[int, int]] = {}
 
     def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> Callable[[str], np.ndarray]:
-        """Compute the features of new rows; return a function from the name of a column to its values (rows, width)."""
+        """Compute features of new rows; return a function from a column's name to its values (rows, width)."""
         digests = [
             hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)
         ]

@@ -223,7 +223,7 @@ def _part(values: dict[str, Any]) -> Part:
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the JSON values of a bundle, and the content of its files by suffix, with verified checksums."""
+    """Return the JSON values of a bundle, and its verified files by suffix."""
     if not (folder / CARD).exists():
         raise InputError(f"{folder}: neither a readout nor a run; give a folder that fit or train wrote")
     while True:

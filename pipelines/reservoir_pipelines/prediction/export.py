@@ -60,7 +60,7 @@ class Export(Record):
 
 
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
-    """Write a linear readout and its frozen models as one model that maps sequences to logits; see `api.export`."""
+    """Write a linear readout and its frozen models as one model; see `api.export`."""
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
