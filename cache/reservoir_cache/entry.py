@@ -269,10 +269,8 @@ class Entry:
 
     def page(self, split: str, page: int) -> Manifest:
         """Return one page of a split's manifest, which is empty if it is not written yet."""
-        empty, where = (
-            Manifest(FORMAT, self.key, split, self._rows(split)),
-            self.path / split / page_name(page),
-        )
+        empty = Manifest(FORMAT, self.key, split, self._rows(split))
+        where = self.path / split / page_name(page)
         try:
             content = read_json(where)
             parts = {
@@ -315,10 +313,8 @@ class Entry:
         columns = {name for manifest in manifests.values() for name in manifest.columns}
         done = {}
         for split, manifest in manifests.items():
-            finished = (
-                sum(held.keys() == columns for held in manifest.held().values()) if manifest.targets else 0
-            )
-            done[split] = finished, self.block_count(split)
+            finished = sum(held.keys() == columns for held in manifest.held().values())
+            done[split] = finished if manifest.targets else 0, self.block_count(split)
         return done
 
     def running(self) -> list[dict[str, Any]]:

@@ -181,9 +181,8 @@ def touch(folder: Path, *, new: bool = False) -> None:
         now = max((now, *(one.stat().st_mtime_ns + 1 for one in others)))
         try:
             os.utime(path, ns=(now, now))
-        except (
-            PermissionError
-        ):  # another user's file: write permission allows only the current time, which is coarse
+        except PermissionError:
+            # another user's file: write permission allows only the current time, which is coarse
             os.utime(path)
 
 

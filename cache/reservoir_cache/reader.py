@@ -145,10 +145,9 @@ class SplitFeatures:
                 found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
-        if any(
-            array.ndim != TARGET_RANKS[name] or len(array) != self.rows for name, array in found.items()
-        ):
-            raise self._damaged(line)
+        for name, array in found.items():
+            if array.ndim != TARGET_RANKS[name] or len(array) != self.rows:
+                raise self._damaged(line)
         _checked.add(stamp)
         return found
 

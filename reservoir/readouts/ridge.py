@@ -545,11 +545,8 @@ class KernelMatrix:
     def first(self, rows: int) -> KernelMatrix:
         """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
         part = copy(self)
-        part.x, part.weights, part.products = (
-            self.x[:rows],
-            self.weights[:rows],
-            self.products[:rows, :rows],
-        )
+        part.x, part.weights = self.x[:rows], self.weights[:rows]
+        part.products = self.products[:rows, :rows]
         part.mean = np.concatenate(
             [np.average(part.x[:, one], axis=0, weights=part.weights) for one in self._chunks()]
         )

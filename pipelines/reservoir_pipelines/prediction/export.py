@@ -157,11 +157,9 @@ def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module,
     if module.reader:
         mask = torch.ones(2, longest).long()
         return TokensModel(module), {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
-    x = (
-        torch.zeros(2, longest, task.form.dim)
-        if isinstance(task.form, Vectors)
-        else torch.zeros(2, longest).long()
-    )
+    x = torch.zeros(2, longest).long()
+    if isinstance(task.form, Vectors):
+        x = torch.zeros(2, longest, task.form.dim)
     return module, {"x": x, "lengths": torch.tensor([longest, task.readout_tokens])}
 
 

@@ -294,10 +294,8 @@ class Search:
         if not self.trials:
             return START_UP
         last = [*self.trials.values()][-1]
-        rows, known = (
-            self.data.rows(limit, tuple(self.data.prepared.rows)),
-            self.data.rows(last.limit, KNOWN),
-        )
+        rows = self.data.rows(limit, tuple(self.data.prepared.rows))
+        known = self.data.rows(last.limit, KNOWN)
         missing = rows - known if last.limit == limit else rows
         extracting = self._extrapolate(missing, lambda trial: trial.seconds - trial.judging)
         judging = np.median([trial.judging for trial in self.trials.values() if trial.limit == last.limit])

@@ -62,9 +62,8 @@ class BadRows:
         bad, rows = len(self.reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_fill = OR_FILL if any(EMPTY_CELL in reason for reason in self.reasons.values()) else ""
-            or_skip = (
-                ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
-            )
+            helps = self.skip is False and (bad < rows or rows == 1)
+            or_skip = ", or pass --skip-bad-rows" if helps else ""
             remedies = {
                 self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons
             }
