@@ -77,7 +77,7 @@ PIXELS |= {f"reservoir_pipelines.{name}": _plot_pixel for name in ("plots.plot",
 
 @pytest.fixture(scope="session", autouse=True)
 def _paint():
-    """Write a pixel for each plot, because rendering takes longer than most fits of these tests; yield what renders."""
+    """Write a pixel for each plot, because rendering takes longer than most fits; yield what renders."""
     drawing = {name: pkgutil.resolve_name(name) for name in PIXELS}
     with pytest.MonkeyPatch.context() as patch:
         for name, pixel in PIXELS.items():
@@ -192,7 +192,6 @@ def cluster():
 
 @pytest.fixture
 def mnist_files(tmp_path):
-    """Return a folder with four small idx files in the form of MNIST's."""
     return write_mnist(tmp_path / "mnist-files")
 
 
@@ -222,7 +221,7 @@ def call(capfd):
 
 @pytest.fixture
 def refusal(call):
-    """Run a command that must end with an exit code and one line; return that line, which may follow progress."""
+    """Run a command that must be refused in one line; return that line, which may follow progress."""
 
     def refused(*arguments, code=2):
         found, out, err = call(*arguments)

@@ -41,7 +41,6 @@ def named(page):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Return the path for each word in capitals."""
     folder = tmp_path_factory.mktemp("places")
     words = np.random.default_rng(0).choice(["one", "frozen", "map", "of", "any", "sequence"], 6000)
     (folder / "text.txt").write_text(" ".join(words))

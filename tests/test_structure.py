@@ -49,7 +49,7 @@ def modules():
 
 
 def imports_of_modules():
-    """Return the modules that each module imports, including imports for type checkers and inside functions."""
+    """Return the modules that each module imports, also for type checkers and inside functions."""
     known = modules()
     found = {name: set() for name in known}
     for name, path in known.items():

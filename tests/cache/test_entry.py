@@ -42,7 +42,6 @@ def test_an_existing_entry_keeps_its_layout(tmp_path, toy):
 
 
 def tamper(entry, change):
-    """Change spec.json and update its checksum."""
     content = json.loads((entry.path / "spec.json").read_text())
     del content["crc32"]
     change(content)

@@ -43,7 +43,6 @@ PARTS = ("power", "bits", "inputs", "kills", "together", "machine")
 
 
 def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iterator[Count]:
-    """Run the chosen parts in a folder."""
     if "bits" in parts:
         root = folder / "bits"
         root.mkdir()
@@ -70,7 +69,6 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
 
 
 def main() -> int:
-    """Run the campaign and print, or write, its table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--scale", type=float, default=1.0, help="share of the trials of each part")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")

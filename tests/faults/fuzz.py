@@ -93,7 +93,6 @@ def _batch(one: Reader, copies: list[bytes], count: Count) -> None:
 
 
 def _keep(one: Reader, copy: bytes) -> Path:
-    """Keep a copy that revealed a fault."""
     folder = Path(tempfile.gettempdir()) / "lost-inputs"
     folder.mkdir(exist_ok=True)
     path = folder / f"{one.name.replace(' ', '-').replace('/', '-')}-{len(list(folder.iterdir()))}-{one.file.name}"

@@ -35,7 +35,6 @@ COLUMN = "final/last"
 
 @pytest.fixture
 def entry(tmp_path):
-    """Return a finished entry of two blocks, with moments."""
     entry = make_entry(tmp_path / "cache", data={"digest": "d", "rows": {"train": 6}})
     extract(entry)
     save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
@@ -43,13 +42,11 @@ def entry(tmp_path):
 
 
 def extract(entry):
-    """Write the blocks and labels that the entry lacks."""
     fill(entry, [COLUMN])
 
 
 @pytest.fixture
 def outside(tmp_path):
-    """Return a file outside of the cache."""
     path = tmp_path / "precious.h5"
     path.write_bytes(b"precious")
     return path

@@ -155,7 +155,6 @@ def import_to_new_folder(source: Path, out: Path) -> None:
 
 
 def tiny_onnx(folder: Path) -> Any:
-    """Return an ONNX model with the tensors of a tiny ViT, and write its configuration into a folder."""
     onnx = pytest.importorskip("onnx")
     from transformers import ViTConfig, ViTModel
 

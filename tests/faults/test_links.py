@@ -17,7 +17,6 @@ from tests.files import contents
 
 @pytest.fixture
 def outside(tmp_path):
-    """Return a folder outside of the cache with a file in it."""
     folder = tmp_path / "outside"
     (folder / "sub").mkdir(parents=True)
     (folder / "notes").write_text("mine")

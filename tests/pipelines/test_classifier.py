@@ -45,7 +45,6 @@ def forget():
 
 @pytest.fixture
 def classifier(tiny_gpt2):
-    """Return the constructor with a small backbone, one column, and values that are not standardised."""
     plain = {"backbone": str(tiny_gpt2), "layers": "block01", "pool": "mean", "patch": 1, "standardise": False}
     return lambda **settings: ReservoirClassifier(**(plain | settings))
 
@@ -137,7 +136,6 @@ def by_hand(model, x, columns):
 
 
 def swept(x, y, alphas=DEFAULT_ALPHAS):
-    """Return the sweep of ridge readouts over features (n, w) with four folds and balanced classes."""
     _, codes, targets = code_labels(y, "balanced")
     fold = fold_numbers(4, x, codes, classifier=True)
     return cross_sweep([(x, codes[:, None], fold)], targets, np.asarray(alphas), folds=4)

@@ -180,7 +180,7 @@ MISTAKES = [
 
 
 def ask(*commands, heavy=HEAVY):
-    """Run commands in a new process that may import nothing heavy; return exit codes, stdout and lines of stderr."""
+    """Run commands in a new process without heavy imports; return exit codes, stdout and lines of stderr."""
     program = [sys.executable, "-c", PROGRAM, json.dumps(commands), json.dumps(heavy)]
     done = subprocess.run(program, capture_output=True, text=True)
     *messages, found = done.stderr.splitlines()

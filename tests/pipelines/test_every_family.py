@@ -36,7 +36,6 @@ SEVEN = ["bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Return a folder with small files of every publisher."""
     folder = tmp_path_factory.mktemp("data")
     samples.mnist_files(folder / "mnist")
     samples.cifar_files(folder, samples.cifar_arrays())

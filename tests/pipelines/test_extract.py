@@ -214,7 +214,6 @@ def costly(monkeypatch, tiny_gpt2):
 
 @pytest.fixture
 def letter_table(tmp_path):
-    """Return a table of 400 sequences of 5 to 60 letters."""
     draw = np.random.default_rng(0)
     rows = ["".join(draw.choice(list("acgt"), draw.integers(5, 61))) for _ in range(400)]
     path = tmp_path / "letters.csv"

@@ -115,7 +115,6 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
 
 @pytest.fixture
 def share(tiny_gpt2, tmp_path):
-    """Return the `Share` that is sent to a worker of a cluster."""
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
     ours = run.start_run(options, prepare("digits", cache=tmp_path), tmp_path)
     key, versions = ours.spec.key, workers.program_versions()

@@ -42,7 +42,6 @@ PLAIN = {"alphas": "1e-1:1e4:6", "select": "valid", "columns": "block01/last,blo
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
-    """Return features of digits from the tiny model, in a cache that this module shares."""
     root = tmp_path_factory.mktemp("fit")
     return extract("digits", backbone=str(tiny_gpt2), limit=300, cache=root, layers="block01,final")
 
@@ -493,7 +492,6 @@ def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2
 
 
 def rare(count, seed):
-    """Return two features of samples of which 8% are positive."""
     rng = np.random.default_rng(seed)
     y = (rng.random((count, 1)) < 0.08).astype(int)
     return np.c_[0.7 * y, 0.3 * y] + rng.standard_normal((count, 2)) @ [[1, 0.9], [0, 0.4]], y

@@ -24,7 +24,6 @@ SMALL = {"limit": 1000, "layers": "embed,block02,final", "pool": "last,mean,quan
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Return a file of random series."""
     file, draw = tmp_path_factory.mktemp("data") / "random.npz", np.random.default_rng(0)
     np.savez(file, x=draw.normal(size=(ROWS, TOKENS, 4)).astype(np.float32), y=np.arange(ROWS) % 2)
     return str(file)

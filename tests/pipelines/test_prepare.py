@@ -123,7 +123,6 @@ def serial(data, tmp_path_factory):
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Use processes even for little work."""
     monkeypatch.setattr(workers, "PAYS_OFF", 0)
 
 

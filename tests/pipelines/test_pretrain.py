@@ -38,13 +38,11 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
-    """Return a finished pretraining on a text."""
     folder = tmp_path_factory.mktemp("models") / "finished"
     return pretrain(str(text), out=folder, steps=30, eval_every=12, learning_rate=0.02, **SMALL)
 
 
 def journal(folder):
-    """Return the lines of the steps and the lines of the validations."""
     lines = [json.loads(line) for line in (folder / "pretraining" / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "bits" in line], [line for line in lines if "valid_bits" in line]
 

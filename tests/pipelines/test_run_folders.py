@@ -31,7 +31,6 @@ FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
 
 @pytest.fixture
 def go(cache):
-    """Return a function that trains a small run in one folder."""
     given = {"run": cache / "run", "eval_every": 2, "parameters": FEW, **QUICK}
     return lambda **settings: train("bit-xor", **given | settings)
 

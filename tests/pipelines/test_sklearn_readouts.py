@@ -172,7 +172,6 @@ def test_every_changed_byte_is_found(extracted, readout, tmp_path):
 
 
 def bundle_of(number, width=400):
-    """Return a bundle in which all values are the same number."""
     coef, offset = np.full((width, 3), float(number)), np.full(4, number, np.float32)
     return Bundle(
         task=Task(name="digits", form=Vectors(4), max_tokens=16, classes=3),

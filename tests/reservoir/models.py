@@ -147,7 +147,6 @@ def save_as_gguf(folder: Path, file: Path) -> None:
 
 
 def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
-    """Write a tiny vision model, and a processor of its kind with these settings."""
     import transformers
 
     save(kind, folder)
@@ -157,7 +156,6 @@ def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
 
 
 def save_with_extractor(kind: str, folder: Path, **settings: object) -> Path:
-    """Write a tiny audio model, and a feature extractor with these settings."""
     from transformers import Wav2Vec2FeatureExtractor
 
     save(kind, folder)

@@ -81,7 +81,6 @@ def test_random_weights_are_the_same_on_every_machine():
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
 def test_random_weights_have_the_deviation_of_transformers(name):
-    """Over many weights, each kind of tensor has the standard deviation of transformers' initialisation."""
     from transformers import GPT2Config, GPT2Model
 
     wide = {"bert": "bert-base-uncased:num_hidden_layers=1", "t5": "t5-small:num_layers=1", "gpt2": "gpt2:n_layer=1"}[

@@ -55,7 +55,6 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def mnist_files(folder: Path, train: int = 60, test: int = 12, *, packed: bool = False) -> dict[str, np.ndarray]:
-    """Write the four files and return their arrays."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     arrays = {}

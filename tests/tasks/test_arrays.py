@@ -15,7 +15,6 @@ RNG = np.random.default_rng(0)
 
 
 def save(path, **arrays):
-    """Write arrays in the format of the path's suffix."""
     if path.suffix == ".npz":
         np.savez(path, **arrays)
     else:
@@ -115,7 +114,6 @@ WAVES = np.sin(TIME * RNG.uniform(0.05, 0.3, (300, 1)) + 6 * RNG.random((300, 1)
 
 
 def zipf(vocabulary, rows, tokens):
-    """Draw words by Zipf's law, numbered in random order."""
     chance = 1 / np.arange(1, vocabulary + 1)
     return RNG.permutation(vocabulary)[RNG.choice(vocabulary, (rows, tokens), p=chance / chance.sum())]
 

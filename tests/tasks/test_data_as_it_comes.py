@@ -22,7 +22,6 @@ def good_rows():
 
 
 def stored(source):
-    """Return the rows of all splits, and their labels."""
     parts = [split for piece in source.pieces() for split in source.read(piece).values()]
     rows = [row[:length] for part in parts for row, length in zip(part.x, part.lengths, strict=True)]
     return rows, [source.task.label(int(y)) for part in parts for y in part.y[:, 0, 0]]

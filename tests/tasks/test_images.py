@@ -20,7 +20,6 @@ from tests.tasks import samples
 
 
 def joined(source):
-    """Return inputs and labels of each split."""
     return {name: (split.x, split.y) for name, split in samples.read_splits(source).items()}
 
 

@@ -306,7 +306,6 @@ def proteins(rows=12, seed=0, longest=40):
 
 
 def write_tape(folder, **changed):
-    """Write the five parts and return them by split."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = {split: proteins(seed=i) for i, split in enumerate(PARTS)} | changed
     for split, records in parts.items():

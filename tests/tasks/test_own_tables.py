@@ -27,7 +27,6 @@ def source_of(path, content, **parameters):
 
 
 def wide(columns, between=","):
-    """Return a table with these columns as text."""
     lines = [columns, *zip(*columns.values(), strict=True)]
     return "\n".join(between.join(map(str, line)) for line in lines) + "\n"
 
@@ -330,7 +329,6 @@ def test_hundreds_of_columns_are_found_by_name(tmp_path):
 
 
 def fill_class_folder(folder: Path, kind: str, rows: int = 4):
-    """Write files of two classes into a folder, and hidden files as other programs leave them."""
     for name in ("Vögel", "große Hunde"):
         for row in range(rows):
             for place in (folder / name, folder / name / ".ipynb_checkpoints"):
