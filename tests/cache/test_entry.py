@@ -28,14 +28,10 @@ from tests.cache.conftest import write_block
 from tests.files import flip
 
 
-def test_the_folder_is_named_by_the_key(tmp_path, toy):
-    entry = toy.entry(tmp_path)
-    assert entry.path == tmp_path / "features" / "toy" / f"gpt2-random-{toy.spec().key[:16]}"
-    assert Entry.open(entry.path) == entry and entry.made_with == {"n": 1}
-
-
-def test_an_existing_entry_keeps_its_layout(tmp_path, toy):
+def test_the_folder_is_named_by_the_key_and_an_existing_entry_keeps_its_layout(tmp_path, toy):
     first = toy.entry(tmp_path)
+    assert first.path == tmp_path / "features" / "toy" / f"gpt2-random-{toy.spec().key[:16]}"
+    assert Entry.open(first.path) == first and first.made_with == {"n": 1}
     again = Entry.create(tmp_path, "gpt2-random", toy.spec(), Layout(batch_rows=7, block_rows=9), {"n": 2})
     assert again == first and again.layout == Layout(batch_rows=2, block_rows=4)
     assert again.made_with == {"n": 1}

@@ -129,16 +129,6 @@ def readers(folder: Path) -> list[Reader]:
     return [*_tables(folder), *_folders(folder)]
 
 
-def outcome(action: Callable[..., object], *arguments: object, **options: object) -> str:
-    """Return the one line of an `InputError`, or "" after success."""
-    try:
-        action(*arguments, **options)
-    except InputError as error:
-        assert "\n" not in str(error) and str(error)
-        return str(error)
-    return ""
-
-
 def read_all(name: object, **parameters: Any) -> list[str]:
     """Read every row of a data set, and return the notes about it."""
     source = task_named(str(name), **parameters)

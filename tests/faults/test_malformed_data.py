@@ -21,7 +21,8 @@ from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
 from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar import read_pickle
-from tests.faults.fuzz import outcome, read_all
+from tests.faults.fuzz import read_all
+from tests.refusals import outcome
 from tests.tasks import samples
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"

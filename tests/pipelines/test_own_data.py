@@ -15,7 +15,7 @@ from reservoir_pipelines.tuning.judge import Judge
 from reservoir import InputError
 from reservoir.readouts.evaluation import accuracy_interval
 from reservoir.tasks import encode, read_new
-from tests.files import flip
+from tests.files import contents, flip
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 
@@ -233,8 +233,8 @@ def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
 def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
     path = str(write_random(tmp_path / "a" / "data.npz", 1))
     prepared = prepare(path)
-    whole = {file: file.read_bytes() for file in prepared.path.rglob("*") if file.is_file()}
-    for file, content in whole.items():
+    for name, content in contents(prepared.path).items():
+        file = prepared.path / name
         for at in range(0, len(content), 1 + len(content) // 5):
             flip(file, at, 4)
             again = prepare(path)

@@ -18,9 +18,9 @@ from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from reservoir import InputError
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.tasks.task import Scaling, Task, Vectors
+from tests.refusals import outcome
 
 LINEAR_CLASSIFIERS = [
     linear_model.LogisticRegression(),
@@ -164,9 +164,7 @@ def test_every_changed_byte_is_found(extracted, readout, tmp_path):
             (folder / name).write_bytes(changed)
             if name == "readout.json" and same(changed, card):
                 continue
-            with pytest.raises(InputError, match="readout") as caught:
-                Bundle.load(folder, trust=True)
-            assert "\n" not in str(caught.value)
+            assert "readout" in outcome(Bundle.load, folder, trust=True)
         (folder / name).write_bytes(data)
     assert Bundle.load(folder, trust=True).task.name == "digits"
 
