@@ -20,7 +20,7 @@ class FailedError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known name, or nothing if none is similar."""
+    """Return the end of a message about an unknown name: the most similar known name, if any."""
     lower = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), list(lower), n=1)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""

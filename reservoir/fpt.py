@@ -31,10 +31,9 @@ class InputLayer(nn.Module):
         weights: np.ndarray | None = None,
     ) -> None:
         super().__init__()
-        size = form.dim if isinstance(form, Vectors) else form.vocabulary
-        self.map: nn.Module = (
-            nn.Linear(size, width) if isinstance(form, Vectors) else nn.Embedding(size, width)
-        )
+        vectors = isinstance(form, Vectors)
+        size = form.dim if vectors else form.vocabulary
+        self.map: nn.Module = nn.Linear(size, width) if vectors else nn.Embedding(size, width)
         self.dropout: nn.Module = nn.Dropout(0.0)  # after vectors, not after symbols, as published
         if weights is not None:
             _set(self.map, gain * weights)

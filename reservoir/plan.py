@@ -154,7 +154,7 @@ def resolve(
     defaults = {item.name: item.default for item in fields(options)}
 
     def decide(option: str, value: Any, why: str) -> Any:
-        """Return the value given for an option, or its default if the given value is None; record the reason."""
+        """Return the value given for an option, or its default if that is None; record the reason."""
         given = getattr(options, option, None)
         reasons[option] = GIVEN if given != defaults.get(option) else why
         return value if given is None or defaults[option] is not None else given
@@ -256,7 +256,7 @@ def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def default_folds(train: int, valid: int) -> tuple[int, int]:
-    """Return the number of folds that choose a readout, 0 for the validation split, and the number of their repeats."""
+    """Return the number of folds that choose a readout, 0 for the validation split, and of repeats."""
     if valid >= MIN_VALID_ROWS:
         return 0, 1
     # A smaller validation split cannot tell readouts apart. The time of a fold grows with the cube of its rows.
@@ -324,13 +324,13 @@ def readout_candidates(
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
-    """Return the columns to try alone; wide columns of all tokens are included only if there are no others."""
+    """Return the columns to try alone: wide columns of all tokens only if there are no others."""
     columns = [column for column in available if column != RAW]
     return [column for column in columns if not column.endswith("/all")] or columns
 
 
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that are known to suit the kind of a task's data; none if the kind is unknown."""
+    """Return the columns known to suit the kind of a task's data; none if it is unknown."""
     kind, given = kind_of(task), {column.partition("/")[0] for column in available if column != RAW}
     default = split_names(default_layers(kind)[0])
     layers = tuple(layer for layer in default if layer in given)
@@ -357,7 +357,7 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
 def _resolve_reservoir(
     task: Task, options: ExtractOptions, rows: int, longest: int
 ) -> tuple[Reservoir, dict[str, str]]:
-    """Return the model for a task and the reason for each option; the default is native input if the data suit it."""
+    """Return the model for a task and the reason for each option; native input if the data suit it."""
     reservoir, why = resolve_model(options, published=options.published), PLAIN
     native = options.input is None and is_native(task, reservoir)
     windows = {"input": "native"} if native else default_windows(task, rows, longest)
@@ -475,7 +475,7 @@ def _columns_that_fit(
 def _check_columns(
     task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]
 ) -> None:
-    """Raise `InputError` if a pooling is unknown, or if layers or poolings do not fit the task or the model."""
+    """Refuse unknown poolings, and layers or poolings that do not fit the task or the model."""
     check_poolings(list(poolings))
     if task.each and poolings != ("all",):
         raise InputError("--pool: every token has its own label; pass --pool all, or leave --pool out")

@@ -86,7 +86,7 @@ class Reservoir(ReservoirOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, with the SHA-256 of its float32 weights, and of reader and embeddings of native input."""
+    """A model on its device, with the SHA-256 of its float32 weights and of its native input."""
 
     fpt: FPT
     settings: Reservoir

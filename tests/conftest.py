@@ -77,7 +77,7 @@ PIXELS |= {f"reservoir_pipelines.{name}": _plot_pixel for name in ("plots.plot",
 
 @pytest.fixture(scope="session", autouse=True)
 def _paint():
-    """Write a pixel for each plot, because rendering takes longer than most fits of these tests; yield what renders."""
+    """Write a pixel for each plot, because rendering takes longer than most fits; yield what renders."""
     drawing = {name: pkgutil.resolve_name(name) for name in PIXELS}
     with pytest.MonkeyPatch.context() as patch:
         for name, pixel in PIXELS.items():
@@ -90,6 +90,18 @@ def painted(_paint, monkeypatch):
     """Render the plots of this test; for each kind of plot, at least one test uses this fixture."""
     for name, draw in _paint.items():
         monkeypatch.setattr(name, draw)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Draw each figure of this test instead of saving it; return the list to which it is added."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    keep = lambda figure, *_, **__: figure.draw_without_rendering() or drawn.append(figure)  # noqa: E731
+    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
+    return drawn
 
 
 @pytest.fixture(scope="session")
@@ -156,15 +168,30 @@ def short_streams():
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Return an empty cache root that every stage of the test uses."""
+    """Return an empty cache root that every stage of the test uses; publishers' data is found only by --data."""
     root = tmp_path / "cache"
     monkeypatch.setenv("RESERVOIR_CACHE", str(root))
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     return root
+
+
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory):
+    """Return a cache root that the tests of a module share, so that each task is prepared once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start a scheduler and one worker, both in this process, where torch is loaded already."""
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def mnist_files(tmp_path):
-    """Return a folder with four small idx files in the form of MNIST's."""
     return write_mnist(tmp_path / "mnist-files")
 
 
@@ -194,7 +221,7 @@ def call(capfd):
 
 @pytest.fixture
 def refusal(call):
-    """Run a command that must end with an exit code and one line; return that line, which may follow progress."""
+    """Run a command that must be refused in one line; return that line, which may follow progress."""
 
     def refused(*arguments, code=2):
         found, out, err = call(*arguments)

@@ -55,11 +55,9 @@ class Child:
         self._process.start()
 
     def running(self) -> bool:
-        """Return whether the process is running."""
         return self._process.is_alive()
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._process.kill()
 
     def ended(self) -> tuple[int | None, str, str]:

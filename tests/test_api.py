@@ -96,12 +96,9 @@ def test_a_wrong_keyword_is_a_type_error_before_anything_runs(name):
         function(**{p.name: "no-such-file" for p in own}, devise="cpu")
 
 
-def test_the_type_error_names_the_nearest_keyword():
+def test_keywords_and_options_are_checked_before_anything_runs():
     with pytest.raises(TypeError, match=r"extract\(\) has no keyword 'bakbone'; did you mean 'backbone'"):
         reservoir_pipelines.extract("digits", bakbone="gpt2")
-
-
-def test_options_are_checked_before_anything_runs():
     with pytest.raises(InputError, match="--seed -1"):
         reservoir_pipelines.extract("digits", seed=-1)
     with pytest.raises(InputError, match=r"extract: task is of type list.*ReservoirClassifier"):

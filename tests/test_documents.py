@@ -41,7 +41,6 @@ def named(page):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Return the path for each word in capitals."""
     folder = tmp_path_factory.mktemp("places")
     words = np.random.default_rng(0).choice(["one", "frozen", "map", "of", "any", "sequence"], 6000)
     (folder / "text.txt").write_text(" ".join(words))
@@ -52,12 +51,6 @@ def places(tmp_path_factory):
         "MODEL": str(save_with_tokenizer("bert", folder / "m")),
         "VIT": str(save_with_processor("vit", folder / "vit", size={"height": 8, "width": 8})),
     }
-
-
-@pytest.fixture(scope="module")
-def one_cache(tmp_path_factory):
-    """Return a cache that the pages share, so that a page uses the entries of earlier pages."""
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)

@@ -23,11 +23,6 @@ def run(name, thing):
     assert failures == [], "".join(failures)
 
 
-@pytest.fixture(scope="module")
-def one_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.parametrize("name", [*FUNCTIONS, *ESTIMATORS, "reservoir_pipelines"])
 def test_each_public_function_has_an_example_that_runs(name, one_cache, painted, short_streams, tmp_path, monkeypatch):
     if name == "export" and torch.__version__.startswith("2.6."):

@@ -52,14 +52,12 @@ def faults(text):
 
 
 def texts(source):
-    """Yield each comment and each string of a Python file."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1)):
             yield token.string
 
 
 def identifiers(source):
-    """Yield the names that a Python file defines."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

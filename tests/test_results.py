@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def results():
-    """Return the script as a module."""
     spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -49,7 +49,7 @@ def modules():
 
 
 def imports_of_modules():
-    """Return the modules that each module imports, including imports for type checkers and inside functions."""
+    """Return the modules that each module imports, also for type checkers and inside functions."""
     known = modules()
     found = {name: set() for name in known}
     for name, path in known.items():
@@ -82,15 +82,10 @@ def facade(name, path):
     )
 
 
-def test_no_files_import_each_other_in_a_cycle():
+def test_no_files_and_no_folders_import_each_other_in_a_cycle():
     known = modules()
-    graph = {name: found for name, found in imports_of_modules().items() if not facade(name, known[name])}
-    assert cycles(graph) == []
-
-
-def folders():
-    """Return the folders that each folder imports."""
-    known = modules()
+    files = {name: found for name, found in imports_of_modules().items() if not facade(name, known[name])}
+    assert cycles(files) == []
 
     def folder_of(name):
         """Return the folder of a module; modules directly in a package, and __init__ files, count as folders."""
@@ -99,17 +94,11 @@ def folders():
         folder = name.rpartition(".")[0]
         return name if folder in PACKAGES else folder
 
-    graph = {}
-    for name, targets in imports_of_modules().items():
-        if not facade(name, known[name]):
-            graph.setdefault(folder_of(name), set()).update(
-                {folder_of(target) for target in targets} - {folder_of(name)}
-            )
-    return graph
-
-
-def test_no_folders_import_each_other_in_a_cycle():
-    assert cycles(folders()) == []
+    folders = {}
+    for name, targets in files.items():
+        others = {folder_of(target) for target in targets} - {folder_of(name)}
+        folders.setdefault(folder_of(name), set()).update(others)
+    assert cycles(folders) == []
 
 
 def test_each_option_is_declared_once():

@@ -36,12 +36,12 @@ class EntrySummary:
 
     @property
     def finished(self) -> bool:
-        """Whether every block of every split has its labels and all columns, or the entry is `Entry.intermediate`."""
+        """Whether every block has its labels and all columns, or the entry is `Entry.intermediate`."""
         return self.blocks_done == self.blocks or self.entry.intermediate
 
 
 def list_entries(root: Path) -> list[Entry]:
-    """Return every entry of a cache that can be opened, sorted by path; ``broken_entries`` returns the others."""
+    """Return the entries of a cache that can be opened, sorted by path."""
     return [found for found in _scan(root) if isinstance(found, Entry)]
 
 
@@ -81,7 +81,7 @@ def summarize(entry: Entry) -> EntrySummary:
 
 
 def remove(path: Path) -> None:
-    """Delete an entry's folder, even if it is broken or half removed; a symbolic link is deleted, not followed."""
+    """Delete an entry's folder, even a broken one; a symbolic link is deleted, not followed."""
     path = Path(path)
     refuse_links(*path.parents[:2])
     named = path.parent.parent.name == "features" and _FOLDER.fullmatch(path.name)
@@ -110,7 +110,7 @@ def remove(path: Path) -> None:
 def prunable(
     root: Path, *, older: timedelta | None = None, keep_bytes: int | None = None, unfinished: bool = False
 ) -> list[EntrySummary]:
-    """Return the entries that may be removed to save space, least recently used first; nothing is removed.
+    """Return the entries that may be removed to save space, least recently used first.
 
     Entries that were not used for longer than ``older`` are chosen, and others until the remaining
     entries need at most ``keep_bytes``; unfinished entries only with ``unfinished``, after the
@@ -146,7 +146,7 @@ def required_bytes(
 
 
 def check_space(root: Path, needed: int) -> None:
-    """Raise CacheError if ``needed`` bytes do not fit on the disk of ``root``, which need not exist yet."""
+    """Raise CacheError if the disk of ``root``, which need not exist yet, lacks ``needed`` bytes."""
     root = Path(root).absolute()
     free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
     if free < needed:

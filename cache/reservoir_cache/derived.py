@@ -1,4 +1,4 @@
-"""Derived arrays of an entry, such as moments; they can be recomputed, so a damaged file is treated as absent."""
+"""Arrays that can be recomputed, such as moments: a damaged file is treated as absent."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ FOLDER = "moments"
 
 
 def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> bool:
-    """Save arrays of numbers with JSON values under a name, replacing earlier ones; names of arrays may contain '/'.
+    """Save arrays, whose names may contain '/', with JSON values; earlier ones are replaced.
 
     Returns False if the entry is read-only for this user, or the disk is full.
     """
@@ -39,7 +39,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
 
 
 def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
-    """Return the arrays and meta saved under a name, or None if they are absent or do not match their checksum."""
+    """Return the arrays and meta saved under a name, or None if they are absent or damaged."""
     path = entry.path / FOLDER / f"{check_name(name, 'name of derived arrays')}.h5"
     line = (listed(path.parent) or {}).get(path.name)
     if line is None or fault(path, line):
@@ -54,7 +54,7 @@ def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, 
 
 
 def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
-    """Return the folder's manifest: {file: {bytes, crc32}}; empty if it is absent, None if it is damaged."""
+    """Return the folder's manifest, {file: {bytes, crc32}}: empty if absent, None if damaged."""
     try:
         files = read_json(folder / NAME)["files"]
         for file, line in files.items():
@@ -69,7 +69,7 @@ def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
 
 
 def forget(folder: Path, file: str) -> None:
-    """Delete a file and its line in the folder's manifest; delete all files if the manifest is damaged."""
+    """Delete a file and its line in the manifest; delete all files if that is damaged."""
     lines = listed(folder) or {}
     gone = {file} if lines else {path.name for path in folder.glob("*.h5")}
     publish_json(folder / NAME, {"files": {name: line for name, line in lines.items() if name not in gone}})
@@ -78,7 +78,7 @@ def forget(folder: Path, file: str) -> None:
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
-    """Return how a file differs from its line in a manifest, or None; ``contents`` also compares its checksum."""
+    """Return how a file, and with ``contents`` its checksum, differs from its line in a manifest."""
     try:
         if not is_regular(path):
             return "missing, or not a regular file"

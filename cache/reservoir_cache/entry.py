@@ -94,7 +94,7 @@ class Manifest:
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
     def without(self, files: set[str]) -> "Manifest":
-        """Return the manifest without the named files and without columns that no shard holds any more."""
+        """Return the manifest without the named files, and the columns that only they held."""
         shards = tuple(shard for shard in self.shards if shard.file not in files)
         held = {name for shard in shards for name in shard.columns}
         columns = {name: shape for name, shape in self.columns.items() if name in held}
@@ -269,10 +269,8 @@ class Entry:
 
     def page(self, split: str, page: int) -> Manifest:
         """Return one page of a split's manifest, which is empty if it is not written yet."""
-        empty, where = (
-            Manifest(FORMAT, self.key, split, self._rows(split)),
-            self.path / split / page_name(page),
-        )
+        empty = Manifest(FORMAT, self.key, split, self._rows(split))
+        where = self.path / split / page_name(page)
         try:
             content = read_json(where)
             parts = {
@@ -315,10 +313,8 @@ class Entry:
         columns = {name for manifest in manifests.values() for name in manifest.columns}
         done = {}
         for split, manifest in manifests.items():
-            finished = (
-                sum(held.keys() == columns for held in manifest.held().values()) if manifest.targets else 0
-            )
-            done[split] = finished, self.block_count(split)
+            finished = sum(held.keys() == columns for held in manifest.held().values())
+            done[split] = finished if manifest.targets else 0, self.block_count(split)
         return done
 
     def running(self) -> list[dict[str, Any]]:
@@ -326,7 +322,7 @@ class Entry:
         return live_runs(self.path)
 
     def block_number(self, split: str, block: int) -> int:
-        """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each."""
+        """Return the number of a block in the whole entry, over its sorted splits."""
         return block + sum(self.block_count(name) for name in self.splits if name < split)
 
     def header(self, split: str, block: int) -> dict[str, int | str]:

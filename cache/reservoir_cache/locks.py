@@ -74,7 +74,7 @@ class EntryLocks:
 
     @contextmanager
     def run(self, *, whole: bool = True) -> Iterator[None]:
-        """Register this process as working on the entry; remove the records and temporary files of dead runs."""
+        """Register this process; remove the records and temporary files of dead runs."""
         with self._guard:
             if self._runs == 0:
                 with self.mutex(whole=whole):  # so that no other run registers itself meanwhile
@@ -100,7 +100,7 @@ class EntryLocks:
 
     @contextmanager
     def removal(self) -> Iterator[None]:
-        """Hold the mutex while the entry is removed, then close its lock file; raises CacheError if a run uses it."""
+        """Hold the mutex while the entry is removed; raises CacheError if a run uses it."""
         with self._guard:
             with self.mutex(whole=False):
                 for run in live_runs(self._folder):
@@ -160,7 +160,7 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Context for extractions that are steps of another command: their entries do not become the last of their task."""
+    """Context in which entries do not become the last of their task: steps of another command."""
     token = _untracked.set(True)
     try:
         yield
@@ -181,9 +181,8 @@ def touch(folder: Path, *, new: bool = False) -> None:
         now = max((now, *(one.stat().st_mtime_ns + 1 for one in others)))
         try:
             os.utime(path, ns=(now, now))
-        except (
-            PermissionError
-        ):  # another user's file: write permission allows only the current time, which is coarse
+        except PermissionError:
+            # another user's file: write permission allows only the current time, which is coarse
             os.utime(path)
 
 
@@ -195,7 +194,7 @@ def mark_used(folder: Path) -> None:
 
 
 def live_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return the records (host, pid, started) of the runs that are working on the entry in ``folder``."""
+    """Return the records (host, pid, started) of the runs that are working on an entry."""
     found = []
     for path in _records(folder):
         # this process must not open its own record: closing it would drop the lock

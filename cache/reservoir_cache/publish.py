@@ -20,7 +20,7 @@ _identity = ""
 
 
 class CacheError(ValueError):
-    """An error of a file, a specification, a value or the disk; one line that says where, what, and what to do."""
+    """An error in one line that says where, what, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def publish_json(
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a file; raises ValueError for a pipe or a device, whose content might never end."""
+    """Return a file's content; raises ValueError for a pipe or a device, which might never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -93,7 +93,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
-    """Read a document of ``publish_json``, without its ``crc32``; raises CacheError if a single byte has changed."""
+    """Read what ``publish_json`` wrote; raises CacheError if a single byte has changed."""
     try:
         text = read_regular(path).decode("ascii")
         content = json.loads(text)
@@ -109,7 +109,7 @@ def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
 
 
 def file_crc32(path: Path) -> str:
-    """Return the CRC-32 of a whole file as 8 hexadecimal digits; raises OSError if it cannot be read."""
+    """Return the CRC-32 of a whole file as 8 hexadecimal digits."""
     crc = 0
     with path.open("rb") as file:
         while part := file.read(_PART):
@@ -162,7 +162,7 @@ def path_below(root: Path, *names: str) -> Path:
 
 
 def open_lock(path: Path, *, create: bool = True) -> int:
-    """Return a descriptor of a lock file, for reading and writing; raises CacheError if it is a symbolic link."""
+    """Open a lock file for reading and writing; raises CacheError if it is a symbolic link."""
     refuse_links(path)
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
 

@@ -145,10 +145,9 @@ class SplitFeatures:
                 found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
-        if any(
-            array.ndim != TARGET_RANKS[name] or len(array) != self.rows for name, array in found.items()
-        ):
-            raise self._damaged(line)
+        for name, array in found.items():
+            if array.ndim != TARGET_RANKS[name] or len(array) != self.rows:
+                raise self._damaged(line)
         _checked.add(stamp)
         return found
 
@@ -181,7 +180,7 @@ class SplitFeatures:
         return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
 
     def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
-        """Return a block of a column as stored, or some of its rows; verify its checksum once in a process."""
+        """Return a block of a column as stored, or some of its rows; verify its checksum once."""
         shard, store, layout = self._shards[block][column], self.entry.spec.store, self.entry.layout
         (low, high), described = self._ranges[block], self._manifest.columns[column]
         shape = high - low, described.tokens, described.width

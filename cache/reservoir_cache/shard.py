@@ -71,7 +71,7 @@ class Extent:
         return cls(position or 0, item.shape, item.dtype)
 
     def read(self, file: BinaryIO, rows: NDArray[np.integer] | None = None) -> NDArray:
-        """Read the array, or some of its rows, from the open file; raises ValueError if it ends too early."""
+        """Read the array, or some of its rows; raises ValueError if the file ends too early."""
         if rows is None:
             file.seek(self.position)
             return np.fromfile(file, self.dtype, math.prod(self.shape)).reshape(self.shape)

@@ -1,4 +1,4 @@
-"""Find all damage in an entry, and remove the damaged files so that a rerun computes only these again."""
+"""Find the damage in an entry, and remove damaged files so that a rerun computes them again."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress

@@ -141,10 +141,8 @@ def _encode(entry: Entry, split: str, block: int, arrays: Arrays) -> dict[str, E
 def _write(entry: Entry, split: str, block: int, encoded: Mapping[str, Encoded]) -> int:
     """Write columns of a claimed block as one shard; return the bytes written."""
     folder, number = entry.path / split, page_of(block)
-    page, shapes = (
-        entry.page(split, number),
-        {name: Column(*each.values.shape[1:]) for name, each in encoded.items()},
-    )
+    page = entry.page(split, number)
+    shapes = {name: Column(*each.values.shape[1:]) for name, each in encoded.items()}
     for name, shape in shapes.items():
         if shape != (other := page.columns.get(name, shape)):
             each = f"{(shape.tokens, shape.width)} per row, but other blocks have {(other.tokens, other.width)}"

@@ -1,4 +1,4 @@
-"""The stage ``attention``: attention maps of one sequence of a task, and their mean over many sequences."""
+"""The stage ``attention``: attention maps of one sequence, and their mean over many."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +54,7 @@ class Attention(Record):
 
     @property
     def diagonal_strength(self) -> float | None:
-        """Mean weight of readout tokens on the diagonals, divided by their mean weight on all other visible tokens."""
+        """Mean weight of readout tokens on the diagonals, divided by that on all other visible tokens."""
         if not self.diagonals:
             return None
         mean = np.nan_to_num(self.mean.mean(axis=0))
@@ -62,7 +62,7 @@ class Attention(Record):
 
     @property
     def strongest_distance(self) -> float | None:
-        """Largest mean weight at one distance in tokens, divided by the mean weight on all other visible tokens.
+        """Largest mean weight at one distance in tokens, divided by that on all other visible tokens.
 
         The last sixth of the tokens is measured, the share of the readout tokens in bit-memory, so that
         tasks with one readout token can be compared with it. Attention of a token to itself is left out.
@@ -81,7 +81,7 @@ class Attention(Record):
 
 
 def _over_rest(mean: np.ndarray, last: int, distances: list[int]) -> float:
-    """Return the mean weight of the last tokens at some distances, divided by their mean on other visible tokens."""
+    """Return the mean weight of the last tokens at some distances, divided by that on the others."""
     query, key = np.arange(len(mean) - last, len(mean))[:, None], np.arange(len(mean))
     on = np.isin(query - key, distances)
     seen = (query >= key) if not np.triu(mean, 1).any() else np.ones_like(on)
@@ -96,7 +96,7 @@ def attention(
     options: AttentionOptions,
     place: PlaceOptions,
 ) -> Attention:
-    """Plot and save the attention maps of one block over the first rows of a task's split; see `api.attention`."""
+    """Plot and save the attention maps of one block; see `api.attention`."""
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: not an image file; name a file such as maps.png")
@@ -194,7 +194,7 @@ def average_maps(
 
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
-    """Return short names of the tokens of a sequence: a symbol, a value, or the string and position of a bit."""
+    """Return short names of tokens: a symbol, a value, or the string and position of a bit."""
     from reservoir.tasks import listops, proteins
 
     numbers = range(length)

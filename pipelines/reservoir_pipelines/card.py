@@ -1,4 +1,4 @@
-"""The model card of a backbone: its shape, its parameters by group, the trained ones, and the spread of its weights."""
+"""The model card of a backbone: its shape, its parameters by group, and the spread of its weights."""
 
 from dataclasses import replace
 from statistics import fmean

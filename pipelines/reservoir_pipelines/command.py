@@ -37,10 +37,9 @@ class SectionedCommand(TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
-                argument = parameter.param_type_name == "argument"
-                panel = (
-                    "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Options"
-                )
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                if parameter.param_type_name == "argument":
+                    panel = "Arguments"
                 sections.setdefault(panel, []).append(record)
         for panel in sorted(sections, key=SECTIONS.index):
             with formatter.section(panel):

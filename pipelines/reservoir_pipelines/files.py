@@ -104,7 +104,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a temporary name for a path, and remove the temporary files of this path that dead processes left."""
+    """Return a temporary name for a path, and remove those that dead processes left."""
     for left in path.parent.glob(f".{glob.escape(path.name)}-{_host()}*.part"):
         if PART.fullmatch(left.name):
             try:
@@ -225,7 +225,7 @@ def file_digest(path: Path) -> str:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove files that a killed process left half written; the caller must hold the lock of the folder."""
+    """Remove what a killed process left half written; the caller must hold the folder's lock."""
     for path in folder.glob(".*.part"):
         if PART.fullmatch(path.name):
             _remove(path)

@@ -26,7 +26,7 @@ COPIED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Imported(Record):
-    """Result of `import_backbone`: the new folder, its family, number of tensors, left-out tensors, and notes."""
+    """Result of `import_backbone`: the new folder, its family and tensors, and notes."""
 
     folder: Path
     family: str

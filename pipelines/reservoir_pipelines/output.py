@@ -40,7 +40,7 @@ def as_json(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print one value as JSON on one line of stdout; characters beyond ASCII are escaped as in JSON."""
+    """Print one value as JSON on one line of stdout, in ASCII."""
     sys.stdout.write(json.dumps(as_json(value)) + "\n")
     sys.stdout.flush()
 
@@ -144,9 +144,9 @@ def time_text(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} min"
-    return (
-        f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86400:.1f} days"
-    )
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{seconds / 86400:.1f} days"
 
 
 _silenced: ContextVar[bool] = ContextVar("silenced", default=False)

@@ -42,7 +42,7 @@ _importing = threading.Lock()
 
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
-    """Yield a figure, sized in inches, in matplotlib's own style; no file configures it, and all text is literal."""
+    """Yield a figure, sized in inches, in matplotlib's own style; all text is literal."""
     exists = os.path.exists
     with _importing:
         # Matplotlib first reads ./matplotlibrc, which may come with downloaded data, and no option
@@ -66,7 +66,7 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
 
 @contextmanager
 def saved_figure(path: Path, width: float, height: float, title: str = "") -> Iterator[Figure]:
-    """Save the figure that is drawn within the context as PNG, with a size in inches; only warn if that fails."""
+    """Save the figure drawn within the context, sized in inches, as PNG; only warn if that fails."""
     try:
         with new_figure(width, height) as figure:
             figure.suptitle(printable(title), fontsize=11, color=INK)
@@ -149,7 +149,7 @@ def plot_training(
     *,
     metric: str = "accuracy",
 ) -> None:
-    """Draw training and validation loss and score over the steps, with the best step marked; accuracies in percent."""
+    """Draw training and validation loss and score over the steps; accuracies in percent."""
     factor, unit = in_unit(metric)
     losses = [curve_points(history, name) for name in ("loss", "valid_loss")]
     scores = [curve_points(history, name, factor) for name in ("accuracy", "valid_score")]
@@ -236,7 +236,7 @@ def plot_sweep(path: Path, sweep: ScoreGrid, raw: float | None, metric: str, tit
 
 
 def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Draw a learning curve: mean scores on valid and test, and their ranges, over the number of training rows."""
+    """Draw mean scores on valid and test, and their ranges, over the number of training rows."""
     factor, unit = in_unit(metric)
     rows = [point["rows"] for point in curve]
     for colour, name in zip(COLOURS, ("valid", "test"), strict=False):
@@ -284,7 +284,7 @@ def confusion_side(classes: Sequence[str]) -> float:
 
 
 def shorten(name: str, most: int = 32) -> str:
-    """Return a name for a plot, with control characters escaped, and without its middle if it is too long."""
+    """Return a name with control characters escaped, and without its middle if it is too long."""
     name = printable(name)
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
 

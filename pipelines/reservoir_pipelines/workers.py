@@ -169,8 +169,6 @@ def _on_cluster(
                 raise InputError(
                     f"{address}: {error}; if memory ran out, give each worker more memory"
                 ) from None
-            except (
-                CancelledError,
-                CommClosedError,
-            ):  # the scheduler drops submitted pieces with the connection
+            except (CancelledError, CommClosedError):
+                # the scheduler drops submitted pieces with the connection
                 notify(f"{address}: the connection was lost; submitting unfinished pieces again")

@@ -227,7 +227,7 @@ def evaluate(
 
 
 def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
-    """Return the fields ``merits``, ``rows`` and ``groups`` of an evaluation from the merits and groups of its rows."""
+    """Return the fields ``merits``, ``rows`` and ``groups`` of an evaluation of some rows."""
     sums = merits if groups is None else np.bincount(groups, merits)
     return {"merits": sums, "rows": len(merits), "groups": 0 if groups is None else len(sums)}
 

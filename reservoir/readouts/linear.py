@@ -264,14 +264,14 @@ class Tally:
         return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
 
     def loss(self) -> np.ndarray:
-        """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""
+        """Return the mean loss of each readout, (A,), so far; for real targets it is 1 - R^2."""
         if not self.targets.classes:
             return 1 - self.accuracy()
         return np.asarray(self._distances) / (self.samples * self.targets.outputs)
 
 
 def accuracy_of(readout: Readout, blocks: Iterable[Block]) -> float:
-    """Return the accuracy of a readout (see `Tally`) over blocks of features (m, w) and labels (m, outputs)."""
+    """Return the accuracy of a readout over blocks of features and labels; see `Tally`."""
     tally = Tally(readout.targets)
     for x, y in blocks:
         tally.update(readout.scores(x)[None], y)

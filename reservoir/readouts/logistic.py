@@ -157,10 +157,8 @@ class _Problem:
             # Where all features are constant, every row must be rounded to the same value.
             dtype = np.result_type(whole.dtype, np.float32) if self.axes.size else np.float64
             for start in range(0, len(whole), BLOCK_ROWS):
-                x, y = (
-                    whole[start : start + BLOCK_ROWS].astype(dtype, copy=False),
-                    labels[start : start + BLOCK_ROWS],
-                )
+                block = slice(start, start + BLOCK_ROWS)
+                x, y = whole[block].astype(dtype, copy=False), labels[block]
                 sample_weights, centred = self.targets.weights(y), np.subtract(x, self.mean.astype(dtype))
                 scores = centred @ weights.astype(dtype) + offset.astype(dtype)
                 loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])

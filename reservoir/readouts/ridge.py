@@ -309,7 +309,7 @@ def gather(blocks: Iterable[Block], targets: Targets) -> Training:
 
 
 def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
-    """Return all blocks concatenated if they have fewer samples than features; else None and the complete stream."""
+    """Return the blocks concatenated if samples are fewer than features; else None and the stream."""
     seen: list[tuple[np.ndarray, ...]] = []
     stream = iter(blocks)
     for block in stream:
@@ -545,11 +545,8 @@ class KernelMatrix:
     def first(self, rows: int) -> KernelMatrix:
         """Return the matrix of the first samples; features are scaled by their standard deviation over all samples."""
         part = copy(self)
-        part.x, part.weights, part.products = (
-            self.x[:rows],
-            self.weights[:rows],
-            self.products[:rows, :rows],
-        )
+        part.x, part.weights = self.x[:rows], self.weights[:rows]
+        part.products = self.products[:rows, :rows]
         part.mean = np.concatenate(
             [np.average(part.x[:, one], axis=0, weights=part.weights) for one in self._chunks()]
         )

@@ -40,7 +40,7 @@ _BYTES = [bytes([number]) for number in range(len(SYMBOLS))]
 
 
 def parse(text: str) -> tuple[bytes, int]:
-    """Return the symbols of an expression, without parentheses, and its value; raise `ValueError` if it has none."""
+    """Return the symbols of an expression, without parentheses, and its value, or raise `ValueError`."""
     # Long Range Arena puts parentheses around every two parts, ( ( ( [MAX 2 ) 3 ) ] ), which repeat the brackets.
     words = text.replace("(", " ").replace(")", " ").split()
     if unknown := next((word for word in words if word not in _IDS), None):

@@ -50,7 +50,7 @@ class Source:
         return Scaling.constant(1.0, form.dim) if isinstance(form, Vectors) else None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return new sequences as stored sequences and their lengths; `encode` of a subclass also reads raw inputs."""
+        """Return new sequences, in a subclass also raw inputs, as stored sequences and their lengths."""
         form, most, where = self.task.form, self.task.max_tokens, f"task {self.task.name!r}"
         if isinstance(form, Vectors):
             fits, shape = x.dtype.kind in "uif" and x.shape[1:] == (most, form.dim), f"{most}, {form.dim}"

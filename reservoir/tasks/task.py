@@ -1,4 +1,4 @@
-"""The description of a task: the form of its sequences and the shape of its labels; and its splits as arrays."""
+"""The description of a task: the form of its sequences and labels; and its splits as arrays."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

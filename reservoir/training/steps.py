@@ -102,7 +102,7 @@ class FPTSteps:
 
     @torch.no_grad()
     def score(self, name: str) -> Score:
-        """Score the model, in evaluation mode, on ``valid`` or ``test``; the processes share the batches."""
+        """Score the model, in evaluation mode, on a split; the processes share the batches."""
         split, classes = self.rows.valid if name == "valid" else self.rows.test, self._classes
         outputs = split.y[0].size
         columns = 1 + outputs + (outputs if classes == 2 else 0)

@@ -1,4 +1,4 @@
-"""The training loop: steps, validation at intervals, the best state, divergence; and the processes that share it."""
+"""The training loop: steps, validation, the best state, divergence; and the processes that share it."""
 
 import math
 import os
@@ -50,7 +50,7 @@ class Steps(Protocol):
         ...
 
     def take(self, step: int, batch: Any) -> Tensor:
-        """Take a step; return its loss, other values, and the norm of the gradients, on the device."""
+        """Take a step; return loss, other values, and the norm of the gradients, on the device."""
         ...
 
     def validate(self, step: int) -> dict[str, float]:

@@ -25,7 +25,6 @@ SHAPES = {"block01/mean": (1, 3), "block02/all": (5, 2), "final/last": (1, 3)}
 
 
 def make_spec(**changes):
-    """Return the specification with some top-level fields replaced."""
     return Spec(**{**copy.deepcopy(FIELDS), **changes})
 
 
@@ -47,7 +46,6 @@ def features(entry, split, block, columns=tuple(SHAPES)):
 
 
 def targets(rows):
-    """Return labels, lengths and source row numbers."""
     return {
         "y": np.arange(rows * 2).reshape(rows, 1, 2),
         "lengths": np.full(rows, 5, np.int32),
@@ -56,14 +54,12 @@ def targets(rows):
 
 
 def write_block(entry, split, block, arrays):
-    """Write the columns that a block lacks."""
     with ShardWriter(entry) as writer:
         if writer.claim(split, block, arrays):
             writer.put(split, block, arrays)
 
 
 def fill(entry, columns=tuple(SHAPES)):
-    """Write the blocks and labels that an entry lacks."""
     for split, rows in entry.spec.rows.items():
         write_targets(entry, split, targets(rows))
         for block, names in entry.missing(split, columns).items():
@@ -102,11 +98,9 @@ def toy():
 
 @pytest.fixture
 def entry(tmp_path):
-    """Return an empty entry."""
     return make_entry(tmp_path)
 
 
 @pytest.fixture
 def full(entry):
-    """Return an entry with every column of every block."""
     return fill(entry)

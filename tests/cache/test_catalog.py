@@ -9,6 +9,7 @@ import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import run_identity
 
 from tests.cache.conftest import write_block
+from tests.files import flip
 
 
 def test_entries_are_listed_and_broken_folders_reported(tmp_path, toy):
@@ -262,12 +264,6 @@ SHARDS = ["train/00000-0.h5", "train/00001-0.h5", "train/00002-0.h5", "test/0000
 FILES = [*SHARDS, "train/targets.h5", "test/targets.h5", "train/manifest.json", "test/manifest.json"]
 
 
-def flip(path, position, bit=0):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1 << bit
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_a_flipped_byte_anywhere_in_any_file_is_found_and_named(full, file):
     path = full.path / file
@@ -444,9 +440,6 @@ def test_a_forked_child_has_none_of_its_parents_claims(entry):
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
 def test_a_file_system_without_locks_is_named(entry, monkeypatch, code, toy):
-    def refuse(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("fcntl.lockf", refuse)
+    monkeypatch.setattr("fcntl.lockf", Mock(side_effect=OSError(code, os.strerror(code))))
     with pytest.raises(CacheError, match=r"does not support file locks.*--cache"), toy.claim(entry, "train", 0):
         pass

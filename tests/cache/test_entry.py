@@ -1,6 +1,7 @@
 """Entries are created, opened and filled, with several pages and with the writer's thread."""
 
 import json
+import os
 import threading
 import time
 
@@ -24,23 +25,19 @@ from reservoir_cache import (
 from reservoir_cache.entry import page_of
 
 from tests.cache.conftest import write_block
+from tests.files import flip
 
 
-def test_the_folder_is_named_by_the_key(tmp_path, toy):
-    entry = toy.entry(tmp_path)
-    assert entry.path == tmp_path / "features" / "toy" / f"gpt2-random-{toy.spec().key[:16]}"
-    assert Entry.open(entry.path) == entry and entry.made_with == {"n": 1}
-
-
-def test_an_existing_entry_keeps_its_layout(tmp_path, toy):
+def test_the_folder_is_named_by_the_key_and_an_existing_entry_keeps_its_layout(tmp_path, toy):
     first = toy.entry(tmp_path)
+    assert first.path == tmp_path / "features" / "toy" / f"gpt2-random-{toy.spec().key[:16]}"
+    assert Entry.open(first.path) == first and first.made_with == {"n": 1}
     again = Entry.create(tmp_path, "gpt2-random", toy.spec(), Layout(batch_rows=7, block_rows=9), {"n": 2})
     assert again == first and again.layout == Layout(batch_rows=2, block_rows=4)
     assert again.made_with == {"n": 1}
 
 
 def tamper(entry, change):
-    """Change spec.json and update its checksum."""
     content = json.loads((entry.path / "spec.json").read_text())
     del content["crc32"]
     change(content)
@@ -55,13 +52,11 @@ def test_a_specification_that_does_not_hash_to_its_key_is_refused(entry):
 
 def test_every_changed_byte_of_the_specification_is_found(entry):
     path = entry.path / "spec.json"
-    good = path.read_bytes()
-    for position in range(len(good)):
-        bad = bytearray(good)
-        bad[position] ^= 1 << position % 8
-        path.write_bytes(bad)
+    for position in range(path.stat().st_size):
+        flip(path, position, position % 8)
         with pytest.raises(CacheError):
             Entry.open(entry.path)
+        flip(path, position, position % 8)
 
 
 def test_missing_shrinks_as_blocks_are_written(entry, toy):
@@ -129,11 +124,10 @@ def test_derived_arrays_come_back_and_are_replaced(entry):
 def test_a_damaged_derived_file_reads_as_absent_at_every_byte(entry):
     save_arrays(entry, "ridge", {"n": np.arange(3)}, {"a": 1})
     path = entry.path / "moments" / "ridge.h5"
-    good = path.read_bytes()
-    for position in range(0, len(good), 97):
-        path.write_bytes(good[:position] + bytes([good[position] ^ 4]) + good[position + 1 :])
+    for position in range(0, path.stat().st_size, 97):
+        flip(path, position, 2)
         assert load_arrays(entry, "ridge") is None
-    path.write_bytes(good)
+        flip(path, position, 2)
     assert load_arrays(entry, "ridge") is not None
 
 
@@ -230,12 +224,11 @@ def test_another_shard_changes_one_page_and_reads_no_other(paged, toy):
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_a_damaged_page_is_named_and_rebuilt_from_its_own_shards(paged, toy, page, damage):
     before, path = toy.digest(paged.path), paged.path / "train" / page
-    data = bytearray(path.read_bytes())
+    size = path.stat().st_size
     if damage == "gone":
         path.unlink()
     else:
-        data[len(data) // 2] ^= 4
-        path.write_bytes(data if damage == "flip" else data[: len(data) // 2])
+        flip(path, size // 2, 2) if damage == "flip" else os.truncate(path, size // 2)
         with pytest.raises(CacheError, match=page):
             paged.manifest("train")
     for contents in (True, False):

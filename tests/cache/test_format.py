@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -186,11 +187,8 @@ def test_a_published_file_is_either_complete_or_unchanged(tmp_path, monkeypatch)
     assert publish.publish(path, b"first") == (5, "9271ee57")  # as computed by gzip
     assert reservoir_cache.file_crc32(path) == "9271ee57"
 
-    def full_disk(*_):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(publish, "sync", full_disk)
+        patch.setattr(publish, "sync", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(reservoir_cache.CacheError, match=r"readout\.bin: cannot be written .*check free space"):
             publish.publish(path, b"second")
     with monkeypatch.context() as patch:

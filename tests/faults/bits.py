@@ -16,11 +16,12 @@ from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.errors import InputError
 from tests.faults.rounds import Count
+from tests.files import flip
 
 FOUND = "found"
 
 
-def flip(root: Path, number: int, seed: int) -> Iterator[Count]:
+def flip_some(root: Path, number: int, seed: int) -> Iterator[Count]:
     """Flip ``number`` bits below a root that has an entry with moments, prepared data, a readout and a run."""
     entry = next(root.glob("features/*/*"))
     prepared = next(root.glob("prepared/*/*/prepared.json")).parent
@@ -44,21 +45,15 @@ def flip(root: Path, number: int, seed: int) -> Iterator[Count]:
         for _ in range(-(-number // len(kinds))):
             path = draw.choice([file for file in files if file.stat().st_size])
             place, bit = draw.randrange(path.stat().st_size), draw.randrange(8)
-            _flip(path, place, bit)
+            flip(path, place, bit)
+            reader._checked.clear()  # as in a new process
             try:
                 found = _found(read)
             except Exception as error:
                 found = repr(error)
-            _flip(path, place, bit)
+            flip(path, place, bit)
             count.add(found in (FOUND, wanted), f"{path.relative_to(root)}, byte {place}, bit {bit}: {str(found)[:99]}")
         yield count
-
-
-def _flip(path: Path, place: int, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1 << bit
-    path.write_bytes(data)
-    reader._checked.clear()  # as in a new process
 
 
 def _found(read: Callable[[], Any]) -> Any:

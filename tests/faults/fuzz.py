@@ -93,7 +93,6 @@ def _batch(one: Reader, copies: list[bytes], count: Count) -> None:
 
 
 def _keep(one: Reader, copy: bytes) -> Path:
-    """Keep a copy that revealed a fault."""
     folder = Path(tempfile.gettempdir()) / "lost-inputs"
     folder.mkdir(exist_ok=True)
     path = folder / f"{one.name.replace(' ', '-').replace('/', '-')}-{len(list(folder.iterdir()))}-{one.file.name}"
@@ -128,16 +127,6 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
 def readers(folder: Path) -> list[Reader]:
     """Write a small file in each format that users' data may have."""
     return [*_tables(folder), *_folders(folder)]
-
-
-def outcome(action: Callable[..., object], *arguments: object, **options: object) -> str:
-    """Return the one line of an `InputError`, or "" after success."""
-    try:
-        action(*arguments, **options)
-    except InputError as error:
-        assert "\n" not in str(error) and str(error)
-        return str(error)
-    return ""
 
 
 def read_all(name: object, **parameters: Any) -> list[str]:

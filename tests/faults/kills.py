@@ -44,11 +44,9 @@ class Disturbed:
         return forked(work, log or self._log)
 
     def attempt(self, fault: str = "", kill_after: float | None = None) -> Ended:
-        """Run the stage in a forked process, and kill it after ``kill_after`` seconds if given."""
         return ended(self.start(fault), self._log, kill_after)
 
     def both(self) -> list[Ended]:
-        """Run the stage in two processes at once."""
         logs = [self._log.with_suffix(f".{n}") for n in "ab"]
         return [ended(pid, log) for pid, log in [(self.start(log=log), log) for log in logs]]
 

@@ -75,11 +75,9 @@ class Trace:
     start: int = 0  # number of events that describe the initial content, which is on disk
 
     def sites(self) -> list[str]:
-        """Return the lines of the program that called fsync, without duplicates."""
         return sorted({event.site for event in self.events if isinstance(event, Synced)})
 
     def without(self, site: str) -> Trace:
-        """Return the trace without the fsync calls of one line of the program."""
         events = [event for event in self.events if not (isinstance(event, Synced) and event.site == site)]
         return Trace(self.root, self.kinds, events, self.start)
 
@@ -88,7 +86,6 @@ class Trace:
         return range(self.start, len(self.events) + 1)
 
     def actual(self, moment: int) -> State:
-        """Return the folder as it was after the first ``moment`` events."""
         return self._state([e for e in self.events[:moment] if isinstance(e, Written | Named)])
 
     def crashes(self, moment: int, draw: random.Random, most: int) -> Iterator[State]:
@@ -231,7 +228,6 @@ class Recorder:
         return number
 
     def _look(self) -> None:
-        """Add what has changed since the last look."""
         tree, files = self._scan()
         gone = {key: node for key, node in self._tree.items() if tree.get(key) != node}
         new = {key: node for key, node in tree.items() if self._tree.get(key) != node}
@@ -275,7 +271,6 @@ class Recorder:
 
 
 def call_site() -> str:
-    """Return the line of our packages that called fsync."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         package, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
@@ -320,7 +315,7 @@ def record(stage: Stage, folder: Path) -> Trace:
 
 
 class Replayer:
-    """Opens crash states of a stage; equal states are opened only once, even if they are from different traces."""
+    """Opens crash states of a stage; equal states, even of different traces, only once."""
 
     def __init__(self, stage: Stage, work: Path) -> None:
         self.stage, self._work = stage, work
@@ -364,7 +359,6 @@ class Replayer:
         return found
 
     def open(self, state: State) -> str:
-        """Return the outcome of a state as text."""
         key = digest(state)
         if key not in self._outcomes:
             folder = self.make(state)
@@ -413,7 +407,6 @@ def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 1
 
 
 def digest(state: State) -> str:
-    """Return a digest of a state, which includes the names of temporary files."""
     whole = hashlib.sha256()
     for path, content in sorted(state.items()):
         whole.update(f"{path}\0{'folder' if content is None else len(content)}\0".encode())

@@ -36,12 +36,10 @@ def short(*values: Any) -> str:
 
 
 def create(root: Path) -> Entry:
-    """Create the entry, or open it."""
     return make_entry(root, data={"digest": "d", "rows": {"train": 6, "test": 2}})
 
 
 def extract(root: Path, *columns: str) -> None:
-    """Write the blocks that the entry lacks, as `extract` does."""
     entry = create(root)
     repair(entry)
     fill(entry, columns)
@@ -54,7 +52,6 @@ def features(root: Path) -> Any:
 
 
 def found(entry: Entry) -> Any:
-    """Return what a reader finds in an entry."""
     store, splits = FeatureStore(entry), {}
     for split in store.splits:
         part = store[split]
@@ -69,7 +66,6 @@ def found(entry: Entry) -> Any:
 
 
 def damage(root: Path) -> None:
-    """Make an entry with a damaged shard and a damaged manifest."""
     extract(root, "block01/mean")
     (entry,) = list_entries(root)
     shard, page = entry.path / "train" / "00000-0.h5", entry.path / "test" / "manifest.json"
@@ -86,7 +82,6 @@ def after_damage(root: Path) -> Any:
 
 
 def moments(number: int) -> Step:
-    """Return the step that saves some moments."""
     arrays: Mapping[str, Any] = {"xx": np.full((9, 9), number, float)}
     return Step(lambda root: save_arrays(create(root), "ridge", arrays, {"n": number}))
 
@@ -123,7 +118,6 @@ MODEL = ("--backbone", SHAPE, "--init", "random", "--device", "cpu", "--compute"
 
 
 def command(*arguments: object) -> None:
-    """Run a command, silently unless it fails."""
     from reservoir_pipelines.cli import run
 
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
@@ -133,7 +127,6 @@ def command(*arguments: object) -> None:
 
 
 def visible(folder: Path) -> Any:
-    """Return a digest of every visible file in a folder."""
     return {path.name: short(path.read_bytes()) for path in sorted(folder.glob("[!.]*")) if path.is_file()}
 
 
@@ -148,37 +141,31 @@ def waves(folder: Path) -> str:
 
 
 def prepared(root: Path) -> Any:
-    """Return the digests of all prepared data; none of it may be damaged."""
     from reservoir_pipelines.preparation.prepared import Prepared
 
     return sorted(Prepared.open(index.parent).digest[:8] for index in root.glob("prepared/*/[!.]*/prepared.json"))
 
 
 def run_prepare(root: Path) -> None:
-    """Prepare the data."""
     command("prepare", waves(root), "--cache", root)
 
 
 def extracted(root: Path) -> None:
-    """Extract features of the data."""
     own = ("--layers", "embed,final", "--pool", "mean", "--patch", 3, "--input", "orthogonal")
     command("extract", waves(root), "--cache", root, *own, *MODEL)
 
 
 def run_fit(root: Path, columns: str) -> None:
-    """Fit a readout of some columns into one folder."""
     own = ("--out", root / "readouts" / "waves" / "one", "--columns", columns, "--select", "valid", "--device", "cpu")
     command("fit", waves(root), "--cache", root, *own)
 
 
 def fitted(root: Path) -> None:
-    """Extract features of the data, and fit a readout."""
     extracted(root)
     run_fit(root, "final/mean")
 
 
 def readout(root: Path) -> Any:
-    """Return digests of the readout and of its table."""
     from reservoir_pipelines.files import read_checked
     from reservoir_pipelines.fitting.bundle import Bundle
 
@@ -191,13 +178,11 @@ def readout(root: Path) -> Any:
 
 
 def run_train(root: Path, steps: int) -> None:
-    """Train up to a step, resuming an earlier run."""
     own = ("--eval-every", 1, "--batch", 4, "--patch", 3, "--resume", "--run", root / "run")
     command("train", waves(root), "--cache", root, "--steps", steps, *own, *MODEL)
 
 
 def trained(root: Path) -> Any:
-    """Return the state of a run: its step, digests of its tensors, its history up to this step, and its result."""
     from reservoir_pipelines.training.run_folder import OPTIMIZER, TRAINED, RunFolder, read_state, read_tensors
 
     run = RunFolder(root / "run")
@@ -214,30 +199,25 @@ def trained(root: Path) -> Any:
 
 
 def run_report(root: Path) -> None:
-    """Write a report of all stored results."""
     command("report", "--cache", root, "--out", root / "report.html")
 
 
 def page(root: Path) -> Any:
-    """Return a digest of the page, if it exists."""
     return {name: sum for name, sum in visible(root).items() if name == "report.html"}
 
 
 def run_predict(root: Path, rows: int) -> None:
-    """Predict the labels of some rows into a file."""
     new = root.with_name(f"new{rows}.npz")
     np.savez(new, x=np.zeros((rows, 12)))
     command("predict", root / "readouts" / "waves" / "one", new, "--out", root / "predictions.csv", "--device", "cpu")
 
 
 def predictions(root: Path) -> Any:
-    """Return the number of cells of each predicted row, or None without a file."""
     path = root / "predictions.csv"
     return [len(line.split(",")) for line in path.read_text().splitlines()] if path.exists() else None
 
 
 def run_cells(root: Path) -> None:
-    """Save a failed cell, then its result, and its table."""
     from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
@@ -249,7 +229,6 @@ def run_cells(root: Path) -> None:
 
 
 def cells(root: Path) -> Any:
-    """Return the saved cells and tables."""
     from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
     folder = ReproductionFolder(root / "table")
@@ -257,7 +236,6 @@ def cells(root: Path) -> Any:
 
 
 def run_pretrain(root: Path) -> None:
-    """Pretrain a model, continuing an interrupted run."""
     text = root.with_name("words.txt")
     text.write_bytes(b" ".join(np.random.default_rng(0).choice([b"tide", b"moon", b"sand"], 3000).tolist()))
     own = ("--eval-every", 2, "--context", 16, "--short", 8, "--batch-tokens", 64, "--resume", "--steps", 3)
@@ -265,7 +243,6 @@ def run_pretrain(root: Path) -> None:
 
 
 def model(root: Path) -> Any:
-    """Return digests of the model if it is complete, and the state of its pretraining."""
     from reservoir.backbones import load_backbone
 
     folder = root / "model"
@@ -275,7 +252,6 @@ def model(root: Path) -> Any:
 
 
 def run_import(root: Path) -> None:
-    """Import the weights of a PyTorch model."""
     import torch
     from reservoir_pipelines import import_backbone
     from transformers import GPT2Config, GPT2Model
@@ -290,7 +266,6 @@ def run_import(root: Path) -> None:
 
 
 def imported(root: Path) -> Any:
-    """Return digests of the imported model, or None."""
     from reservoir.backbones import load_backbone
 
     folder = root / "model"
@@ -326,7 +301,6 @@ PIPELINES = (
 
 
 def shards(root: Path) -> Any:
-    """Return digests of the files of all features."""
     return {str(path.relative_to(root)): short(path.read_bytes()) for path in sorted(root.glob("features/*/*/*/*.h5"))}
 
 

@@ -24,7 +24,6 @@ class Count:
     lost: list[str] = field(default_factory=list)
 
     def add(self, sound: bool, where: str) -> None:
-        """Count a trial."""
         self.tried += 1
         if not sound:
             self.lost.append(where)
@@ -44,12 +43,10 @@ class Ended:
 
     @property
     def killed(self) -> bool:
-        """Whether the process was killed."""
         return self.status == -signal.SIGKILL
 
     @property
     def whole(self) -> bool:
-        """Whether the process succeeded."""
         return self.status == 0
 
     @property

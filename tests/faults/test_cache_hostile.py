@@ -28,13 +28,13 @@ from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 from reservoir import InputError
 from tests.cache.conftest import fill, make_entry
+from tests.files import contents
 
 COLUMN = "final/last"
 
 
 @pytest.fixture
 def entry(tmp_path):
-    """Return a finished entry of two blocks, with moments."""
     entry = make_entry(tmp_path / "cache", data={"digest": "d", "rows": {"train": 6}})
     extract(entry)
     save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
@@ -42,13 +42,11 @@ def entry(tmp_path):
 
 
 def extract(entry):
-    """Write the blocks and labels that the entry lacks."""
     fill(entry, [COLUMN])
 
 
 @pytest.fixture
 def outside(tmp_path):
-    """Return a file outside of the cache."""
     path = tmp_path / "precious.h5"
     path.write_bytes(b"precious")
     return path
@@ -104,10 +102,6 @@ def test_no_name_in_the_manifest_of_moments_leads_out(entry, outside, name):
     assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
     repair(entry)
     assert outside.read_bytes() == b"precious" and verify(entry) == []
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("name", [".", "train", "moments", "runs", "lock", "spec.json"])

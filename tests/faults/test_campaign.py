@@ -28,7 +28,6 @@ def test_nothing_is_lost(tmp_path):
 
 
 def extract_all(root):
-    """Write the blocks and labels that an entry lacks, as `extract` does."""
     entry = make_entry(root)
     repair(entry)
     for split, rows in entry.spec.rows.items():

@@ -59,7 +59,6 @@ def listening(monkeypatch):
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Return a file of labelled sequences."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 6, 2)).astype(np.float32)
     path = tmp_path_factory.mktemp("rows") / "rows.npz"
@@ -75,7 +74,6 @@ def extracted(rows, tiny_gpt2):
 
 @pytest.fixture
 def entry(extracted, cache):
-    """Return a copy of an entry, in an empty cache."""
     folder = extracted.entry
     return shutil.copytree(folder, cache / "features" / folder.parent.name / folder.name)
 
@@ -252,7 +250,6 @@ def test_an_entry_with_another_type_in_its_record_is_refused_in_one_line(entry, 
 
 @pytest.fixture
 def model_folder(tiny_gpt2, tmp_path):
-    """Return a model folder that brings code."""
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     (folder / "code.py").write_text(f"open(r'{tmp_path / 'marker'}', 'w')\n")
     return folder
@@ -318,7 +315,6 @@ def training_rows():
 
 
 def scaled(estimator):
-    """Return a fitted pipeline of a scaler and an estimator."""
     return make_pipeline(StandardScaler(), estimator).fit(*training_rows())
 
 
@@ -349,7 +345,6 @@ GADGETS = {"shadowed_method": shadowed_method, "bound_method": bound_method}
 
 
 def load_and_predict(folder, inputs):
-    """Load an archive, trusting all types that it names, and predict."""
     (file,) = folder.glob("readout-*.skops")
     data = file.read_bytes()
     model = skops.io.loads(data, trusted=skops.io.get_untrusted_types(data=data))
@@ -374,12 +369,9 @@ def test_gadgets_run_when_trusted_and_are_never_opened_otherwise(gift, rows, tmp
     assert marker.exists()  # the gadget works
     marker.unlink()
 
-    def refuse(*_, **__):
-        raise AssertionError("the archive was opened")
-
     with monkeypatch.context() as patch:
-        patch.setattr(zipfile.ZipFile, "__init__", refuse)
-        patch.setattr(skops.io, "loads", refuse)
+        for place, method in ((zipfile.ZipFile, "__init__"), (skops.io, "loads")):
+            patch.setattr(place, method, lambda *_, **__: pytest.fail("the archive was opened"))
         for command in ("predict", "export", "explain"):
             file = [str(rows)] * (command != "export")
             assert run([command, str(gift), *file]) == 2

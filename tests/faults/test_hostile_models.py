@@ -21,7 +21,8 @@ from reservoir.backbones import content_digest, find, load_backbone, load_native
 from reservoir.inputs.native import open_reader, read_tokenizer
 from reservoir.tasks import task_named
 from reservoir.tasks.own.texts import codes_of
-from tests.faults.fuzz import mutated, outcome
+from tests.faults.fuzz import mutated
+from tests.refusals import outcome
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
 
 TRIALS = 30
@@ -155,7 +156,6 @@ def import_to_new_folder(source: Path, out: Path) -> None:
 
 
 def tiny_onnx(folder: Path) -> Any:
-    """Return an ONNX model with the tensors of a tiny ViT, and write its configuration into a folder."""
     onnx = pytest.importorskip("onnx")
     from transformers import ViTConfig, ViTModel
 

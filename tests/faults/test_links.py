@@ -12,10 +12,11 @@ from reservoir_cache import CacheError, last_entry, list_entries, open_lock, pat
 from reservoir_cache import locks as cache_locks
 from reservoir_pipelines.training.run_folder import RunFolder
 
+from tests.files import contents
+
 
 @pytest.fixture
 def outside(tmp_path):
-    """Return a folder outside of the cache with a file in it."""
     folder = tmp_path / "outside"
     (folder / "sub").mkdir(parents=True)
     (folder / "notes").write_text("mine")
@@ -138,10 +139,6 @@ def other_user(root, *, writing):
         cache_locks._open_locks.clear()
 
 
-def files(root):
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 @only_root
 def test_a_read_only_cache_is_listed_verified_and_fitted_from_and_nothing_in_it_changes(shared, call, refusal):
     cache, data, own = shared / "cache", shared / "waves.npz", shared / "own"
@@ -151,7 +148,7 @@ def test_a_read_only_cache_is_listed_verified_and_fitted_from_and_nothing_in_it_
     assert call("extract", data, "--cache", cache, "--layers", "final", *EXTRACT)[0] == 0
     assert call(*fit, "--out", shared / "warm")[0] == 0  # import modules that the other user may not read
     call("extract", data, "--cache", shared / "warm-cache", "--layers", "embed", *EXTRACT)
-    before = files(cache)
+    before = contents(cache)
     with other_user(cache, writing=False):
         assert call("cache", "list", "--cache", cache)[0] == 0
         assert call("cache", "verify", "--cache", cache)[0] == 0
@@ -160,7 +157,7 @@ def test_a_read_only_cache_is_listed_verified_and_fitted_from_and_nothing_in_it_
         refusal("extract", data, "--cache", cache, "--layers", "embed", *EXTRACT)
         refusal("cache", "remove", list_entries(cache)[0].path.name, "--cache", cache)
         refusal("cache", "prune", "--keep", "1kB", "--yes", "--cache", cache)
-    assert files(cache) == before
+    assert contents(cache) == before
 
 
 @only_root
@@ -176,5 +173,4 @@ def test_two_users_who_may_write_extend_one_entry(shared, call):
     assert call("extract", data, "--cache", cache, "--layers", "embed,final", *EXTRACT)[0] == 0
     (entry,) = list_entries(cache)
     assert verify(entry) == [] and entry.manifest("train").columns.keys() == {"embed/mean", "final/mean"}
-    features = {name: content for name, content in files(cache / "features").items() if name.endswith(".h5")}
-    assert features == {n: c for n, c in files(alone / "features").items() if n.endswith(".h5")}
+    assert contents(cache / "features", "*.h5") == contents(alone / "features", "*.h5")

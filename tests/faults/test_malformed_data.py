@@ -21,7 +21,8 @@ from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Text
 from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar import read_pickle
-from tests.faults.fuzz import outcome, read_all
+from tests.faults.fuzz import read_all
+from tests.refusals import outcome
 from tests.tasks import samples
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -121,8 +122,6 @@ def npz(*flags, **changed):
 
 
 def file(name, data):
-    """Return a case: a file with this content."""
-
     def case(folder):
         folder.mkdir()
         (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
@@ -280,14 +279,12 @@ MEGABYTE = 2**20
 
 
 def small_in_memory(name, message, **parameters):
-    """Assert that a file is refused in little memory, counting what NumPy and Python allocate."""
     line, peak = traced(lambda: outcome(read_all, name, **parameters))
     assert message in line, line
     assert peak < 400 * MEGABYTE
 
 
 def traced(call):
-    """Return the result of a call, and its peak memory."""
     tracemalloc.start()
     try:
         return call(), tracemalloc.get_traced_memory()[1]
@@ -296,7 +293,6 @@ def traced(call):
 
 
 def zeros(size):
-    """Yield ``size`` zeros in blocks."""
     for start in range(0, size, 2**24):
         yield bytes(min(2**24, size - start))
 
@@ -442,7 +438,6 @@ BARE = "".join(f"{n % 2}\t{n}.5\t{n}\tNaN\n" for n in range(12))
 
 @pytest.fixture
 def refused(cache, refusal):
-    """Return a function that runs `extract` on data that it must refuse, and returns its one-line message."""
     return lambda *arguments: refusal("extract", *arguments)
 
 

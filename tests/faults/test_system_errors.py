@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -75,10 +76,7 @@ def test_a_plot_that_cannot_be_written_is_refused_with_its_folder(refusal):
     ],
 )
 def test_the_line_and_the_exit_code_of_an_error(monkeypatch, refusal, number, path, code, remedy):
-    def fails(**_settings):
-        raise OSError(number, os.strerror(number), path)
-
-    monkeypatch.setattr(prepare, "task_table", fails)
+    monkeypatch.setattr(prepare, "task_table", Mock(side_effect=OSError(number, os.strerror(number), path)))
     line = refusal("tasks", code=code)
     assert line.startswith(f"reservoir: {path}: " if path else f"reservoir: {os.strerror(number)}")
     assert os.strerror(number) in line and remedy in line
@@ -86,10 +84,7 @@ def test_the_line_and_the_exit_code_of_an_error(monkeypatch, refusal, number, pa
 
 @pytest.mark.parametrize("error", [OSError("no number"), OSError(errno.EBADF, "Bad file descriptor")])
 def test_an_error_that_no_path_explains_keeps_its_traceback(monkeypatch, error):
-    def fails(**_settings):
-        raise error
-
-    monkeypatch.setattr(prepare, "task_table", fails)
+    monkeypatch.setattr(prepare, "task_table", Mock(side_effect=error))
     with pytest.raises(OSError, match=str(error.args[-1])):
         run(["tasks"])
 
@@ -207,13 +202,10 @@ def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(name, tm
 def test_a_plot_that_fails_is_one_line_and_the_readout_is_saved(tmp_path, capsys, painted, monkeypatch):
     from matplotlib.figure import Figure
 
-    def fail(*_, **__):
-        raise ValueError("no ink\nat all")
-
     data = write_labelled(tmp_path / "rows.npz", ["a", "b"])
     shape = {"backbone": "mini:n_layer=1,n_embd=16", "init": "random", "layers": "final", "pool": "mean"}
     features = extract(str(data), cache=tmp_path / "cache", **shape)
-    monkeypatch.setattr(Figure, "savefig", fail)
+    monkeypatch.setattr(Figure, "savefig", Mock(side_effect=ValueError("no ink\nat all")))
     capsys.readouterr()
     found = fit(features, out=tmp_path / "fit")
     assert found.saved.is_file() and found.best.test_score > 0.8

@@ -22,14 +22,12 @@ MODEL += ("--compute", "float32", "--patch", "3")
 
 
 def sequences(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return waves of two frequencies, (rows, 12), and the number of the frequency of each row."""
     y = np.arange(rows) % 2
     noise = np.random.default_rng(0).normal(0, 0.3, (rows, 12))
     return (np.sin(np.arange(12) * (1 + y[:, None])) + noise).astype(np.float32), y
 
 
 def features(store: FeatureStore) -> dict[str, str]:
-    """Return the SHA-256 of each column of each split."""
     columns = [(split, column) for split in store.splits for column in store[split].columns]
     return {f"{a}/{b}": hashlib.sha256(store[a][b].tobytes()).hexdigest() for a, b in columns}
 

@@ -17,8 +17,6 @@ SMALL = {"backbone": ONE_BLOCK, "init": "random", "limit": 60, "layers": "final"
 
 @pytest.fixture
 def listed(call, answer):
-    """Return the JSON of `cache list`, and the text that it prints."""
-
     def listing():
         return answer("cache", "list"), call("cache", "list")[1]
 

@@ -20,6 +20,7 @@ from reservoir.readouts.estimators import code_labels, fold_numbers
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import cross_sweep
 from reservoir.tasks import task_named
+from tests.files import flip
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,6 @@ def forget():
 
 @pytest.fixture
 def classifier(tiny_gpt2):
-    """Return the constructor with a small backbone, one column, and values that are not standardised."""
     plain = {"backbone": str(tiny_gpt2), "layers": "block01", "pool": "mean", "patch": 1, "standardise": False}
     return lambda **settings: ReservoirClassifier(**(plain | settings))
 
@@ -136,7 +136,6 @@ def by_hand(model, x, columns):
 
 
 def swept(x, y, alphas=DEFAULT_ALPHAS):
-    """Return the sweep of ridge readouts over features (n, w) with four folds and balanced classes."""
     _, codes, targets = code_labels(y, "balanced")
     fold = fold_numbers(4, x, codes, classifier=True)
     return cross_sweep([(x, codes[:, None], fold)], targets, np.asarray(alphas), folds=4)
@@ -193,9 +192,7 @@ def test_a_damaged_entry_is_named_and_repaired(classifier, passes, cache):
     expected = model.decision_function(x)
     (entry,) = list_entries(cache)
     shard = next(entry.path.glob("rows/*-0.h5"))
-    data = bytearray(shard.read_bytes())
-    data[-20] ^= 1
-    shard.write_bytes(data)
+    flip(shard, -20)
     forget()
     with pytest.raises(CacheError, match=f"reservoir cache repair {entry.key[:16]}"):
         model.predict(x)

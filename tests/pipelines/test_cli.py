@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -162,18 +161,12 @@ def test_help_lists_the_flags_of_fit_in_sections(call):
 
 
 HEAVY = ("torch", "transformers", "sklearn", "scipy", "matplotlib", "pandas")
-CODE = """
-import sys
-from reservoir_pipelines.cli import run
-code = run(sys.argv[1:])
-print([name for name in {heavy} if name in sys.modules], file=sys.stderr)
-sys.exit(code)
-"""
-SEVERAL = """
+PROGRAM = """
 import json, sys
 from reservoir_pipelines.cli import run
-codes = [run(arguments) for arguments in json.loads(sys.argv[1])]
-print(json.dumps([codes, [name for name in {heavy} if name in sys.modules]]))
+commands, heavy = map(json.loads, sys.argv[1:])
+codes = [run(arguments) for arguments in commands]
+print(json.dumps([codes, [name for name in heavy if name in sys.modules]]), file=sys.stderr)
 """
 MISTAKES = [
     (["extract", "digits", "--depht", "3"], "--depht"),
@@ -186,31 +179,25 @@ MISTAKES = [
 ]
 
 
-def ask(*arguments, heavy=HEAVY, **env):
-    """Run a command in a new process; return its exit code, stdout, and stderr without the list of imports."""
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.format(heavy=heavy), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **env},
-    )
-    *message, imported = done.stderr.splitlines()
-    assert imported == "[]", (arguments, imported)
-    return done.returncode, done.stdout, "\n".join(message)
+def ask(*commands, heavy=HEAVY):
+    """Run commands in a new process without heavy imports; return exit codes, stdout and lines of stderr."""
+    program = [sys.executable, "-c", PROGRAM, json.dumps(commands), json.dumps(heavy)]
+    done = subprocess.run(program, capture_output=True, text=True)
+    *messages, found = done.stderr.splitlines()
+    codes, imported = json.loads(found)
+    assert imported == [], commands
+    return codes, done.stdout, messages
 
 
 def test_mistakes_end_in_one_line_before_anything_heavy_is_imported(cache):
-    commands = json.dumps([arguments for arguments, _ in MISTAKES])
-    command = [sys.executable, "-c", SEVERAL.format(heavy=HEAVY), commands]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert json.loads(done.stdout) == [[2] * len(MISTAKES), []]
-    for line, (_, words) in zip(done.stderr.splitlines(), MISTAKES, strict=True):
+    codes, out, messages = ask(*(arguments for arguments, _ in MISTAKES))
+    assert (codes, out) == ([2] * len(MISTAKES), "")
+    for line, (_, words) in zip(messages, MISTAKES, strict=True):
         assert words in line
 
 
 def test_version_and_help_import_nothing_heavy():
-    heavy = (*HEAVY, "h5py", "numpy", "dask")
-    assert ask("--version", heavy=heavy)[0] == ask("extract", "--help", heavy=heavy)[0] == 0
+    assert ask(["--version"], ["extract", "--help"], heavy=(*HEAVY, "h5py", "numpy", "dask"))[0] == [0, 0]
 
 
 def test_predict_imports_what_it_computes_with(cache, tmp_path):
@@ -221,8 +208,8 @@ def test_predict_imports_what_it_computes_with(cache, tmp_path):
     np.savez(tmp_path / "new.npz", x=x)
     done = fit(extract(tmp_path / "d.npz", backbone="mini", layers="final").entry)
     slow = ("transformers", "sklearn", "pandas", "matplotlib", "dask", "torch._dynamo")
-    code, out, _ = ask("predict", done.saved, tmp_path / "new.npz", heavy=slow)
-    assert (code, len(out.splitlines())) == (0, 40)
+    codes, out, _ = ask(["predict", str(done.saved), str(tmp_path / "new.npz")], heavy=slow)
+    assert (codes, len(out.splitlines())) == ([0], 40)
 
 
 def test_applying_a_readout_imports_nothing_that_only_fitting_needs():

@@ -148,7 +148,6 @@ def test_scores_name_their_metric_and_regressions_are_not_in_percent(own, call):
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
 def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call, answer):
-    """The command prints one JSON value with probabilities by class name, and the accuracy."""
     done, file = own(kind)
     found = answer("predict", done.saved, file)
     truth = np.load(file)["y"]
@@ -206,7 +205,6 @@ EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "ini
 
 
 def made(tmp_path, rows, noise, seed=0):
-    """Return features of series whose target is their level, in degrees around 300, with noise."""
     draw = np.random.default_rng(seed)
     x = draw.normal(size=(rows, 20, 2)).astype(np.float32)
     y = 300 + 10 * x[:, :, 0].mean(axis=1) + noise * draw.normal(size=rows)
@@ -283,19 +281,17 @@ DRAW = np.random.default_rng(0)
 
 
 def fit_with_baselines(tmp_path, path, **settings):
-    """Return features, their fit on the validation split, and its baselines by name."""
     features = extract(str(path), cache=tmp_path / "cache", pool="mean", compute="float32", **EMBEDDED, **settings)
     done = fit(features, columns=features.columns, alphas="1e-1:1e3:5", select="valid", out=tmp_path / "fit")
     return features, done, {one.name: one for one in done.baselines}
 
 
 def stored(features, split):
-    """Return the stored sequences of a split, and their lengths."""
     return next(Pool.of(features).raw().rows(split))
 
 
 def assert_same_score(found, features, x, peer):
-    """Assert that a baseline has the test score of a scikit-learn pipeline that is fitted to the training rows."""
+    """Assert that a baseline has the test score of a scikit-learn pipeline fitted to the training rows."""
     y = {split: features[split].labels.ravel() for split in x}
     score = make_pipeline(StandardScaler(), peer).fit(x["train"], y["train"]).score(x["test"], y["test"])
     assert found.test_score == pytest.approx(score, abs=0.03)

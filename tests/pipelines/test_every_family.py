@@ -15,16 +15,10 @@ from tests.reservoir.models import KINDS, save
 from tests.tasks import samples
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Return one cache for all tests, so that the digits are prepared once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_extract_and_fit_work(kind, root, tmp_path, answer):
+def test_extract_and_fit_work(kind, one_cache, tmp_path, answer):
     folder = save(kind, tmp_path / kind)
-    settings = ["--cache", str(root), "--json"]
+    settings = ["--cache", one_cache, "--json"]
     for init in ("pretrained", "random", "statistics"):
         extract = ["extract", "digits", "--backbone", str(folder), "--init", init, "--limit", "150", "--pool", "mean"]
         entry = answer(*extract, *settings)
@@ -42,7 +36,6 @@ SEVEN = ["bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Return a folder with small files of every publisher."""
     folder = tmp_path_factory.mktemp("data")
     samples.mnist_files(folder / "mnist")
     samples.cifar_files(folder, samples.cifar_arrays())

@@ -62,7 +62,7 @@ def labels(case, x):
 
 @pytest.fixture(scope="module")
 def readouts(tmp_path_factory, tiny_gpt2):
-    """Return a function that fits a readout once per setting, and returns its folder and the file of its sequences."""
+    """Return a function that fits a readout once per setting, and returns its folder and sequences."""
     root, made = tmp_path_factory.mktemp("export"), {}
 
     def make(case):
@@ -298,7 +298,6 @@ def test_export_refuses_other_formats_and_missing_packages(readouts, tmp_path, m
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_gpt2):
-    """Return a function that fits columns of one small task, and returns the readout and its file."""
     root, draw = tmp_path_factory.mktemp("explain"), np.random.default_rng(0)
     x = draw.normal(size=(60, 20, 2)).astype(np.float32)
     x[30:, 5:9, 0] += 2

@@ -24,12 +24,8 @@ from reservoir.options import ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
 from reservoir.reservoir import load_model
 from reservoir.tasks import task_named
+from tests.files import contents, flip
 from tests.reservoir.models import save_with_extractor
-
-
-def files_of(entry):
-    """Return the bytes of every HDF5 file of an entry by name."""
-    return {str(p.relative_to(entry)): p.read_bytes() for p in sorted(entry.rglob("*.h5"))}
 
 
 @pytest.fixture
@@ -60,9 +56,9 @@ def test_features_equal_those_of_the_model_run_by_hand(small, tiny_gpt2):
 
 def test_added_columns_keep_old_files_and_equal_a_run_with_all_columns(small, tmp_path):
     first = small(layers="block01", pool="last")
-    before = files_of(first.entry)
+    before = contents(first.entry, "*.h5")
     both = small(layers="block01,final", pool="last,mean")
-    after = files_of(both.entry)
+    after = contents(both.entry, "*.h5")
     assert both.entry == first.entry
     assert {name: after[name] for name in before} == before
     at_once = small(layers="block01,final", pool="last,mean", cache=tmp_path / "other")
@@ -73,11 +69,9 @@ def test_added_columns_keep_old_files_and_equal_a_run_with_all_columns(small, tm
 
 def test_a_damaged_shard_is_computed_again(small):
     first = small()
-    whole = files_of(first.entry)
+    whole = contents(first.entry, "*.h5")
     victim = next(p for p in sorted(first.entry.rglob("*.h5")) if p.name != "targets.h5")
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 1
-    victim.write_bytes(data)
+    flip(victim, victim.stat().st_size // 2)
     assert small().reused  # the damaged file is not read
     with pytest.raises(CacheError, match=r"damaged.*cache repair"):
         [first[split].read(column) for split in first for column in first.columns]
@@ -85,7 +79,7 @@ def test_a_damaged_shard_is_computed_again(small):
     repaired = small()
     assert not repaired.reused
     assert 0 < repaired.computed_rows <= 256
-    assert sorted(files_of(repaired.entry).values()) == sorted(whole.values())
+    assert sorted(contents(repaired.entry, "*.h5").values()) == sorted(whole.values())
 
 
 def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypatch):
@@ -220,7 +214,6 @@ def costly(monkeypatch, tiny_gpt2):
 
 @pytest.fixture
 def letter_table(tmp_path):
-    """Return a table of 400 sequences of 5 to 60 letters."""
     draw = np.random.default_rng(0)
     rows = ["".join(draw.choice(list("acgt"), draw.integers(5, 61))) for _ in range(400)]
     path = tmp_path / "letters.csv"

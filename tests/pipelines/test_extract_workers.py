@@ -17,6 +17,7 @@ from reservoir_pipelines.extraction import run
 
 from reservoir import InputError, plan
 from reservoir.options import ExtractOptions
+from tests.files import contents
 
 SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 
@@ -43,7 +44,7 @@ def expected(alone):
 
 def files_of(done):
     assert verify(done.store.entry) == []
-    return {str(p.relative_to(done.entry)): p.read_bytes() for p in sorted(done.entry.rglob("*.h5"))}
+    return contents(done.entry, "*.h5")
 
 
 def after_shards(root, act):
@@ -57,15 +58,6 @@ def after_shards(root, act):
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     return thread
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Start a scheduler and one worker, both in this process, where torch is loaded already."""
-    distributed = pytest.importorskip("distributed")
-    settings = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
-    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
-        yield cluster
 
 
 def test_a_broken_connection_is_opened_again(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
@@ -123,7 +115,6 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
 
 @pytest.fixture
 def share(tiny_gpt2, tmp_path):
-    """Return the `Share` that is sent to a worker of a cluster."""
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
     ours = run.start_run(options, prepare("digits", cache=tmp_path), tmp_path)
     key, versions = ours.spec.key, workers.program_versions()

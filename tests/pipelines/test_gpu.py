@@ -14,6 +14,7 @@ from reservoir import features
 from reservoir import plan as defaults
 from reservoir.features import launch, load
 from reservoir.options import ExtractOptions
+from tests.files import contents
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
@@ -24,7 +25,6 @@ SMALL = {"limit": 1000, "layers": "embed,block02,final", "pool": "last,mean,quan
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Return a file of random series."""
     file, draw = tmp_path_factory.mktemp("data") / "random.npz", np.random.default_rng(0)
     np.savez(file, x=draw.normal(size=(ROWS, TOKENS, 4)).astype(np.float32), y=np.arange(ROWS) % 2)
     return str(file)
@@ -95,11 +95,11 @@ def test_a_resumed_run_and_two_processes_give_the_bytes_of_one(tmp_path, monkeyp
     monkeypatch.setattr(run, "MAX_TOKENS", 1)
     call = {"device": "cuda", **SMALL}
     alone = extract("digits", cache=tmp_path / "one", **call)
-    expected = {str(file.relative_to(alone.entry)): file.read_bytes() for file in alone.entry.rglob("*.h5")}
+    expected = contents(alone.entry, "*.h5")
     two = extract("digits", cache=tmp_path / "two", workers=2, **call)
-    assert {str(file.relative_to(two.entry)): file.read_bytes() for file in two.entry.rglob("*.h5")} == expected
+    assert contents(two.entry, "*.h5") == expected
     for file in list(two.entry.rglob("0*.h5"))[::2]:
         file.unlink()
     again = extract("digits", cache=tmp_path / "two", **call)
     assert again.computed_rows and verify(again.store.entry) == []
-    assert {str(file.relative_to(two.entry)): file.read_bytes() for file in two.entry.rglob("*.h5")} == expected
+    assert contents(two.entry, "*.h5") == expected

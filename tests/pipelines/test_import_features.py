@@ -18,7 +18,6 @@ DRAW = np.random.default_rng(0)
 
 @pytest.fixture
 def own(cache, tmp_path):
-    """Return a task of 80 rows, and two columns of features for each split, by ``split/column``."""
     x, split = DRAW.normal(size=(80, 6, 1)), np.repeat([*ROWS], [*ROWS.values()])
     np.savez(tmp_path / "own.npz", x=x, y=(x.mean(axis=(1, 2)) > 0).astype(int), split=split)
     prepared = prepare(tmp_path / "own.npz")

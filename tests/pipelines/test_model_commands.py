@@ -23,8 +23,6 @@ PNG = b"\x89PNG"
 
 @pytest.fixture
 def run(call):
-    """Run a command that succeeds, and return its stdout."""
-
     def running(*arguments):
         code, out, error = call(*arguments)
         assert code == 0, error
@@ -126,7 +124,6 @@ def first_rows(split, rows):
 
 
 def write_own(path, seed=0, scale=1.0):
-    """Write sequences of 7 to 16 values in two channels, of two classes."""
     draw = np.random.default_rng(seed)
     x, lengths = scale * draw.normal(3, 2, (60, 16, 2)), draw.integers(7, 17, 60)
     lengths[:2] = 16
@@ -189,7 +186,6 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
 
 @pytest.fixture(scope="module")
 def xor_run(tmp_path_factory):
-    """Return the folder of a run on bit-xor with strings of 3 bits."""
     root = tmp_path_factory.mktemp("xor")
     return str(train("bit-xor", parameters={"n": 3, **FEW}, run=root / "run", cache=root / "cache", **QUICK).path)
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, train, tune
@@ -173,18 +174,11 @@ def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
     table = root / f"table{suffix}"
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table)
-    with table.open("a", newline="") as file:
-        if suffix == ".parquet":
-            pass
-        elif suffix == ".csv":
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-        else:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        pd.DataFrame(rows).to_parquet(table)
+    elif suffix == ".csv":
+        pd.DataFrame(rows).to_csv(table, index=False)
+    else:
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = extract(str(table), text="image", label="kind", id="name")
     fit(done, out=tmp_path / "readout")
     found = list(predict(tmp_path / "readout", table))

@@ -15,12 +15,12 @@ from reservoir_pipelines.tuning.judge import Judge
 from reservoir import InputError
 from reservoir.readouts.evaluation import accuracy_interval
 from reservoir.tasks import encode, read_new
+from tests.files import contents, flip
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 
 
 def table(path, rows=90, seed=0, **more):
-    """Write rows of four values and a class that depends on them, and return the path."""
     ward = np.arange(rows) % 2
     values = np.random.default_rng(seed).normal(size=(rows, 4)) + 3 * ward[:, None]
     columns = {f"v{n}": values[:, n].round(3) for n in range(4)} | {"ward": np.array(["north", "south"])[ward]} | more
@@ -69,7 +69,6 @@ def test_a_flag_that_does_not_fit_is_refused_in_one_line(cache, tmp_path, refusa
 
 
 def holes(path, rows=80, dtype=float):
-    """Write series of two channels with missing values; return the path, the complete series and the mask."""
     draw = np.random.default_rng(3)
     y = np.arange(rows) % 2
     whole = np.cumsum(draw.normal(size=(rows, 12, 2)), axis=1) + 500 + 4 * y[:, None, None]
@@ -234,12 +233,10 @@ def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
 def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
     path = str(write_random(tmp_path / "a" / "data.npz", 1))
     prepared = prepare(path)
-    whole = {file: file.read_bytes() for file in prepared.path.rglob("*") if file.is_file()}
-    for file, content in whole.items():
+    for name, content in contents(prepared.path).items():
+        file = prepared.path / name
         for at in range(0, len(content), 1 + len(content) // 5):
-            damaged = bytearray(content)
-            damaged[at] ^= 16
-            file.write_bytes(damaged)
+            flip(file, at, 4)
             again = prepare(path)
             assert not again.reused
             assert again.digest == prepared.digest
@@ -247,7 +244,6 @@ def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
 
 
 def write_letters(path, rows, seed, *, labelled=True):
-    """Write a table of DNA, or a FASTA file of proteins, with one letter that is more common in one class."""
     draw = np.random.default_rng(seed)
     lines = [] if path.suffix == ".fasta" else ["sequence,label" if labelled else "sequence"]
     for row in range(rows):

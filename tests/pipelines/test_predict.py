@@ -7,6 +7,7 @@ import math
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
@@ -48,17 +49,12 @@ def fitted(tmp_path_factory):
 
 
 def write(path, x, y):
-    """Write rows, with labels or without, in the format of the suffix."""
-    records = [dict(zip(NAMES, row.tolist(), strict=True)) for row in x]
-    if y is not None:
-        records = [record | {"level": str(label)} for record, label in zip(records, y, strict=True)]
+    table = pd.DataFrame(x, columns=NAMES).assign(**({} if y is None else {"level": y}))
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        table.to_json(path, orient="records", lines=True)
     elif path.suffix == ".parquet":
-        arrow = pytest.importorskip("pyarrow")
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(arrow.Table.from_pylist(records), path)
+        pytest.importorskip("pyarrow")
+        table.to_parquet(path)
     elif path.suffix == ".npz":
         np.savez(path, x=x[:, :, None], **({} if y is None else {"y": y}))
     elif path.suffix == ".h5":
@@ -220,7 +216,6 @@ X = RNG.normal(size=(2, 5, 3))
 
 @pytest.fixture(scope="module")
 def readout(tmp_path_factory, tiny_gpt2):
-    """Return a readout of vectors (rows, 5, 3) with two classes."""
     folder = tmp_path_factory.mktemp("predict")
     x = RNG.normal(size=(60, 5, 3))
     np.savez(folder / "own.npz", x=x, y=(x.mean(axis=(1, 2)) > 0).astype(int))
@@ -269,7 +264,6 @@ def test_a_single_number_and_values_that_the_model_cannot_hold_are_refused(reado
 
 
 def waves(lengths, seed=0):
-    """Return sines of two frequencies, one row for each length, and their classes."""
     rng = np.random.default_rng(seed)
     y = np.arange(len(lengths)) % 2
     shown = zip(lengths, y, rng.uniform(0, 6, len(lengths)), strict=True)
@@ -345,7 +339,6 @@ def write_levels(path, rows, *, classes, seed):
 
 
 def fit_levels(folder, tiny_gpt2, *, classes, **options):
-    """Return the folder of a readout, and the entry that it was fitted to."""
     own = write_levels(folder / "own.npz", 600, classes=classes, seed=0)
     entry = extract(str(own), backbone=str(tiny_gpt2), layers="block01", pool="mean", cache=folder / "cache")
     done = fit(entry, columns="block01/mean", out=folder / "readout", **options)

@@ -1,5 +1,6 @@
 """`prepare`: rows equal those of the source for any workers or servers; damaged and missing files are detected."""
 
+import errno
 import hashlib
 import http.server
 import json
@@ -7,6 +8,7 @@ import os
 import shutil
 import threading
 from functools import partial
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -19,11 +21,8 @@ from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
 from reservoir.tasks import TASKS, task_named
+from tests.files import contents
 from tests.tasks import samples
-
-
-def contents(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_prepared_rows_equal_those_of_the_source(cache):
@@ -124,25 +123,16 @@ def serial(data, tmp_path_factory):
 
 @pytest.fixture
 def processes(monkeypatch):
-    """Use processes even for little work."""
     monkeypatch.setattr(workers, "PAYS_OFF", 0)
 
 
-def test_local_workers_write_the_same_bytes(data, serial, tmp_path, processes):
+@pytest.mark.parametrize("kind", ["processes", "cluster"])
+def test_local_workers_and_a_cluster_write_the_same_bytes(data, serial, tmp_path, kind, request):
+    found = request.getfixturevalue(kind)
+    how = {"scheduler": found.scheduler_address} if kind == "cluster" else {"workers": 2}
     for (task, parameters), expected in zip(PREPARED, serial, strict=True):
-        prepared = prepare(task, data=data, cache=tmp_path, parameters=parameters, workers=2)
+        prepared = prepare(task, data=data, cache=tmp_path, parameters=parameters, **how)
         assert contents(prepared.path) == expected
-
-
-def test_a_cluster_writes_the_same_bytes(data, serial, tmp_path):
-    distributed = pytest.importorskip("distributed")
-    settings = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
-    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
-        for (task, parameters), expected in zip(PREPARED, serial, strict=True):
-            prepared = prepare(
-                task, data=data, cache=tmp_path, parameters=parameters, scheduler=cluster.scheduler_address
-            )
-            assert contents(prepared.path) == expected
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -184,8 +174,7 @@ def test_test_rows_that_repeat_other_rows_are_counted(cache, tmp_path):
         assert len(notes) == lines
 
 
-def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
-    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+def test_every_task_says_where_its_data_is(cache, tmp_path):
     table = {row["task"]: row for row in task_table()}
     assert list(table) == list(TASKS)
     for name in ("bit-memory", "bit-xor", "modular-addition", "listops", "digits"):
@@ -257,11 +246,8 @@ def test_unreadable_files_are_refused_in_one_line(refusal, cache, mnist_files, k
         labels.unlink()
         os.mkfifo(labels)
     else:
-
-        def refuse(path):
-            raise PermissionError(13, "Permission denied", str(path))
-
-        monkeypatch.setattr(files, "file_digest", refuse)
+        denied = PermissionError(errno.EACCES, "Permission denied", str(labels))
+        monkeypatch.setattr(files, "file_digest", Mock(side_effect=denied))
     message = refusal("prepare", "mnist", "--data", mnist_files)
     assert (
         "train-labels-idx1-ubyte" if kind == "pipe" else "Permission denied; check the path and its permissions"

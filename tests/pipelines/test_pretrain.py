@@ -38,13 +38,11 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
-    """Return a finished pretraining on a text."""
     folder = tmp_path_factory.mktemp("models") / "finished"
     return pretrain(str(text), out=folder, steps=30, eval_every=12, learning_rate=0.02, **SMALL)
 
 
 def journal(folder):
-    """Return the lines of the steps and the lines of the validations."""
     lines = [json.loads(line) for line in (folder / "pretraining" / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "bits" in line], [line for line in lines if "valid_bits" in line]
 
@@ -166,12 +164,8 @@ def test_the_folder_is_one_of_transformers_and_a_backbone(finished, text):
 def test_a_finished_pretraining_is_returned_at_once_even_from_a_moved_folder(finished, text, tmp_path, monkeypatch):
     folder = tmp_path / "moved"
     shutil.copytree(finished.folder, folder)
-
-    def never(*_arguments):
-        raise AssertionError
-
-    monkeypatch.setattr(LanguageSteps, "take", never)
-    monkeypatch.setattr(LanguageSteps, "measure", never)
+    for step in ("take", "measure"):
+        monkeypatch.setattr(LanguageSteps, step, lambda *_: pytest.fail("a step was taken"))
     settings = {"steps": 30, "eval_every": 12, "learning_rate": 0.02, **SMALL}
     again = pretrain(str(text), out=folder, **settings)
     assert again.to_dict() == {**finished.to_dict(), "folder": str(folder)}
@@ -244,24 +238,18 @@ SHORT = {**PLAIN, "backbone": SHAPE, "vocabulary": 40, "batch_tokens": 500, "eva
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Return a cache root in which the held-out rows are prepared once."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def made(root, tmp_path_factory):
+def made(one_cache, tmp_path_factory):
     """Return a pretraining of four steps of four rows."""
-    return pretrain("bit-memory", out=tmp_path_factory.mktemp("models") / "bits", steps=4, cache=root, **SHORT)
+    return pretrain("bit-memory", out=tmp_path_factory.mktemp("models") / "bits", steps=4, cache=one_cache, **SHORT)
 
 
 def weights_of(backbone):
     return dict(backbone.model.state_dict())
 
 
-def test_the_backbone_is_what_train_makes_of_all_groups(made, root, tmp_path):
+def test_the_backbone_is_what_train_makes_of_all_groups(made, one_cache, tmp_path):
     settings = {**PLAIN, "backbone": SHAPE, "init": "random", "batch": 4, "dropout": 0.0, "learning_rate": 1e-2}
-    done = train("bit-memory", train="all", steps=4, eval_every=2, run=tmp_path / "run", cache=root, **settings)
+    done = train("bit-memory", train="all", steps=4, eval_every=2, run=tmp_path / "run", cache=one_cache, **settings)
     assert_same_bits(weights_of(load_backbone(made.folder, "pretrained")), weights_of(load_run(done.path).fpt.backbone))
     assert (made.valid_accuracy, made.test_accuracy) == (done.valid_score, done.test_score)
     assert (made.steps, made.tokens) == (4, 4 * 4 * 120)
@@ -284,12 +272,12 @@ def test_every_family_keeps_its_weights(shape, tmp_path):
     assert_same_bits(weights_of(load_backbone(str(tmp_path), "pretrained")), weights_of(backbone))
 
 
-def test_a_resumed_pretraining_on_bits_gives_the_same_weights(made, root, tmp_path):
-    half = pretrain("bit-memory", out=tmp_path / "bits", steps=2, cache=root, **SHORT)
+def test_a_resumed_pretraining_on_bits_gives_the_same_weights(made, one_cache, tmp_path):
+    half = pretrain("bit-memory", out=tmp_path / "bits", steps=2, cache=one_cache, **SHORT)
     assert half.tokens == made.tokens / 2
     with pytest.raises(InputError, match="is at step 2 of 4; pass --resume"):
-        pretrain("bit-memory", out=tmp_path / "bits", steps=4, cache=root, **SHORT)
-    whole = pretrain("bit-memory", out=tmp_path / "bits", steps=4, resume=True, cache=root, **SHORT)
+        pretrain("bit-memory", out=tmp_path / "bits", steps=4, cache=one_cache, **SHORT)
+    whole = pretrain("bit-memory", out=tmp_path / "bits", steps=4, resume=True, cache=one_cache, **SHORT)
     assert (whole.valid_accuracy, whole.test_accuracy) == (made.valid_accuracy, made.test_accuracy)
     one, two = (weights_of(load_backbone(done.folder, "pretrained")) for done in (whole, made))
     assert_same_bits(one, two)
@@ -305,6 +293,6 @@ def test_a_resumed_pretraining_on_bits_gives_the_same_weights(made, root, tmp_pa
         (["--backbone", "gpt2:n_positions=119,n_layer=1"], "the sequences have 120 tokens, but this gpt2 has 119"),
     ],
 )
-def test_options_that_do_not_apply_are_refused(flags, message, root, tmp_path, refusal):
-    arguments = ["pretrain", "bit-memory", "--out", tmp_path / "bits", "--cache", root, "--backbone", SHAPE, *flags]
-    assert message in refusal(*arguments)
+def test_options_that_do_not_apply_are_refused(flags, message, one_cache, tmp_path, refusal):
+    where = "--out", tmp_path / "bits", "--cache", one_cache
+    assert message in refusal("pretrain", "bit-memory", *where, "--backbone", SHAPE, *flags)

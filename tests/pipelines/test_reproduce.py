@@ -166,7 +166,6 @@ def test_a_reproduction_killed_in_a_cell_continues_without_running_finished_cell
 
 
 def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, monkeypatch, runs):
-    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     mine = recipe(tmp_path, 'rows = [{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }]')
     code, out, err = call("reproduce", mine)
     assert code == 0 and "Traceback" not in out + err
@@ -181,7 +180,6 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
 
 
 def test_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(cache, tmp_path, call, runs, monkeypatch):
-    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     rows = '{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }'
     mine = recipe(tmp_path, f'rows = [{rows}, {{ name = "made", cell = "bit-pretraining" }}]')
     code, out, err = call("reproduce", mine, "--scale", "hour", "--dry-run")
@@ -277,7 +275,6 @@ def test_a_cell_names_paths_below_the_working_folder_relative_to_it_and_no_other
 
 def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
     distributed = pytest.importorskip("distributed")
-    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     mine = recipe(tmp_path, ROWS.replace("]\n", '    { name = "b", cell = "output", task = "mnist" },\n]\n', 1)[1:])
     settings = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
@@ -481,7 +478,6 @@ def check(text):
 
 
 def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypatch):
-    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     (tmp_path / "my.toml").write_text(HOSTILE)
     made, done = reproduce([str(tmp_path / "my.toml")]), report([])
     text = done.page.read_text()

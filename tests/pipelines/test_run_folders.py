@@ -4,6 +4,7 @@ import json
 import textwrap
 from contextlib import suppress
 from importlib import import_module
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from reservoir_pipelines.training.run_folder import RunFolder, load_run, load_tr
 from reservoir.errors import InputError
 from reservoir.training import trainer
 from reservoir.training.trainer import DivergedError
+from tests.files import flip
 from tests.processes import pair
 
 STAGE = import_module("reservoir_pipelines.training.train")
@@ -29,7 +31,6 @@ FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
 
 @pytest.fixture
 def go(cache):
-    """Return a function that trains a small run in one folder."""
     given = {"run": cache / "run", "eval_every": 2, "parameters": FEW, **QUICK}
     return lambda **settings: train("bit-xor", **given | settings)
 
@@ -37,7 +38,7 @@ def go(cache):
 def test_an_extended_run_that_was_killed_finishes_when_resumed(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(STAGE, "_result", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(STAGE, "_result", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
     assert RunFolder(cache / "run").result(dict) is None  # the result of 2 steps does not describe the new weights
@@ -88,20 +89,13 @@ def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cac
         read_journal(journal)
 
 
-def flip(path, where):
-    """Flip one bit of a file, in the byte at the fraction ``where`` of its length."""
-    data = bytearray(path.read_bytes())
-    data[int(where * (len(data) - 1))] ^= 4
-    path.write_bytes(data)
-
-
 def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(go, cache):
     go(steps=2)
     for name in ("trained.safetensors", "optimizer.safetensors", "state.json"):
         path = RunFolder(cache / "run").last / name
         before = path.read_bytes()
         for where in (0.1, 0.5, 0.95):
-            flip(path, where)
+            flip(path, int(where * (len(before) - 1)), 2)
             with pytest.raises(InputError, match=f"{name}: not readable .*; train in another folder") as caught:
                 go(steps=4, resume=True)
             assert "\n" not in str(caught.value)

@@ -18,9 +18,9 @@ from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from reservoir import InputError
 from reservoir.readouts.linear import LinearReadout, Targets
 from reservoir.tasks.task import Scaling, Task, Vectors
+from tests.refusals import outcome
 
 LINEAR_CLASSIFIERS = [
     linear_model.LogisticRegression(),
@@ -113,11 +113,8 @@ def test_an_estimator_that_saw_fewer_classes_has_no_linear_form():
 def test_linear_estimators_are_saved_predicted_and_exported_without_skops(tmp_path, tiny_gpt2, readout, monkeypatch):
     import torch
 
-    def refuse(*_, **__):
-        raise AssertionError("skops was used")
-
     for name in ("dumps", "loads", "get_untrusted_types"):
-        monkeypatch.setattr(skops.io, name, refuse)
+        monkeypatch.setattr(skops.io, name, lambda *_, **__: pytest.fail("skops was used"))
     draw = np.random.default_rng(0)
     x = draw.normal(size=(90, 6, 2)).astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=x, y=np.digitize(x[:, :, 0].mean(axis=1), [-0.2, 0.2]))
@@ -167,15 +164,12 @@ def test_every_changed_byte_is_found(extracted, readout, tmp_path):
             (folder / name).write_bytes(changed)
             if name == "readout.json" and same(changed, card):
                 continue
-            with pytest.raises(InputError, match="readout") as caught:
-                Bundle.load(folder, trust=True)
-            assert "\n" not in str(caught.value)
+            assert "readout" in outcome(Bundle.load, folder, trust=True)
         (folder / name).write_bytes(data)
     assert Bundle.load(folder, trust=True).task.name == "digits"
 
 
 def bundle_of(number, width=400):
-    """Return a bundle in which all values are the same number."""
     coef, offset = np.full((width, 3), float(number)), np.full(4, number, np.float32)
     return Bundle(
         task=Task(name="digits", form=Vectors(4), max_tokens=16, classes=3),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.plots import GRID, INK, plot_training
@@ -31,12 +30,10 @@ QUICK = {**PLAIN, "backbone": TINY, "parameters": FEW}
 
 
 def weights(done):
-    """Return the tensors of the last checkpoint."""
     return load_file(RunFolder(done.path).last / "trained.safetensors")
 
 
 def linear_accuracy(run):
-    """Return the accuracy of a logistic regression on the hidden states of every input of bit-xor."""
     from sklearn.linear_model import LogisticRegression
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
@@ -295,7 +292,6 @@ SIX_STEPS = {**PLAIN, "backbone": TWO_BLOCKS, "steps": 6, "eval_every": 3}
 
 @pytest.fixture
 def own(tmp_path):
-    """Return files with sequences of different lengths: one with three classes, one with two real targets."""
     draw = np.random.default_rng(0)
     x, lengths = draw.normal(size=(90, 12, 2)).astype(np.float32), draw.integers(4, 13, 90)
     np.savez(tmp_path / "classes.npz", x=x, y=np.arange(90) % 3, lengths=lengths)
@@ -433,15 +429,10 @@ def test_a_sweep_whose_runs_all_diverge_is_an_error(cache, monkeypatch):
 
 
 @pytest.fixture
-def panels(tmp_path, monkeypatch):
-    """Return a function that plots a history and returns the axes."""
-    made = []
-    monkeypatch.setattr(Figure, "savefig", lambda plot, *_, **__: plot.draw_without_rendering() or made.append(plot))
-    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
-
+def panels(tmp_path, figures):
     def draw(history, best_step):
         plot_training(tmp_path / "curve.png", history, best_step, "a training")
-        return made[-1].axes
+        return figures[-1].axes
 
     return draw
 

@@ -23,7 +23,6 @@ LOADING = 60.0  # seconds for loading the libraries, when a test replaces the cl
 
 
 def write_waves(path, shuffled=False):
-    """Write 36 short waves of two classes, with splits; ``shuffled`` permutes the labels of the test rows."""
     draw, y = np.random.default_rng(0), np.arange(36) % 2
     x = np.sin((0.6 + 0.35 * y[:, None]) * np.arange(20) + draw.uniform(0, 6, (36, 1))) + draw.normal(0, 0.7, (36, 20))
     split = np.repeat(["train", "valid", "test"], [18, 8, 10])
@@ -39,7 +38,6 @@ def waves(tmp_path_factory):
 
 
 def stop_after(number, patch):
-    """Interrupt a search after ``number`` trials."""
     add = Search.add
 
     def add_or_stop(self, trial):
@@ -63,7 +61,6 @@ def searched(tmp_path_factory, waves):
 
 
 def tune_by(clock, task, **options):
-    """Search with a given clock."""
     kinds = (TuneOptions, ShapeOptions, RowOptions, PlaceOptions, ClusterOptions, OutOptions)
     return run_tune(task, *(as_group(options, kind) for kind in kinds), clock=clock, started=-LOADING)
 

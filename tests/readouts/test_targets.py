@@ -166,7 +166,6 @@ def test_interval_of_one_output_per_row_is_wilsons(right, wrong):
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("together", [True, False])
 def test_interval_treats_outputs_of_a_row_and_rows_of_a_group_as_dependent(together, grouped):
-    """The interval has the stated coverage, whether values that belong together are equal or independent."""
     groups = np.repeat(np.arange(100), 50)
     rng = np.random.default_rng(0)
     held, widths = 0, []

@@ -147,7 +147,6 @@ def save_as_gguf(folder: Path, file: Path) -> None:
 
 
 def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
-    """Write a tiny vision model, and a processor of its kind with these settings."""
     import transformers
 
     save(kind, folder)
@@ -157,7 +156,6 @@ def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
 
 
 def save_with_extractor(kind: str, folder: Path, **settings: object) -> Path:
-    """Write a tiny audio model, and a feature extractor with these settings."""
     from transformers import Wav2Vec2FeatureExtractor
 
     save(kind, folder)
@@ -190,11 +188,12 @@ def hand_run(kind: str, folder: Path, embeds: torch.Tensor, positions: torch.Ten
     elif kind in RECURRENT:
         states = _lstm(folder, embeds)
     else:
-        states = _transformer(kind, folder, embeds)
+        states = [state[0, : len(embeds)] for state in hidden_states(kind, folder, inputs_embeds=embeds[None])]
     return dict(zip(layer_names(kind), [state.numpy() for state in states], strict=True))
 
 
-def _transformer(kind: str, folder: Path, embeds: torch.Tensor) -> list[torch.Tensor]:
+def hidden_states(kind: str, folder: Path, **inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Return every layer's hidden states (rows, tokens, width), computed with only transformers."""
     from transformers import AutoModel, T5EncoderModel
 
     model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
@@ -202,8 +201,8 @@ def _transformer(kind: str, folder: Path, embeds: torch.Tensor) -> list[torch.Te
     last: list[torch.Tensor] = []
     # In some families output_hidden_states applies the final norm to the last block; a hook returns it before the norm.
     blocks[-1].register_forward_hook(lambda _m, _i, o: last.append(o[0] if isinstance(o, tuple) else o))
-    out = model(inputs_embeds=embeds[None], output_hidden_states=True)
-    return [*(state[0] for state in out.hidden_states[:3]), last[0][0, : len(embeds)], out.last_hidden_state[0]]
+    out = model(**inputs, output_hidden_states=True)
+    return [*out.hidden_states[:3], last[0], out.last_hidden_state]
 
 
 def _vit(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:

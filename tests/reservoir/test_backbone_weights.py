@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import describe_weights, find, load_backbone, weights_digest
 from reservoir.backbones.weights import draw_parameters
-from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
+from tests.refusals import outcome
 from tests.reservoir.models import save
 
 # Parameters of the published models without pooling layer and head, from their papers and model cards.
@@ -49,13 +49,6 @@ def change(folder, change_tensors):
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def refusal(*arguments, **settings):
-    with pytest.raises(InputError) as caught:
-        load_backbone(*arguments, **settings)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_known_configurations_have_the_published_number_of_parameters(name):
     family, config = find(name)
@@ -81,7 +74,6 @@ def test_random_weights_are_the_same_on_every_machine():
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
 def test_random_weights_have_the_deviation_of_transformers(name):
-    """Over many weights, each kind of tensor has the standard deviation of transformers' initialisation."""
     from transformers import GPT2Config, GPT2Model
 
     wide = {"bert": "bert-base-uncased:num_hidden_layers=1", "t5": "t5-small:num_layers=1", "gpt2": "gpt2:n_layer=1"}[
@@ -169,7 +161,7 @@ def test_digest_depends_on_the_weights_and_not_on_the_folder(llama, copy, tmp_pa
 def test_wrong_folders_are_refused(config, words, tmp_path):
     if config:
         (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    assert words in refusal(str(tmp_path))
+    assert words in outcome(load_backbone, str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +192,7 @@ def test_wrong_folders_are_refused(config, words, tmp_path):
     ],
 )
 def test_wrong_settings_are_refused(name, settings, words):
-    message = refusal(name, **settings)
+    message = outcome(load_backbone, name, **settings)
     assert words in message and (settings or name.partition(":")[0] in message)
 
 
@@ -222,7 +214,7 @@ def poisoned(tensors):
 def test_a_wrong_weight_is_named(kind, change_tensors, words, tmp_path):
     folder = save(kind, tmp_path / kind)
     change(folder, change_tensors)
-    assert words in refusal(str(folder), "pretrained")
+    assert words in outcome(load_backbone, str(folder), "pretrained")
 
 
 def test_loading_in_threads_leaves_transformers_unchanged(tiny_gpt2):

@@ -16,6 +16,7 @@ from reservoir.errors import InputError
 from reservoir.features import Launched, Loaded
 from reservoir.pooling import LayerPooling
 from reservoir.reservoir import choose_compute
+from tests.files import contents
 
 SETTINGS = {"limit": 120, "compute": "float32", "layers": "embed,final", "pool": "quantiles3,shares5,min,max,last,std"}
 
@@ -63,11 +64,11 @@ def test_features_of_a_gpu_are_those_of_the_cpu_under_another_key(on_cpu, gpu, t
     assert gpu["empty"] == sum(2 * x.size + 4 * x.shape[2] for x in stored)  # float16, and the offsets
     assert gpu["pin_memory"] > gpu["empty"] / 100
 
-    files = {path: path.read_bytes() for path in found.entry.rglob("*.h5")}
+    files = contents(found.entry, "*.h5")
     (found.entry / "train" / "00000-0.h5").unlink()
     again = call()
     assert again.computed_rows == 120 and verify(again.store.entry) == []
-    assert {path: path.read_bytes() for path in found.entry.rglob("*.h5")} == files
+    assert contents(found.entry, "*.h5") == files
 
 
 @pytest.mark.gpu  # on the CPU, too

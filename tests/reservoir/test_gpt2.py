@@ -19,7 +19,6 @@ EMBEDS = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
 
 
 def saved(folder, kind=GPT2Model, **settings):
-    """Return a model of transformers, and the folder that it is saved in."""
     torch.manual_seed(0)
     model = kind(GPT2Config(**SMALL | settings)).eval()
     with torch.no_grad():

@@ -6,8 +6,32 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from reservoir.errors import InputError
+from reservoir.tasks import check_split, task_named
 from reservoir.tasks.listops import CLOSE, OPERATOR, SYMBOLS
+from reservoir.tasks.task import Split
+
+
+def assert_refused(message: str, path: object, **asked: object) -> None:
+    """Assert that no task can be made of a path, and that one line, which matches ``message``, says why."""
+    with pytest.raises(InputError, match=message) as refused:
+        _ = task_named(str(path), **asked).task
+    assert "\n" not in str(refused.value)
+
+
+def read_splits(source) -> dict[str, Split]:
+    """Return the rows of every split of a task, joined from its pieces."""
+    parts = [source.read(piece) for piece in source.pieces()]
+    found = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        splits = [part[name] for part in parts if name in part]
+        arrays = {a: np.concatenate([getattr(one, a) for one in splits]) for a in ("x", "y", "lengths")}
+        counts = {count: sum(getattr(one, count) for one in splits) for count in ("dropped", "cut")}
+        found[name] = Split(**arrays, **counts)
+        check_split(source.task, name, found[name])
+    return found
 
 
 class Payload:
@@ -31,7 +55,6 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 
 def mnist_files(folder: Path, train: int = 60, test: int = 12, *, packed: bool = False) -> dict[str, np.ndarray]:
-    """Write the four files and return their arrays."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     arrays = {}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from reservoir.errors import InputError
-from reservoir.tasks import Task, Tokens, Vectors, check_split, encode, read_integers, read_labels, task_named
+from reservoir.tasks import Task, Tokens, Vectors, encode, read_integers, read_labels, task_named
+from tests.tasks.samples import assert_refused, read_splits
 
 RNG = np.random.default_rng(0)
 
 
 def save(path, **arrays):
-    """Write arrays in the format of the path's suffix."""
     if path.suffix == ".npz":
         np.savez(path, **arrays)
     else:
@@ -24,15 +24,6 @@ def save(path, **arrays):
     return path
 
 
-def read(source):
-    parts = [source.read(piece) for piece in source.pieces()]
-    splits = {name: [part[name] for part in parts if name in part] for part in parts for name in part}
-    for name, pieces in splits.items():
-        for piece in pieces:
-            check_split(source.task, name, piece)
-    return splits
-
-
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_floats_with_named_classes_and_splits(tmp_path, suffix):
     x = RNG.normal(3000, 0.5, (40, 6, 3))
@@ -40,11 +31,11 @@ def test_floats_with_named_classes_and_splits(tmp_path, suffix):
     split = np.array(["train", "valid", "test", "train"] * 10)
     source = task_named(str(save(tmp_path / f"mine{suffix}", x=x, y=y, split=split)))
     assert source.task.form == Vectors(3) and source.task.labels == ("cat", "dog")
-    splits = read(source)
-    for name, (piece,) in splits.items():
-        assert np.array_equal(piece.x, x[split == name].astype(np.float32))
-        assert [source.task.label(k) for k in piece.y.ravel()] == y[split == name].tolist()
-    scaled = source.scaling()(splits["train"][0].x)
+    splits = read_splits(source)
+    for name, rows in splits.items():
+        assert np.array_equal(rows.x, x[split == name].astype(np.float32))
+        assert [source.task.label(k) for k in rows.y.ravel()] == y[split == name].tolist()
+    scaled = source.scaling()(splits["train"].x)
     assert np.abs(scaled.mean((0, 1))).max() < 1e-3 and np.abs(scaled.std((0, 1)) - 1).max() < 1e-3
 
 
@@ -56,9 +47,9 @@ def test_values_behind_the_length_are_ignored(tmp_path):
     files = [save(tmp_path / f"{i}.npz", x=v, y=np.arange(30) % 2, lengths=lengths) for i, v in enumerate((x, padded))]
     one, two = (task_named(str(file)) for file in files)
     assert np.array_equal(one.scaling().offset, two.scaling().offset)
-    for name, (piece,) in read(one).items():
-        assert np.array_equal(piece.x, read(two)[name][0].x)
-        assert not piece.x[np.arange(5) >= piece.lengths[:, None]].any()
+    for name, rows in read_splits(one).items():
+        assert np.array_equal(rows.x, read_splits(two)[name].x)
+        assert not rows.x[np.arange(5) >= rows.lengths[:, None]].any()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +92,7 @@ def test_encode_refuses_rows_that_end_before_the_tokens_that_are_read(tmp_path):
 
 def test_a_pickled_source_holds_no_arrays(tmp_path):
     source = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 50, 2)), y=np.arange(300) % 2)))
-    read(source)
+    read_splits(source)
     assert len(pickle.dumps(source)) < 1000
     assert pickle.loads(pickle.dumps(source)).task == source.task
 
@@ -115,8 +106,7 @@ def test_a_pickled_source_holds_no_arrays(tmp_path):
     ],
 )
 def test_targets_that_lose_their_digits_are_refused(tmp_path, y, message):
-    with pytest.raises(InputError, match=message):
-        _ = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 5, 2)), y=y))).task
+    assert_refused(message, save(tmp_path / "a.npz", x=RNG.normal(size=(300, 5, 2)), y=y))
 
 
 TIME = np.arange(100)
@@ -124,7 +114,6 @@ WAVES = np.sin(TIME * RNG.uniform(0.05, 0.3, (300, 1)) + 6 * RNG.random((300, 1)
 
 
 def zipf(vocabulary, rows, tokens):
-    """Draw words by Zipf's law, numbered in random order."""
     chance = 1 / np.arange(1, vocabulary + 1)
     return RNG.permutation(vocabulary)[RNG.choice(vocabulary, (rows, tokens), p=chance / chance.sum())]
 
@@ -183,7 +172,7 @@ def test_labels_are_read_as_classes_or_numbers_by_one_rule(y, classes):
 def test_a_missing_group_is_refused(tmp_path, suffix, groups):
     x, y = RNG.normal(size=(40, 3)), np.arange(40) % 2
     with pytest.raises(InputError, match=r"no group in row 2; give every row one"):
-        read(task_named(str(save(tmp_path / f"a{suffix}", x=x, y=y, groups=groups))))
+        read_splits(task_named(str(save(tmp_path / f"a{suffix}", x=x, y=y, groups=groups))))
 
 
 def test_sensor_counts_are_read_as_values_with_a_note(tmp_path):

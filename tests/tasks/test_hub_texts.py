@@ -6,11 +6,11 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import read_new, task_named
 from reservoir.tasks.own.hub import hub_arrays
 from reservoir.tasks.own.texts import texts_of
+from tests.tasks.samples import assert_refused
 
 NAMES = ["neg", "pos"]
 TEXTS = [f"row {n} is {'good' if n % 2 else 'bad'}" + " so" * (n % 5) for n in range(30)]
@@ -89,12 +89,10 @@ def test_splits_without_the_column_of_labels_or_with_gaps_in_it(library):
     source = task_named("hf:reviews")
     assert rows_of(source)["test"] == TEXTS[20:] and "left out: dev, test" in " ".join(source.notes())
     library.found = {"train": labelled(slice(20)), "test": gaps}
-    with pytest.raises(InputError, match="row 20: no label in column 'label'"):
-        task_named("hf:reviews").task  # noqa: B018
+    assert_refused("row 20: no label in column 'label'", "hf:reviews")
     library.found = {"train": labelled(), "test": Part({"label": [0, 1], "text": ["a", "b"], "words": ["a", "b"]})}
     library.found["test"].features.pop("text")
-    with pytest.raises(InputError, match="not every split has the column 'text'"):
-        task_named("hf:reviews").task  # noqa: B018
+    assert_refused("not every split has the column 'text'", "hf:reviews")
 
 
 def test_new_texts_need_no_labels(library, tmp_path, monkeypatch):
@@ -130,9 +128,7 @@ def with_files():
 )
 def test_unreadable_datasets_are_refused_in_one_line(library, found, asked, message):
     library.found = found
-    with pytest.raises(InputError, match=message) as refused:
-        task_named("hf:reviews", **asked).task  # noqa: B018
-    assert "\n" not in str(refused.value)
+    assert_refused(message, "hf:reviews", **asked)
 
 
 @pytest.mark.parametrize("file", ["set.py", "README.md"])
@@ -141,8 +137,7 @@ def test_a_folder_is_not_opened_as_a_name_of_the_hub(library, tmp_path, file):
     (tmp_path / "set" / file).write_text(
         "---\nconfigs:\n- config_name: default\n  data_files: http://localhost/x.csv\n---"
     )
-    with pytest.raises(InputError, match="so it is not a name on the hub"):
-        task_named(f"hf:{tmp_path / 'set'}").task  # noqa: B018
+    assert_refused("so it is not a name on the hub", f"hf:{tmp_path / 'set'}")
     assert library.calls == []
 
 
@@ -151,8 +146,7 @@ def test_a_saved_dataset_whose_rows_lie_outside_its_folder_is_refused(library, t
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["../elsewhere"]}')
     library.found = labelled()
     library.found.cache_files = [{"filename": str(tmp_path / "elsewhere" / "rows.arrow")}]
-    with pytest.raises(InputError, match="the file is outside"):
-        task_named(str(tmp_path / "set")).task  # noqa: B018
+    assert_refused("the file is outside", tmp_path / "set")
 
 
 @pytest.mark.parametrize(("version", "message"), [(None, "need a package"), ("3.6.0", "3.6.0 is too old")])
@@ -160,8 +154,7 @@ def test_a_missing_datasets_package_ends_in_one_line_with_the_remedy(library, mo
     vars(library)["__version__"] = version
     if version is None:
         monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=rf"{message}.*pip install 'datasets>=4'"):
-        task_named("hf:reviews").task  # noqa: B018
+    assert_refused(rf"{message}.*pip install 'datasets>=4'", "hf:reviews")
 
 
 def test_datasets_of_the_real_library_are_read(tmp_path):

@@ -1,1 +1,1 @@
-"""The commands of ``reservoir``: thin functions over the stages, their shared options and their output."""
+"""The commands of ``reservoir``, their shared options and their output."""

@@ -175,7 +175,7 @@ def _same(name: str, path: Path) -> bool:
 
 
 def _entries(name: str, root: Path) -> list[Path]:
-    """Return the folder of an entry, also of one that cannot be opened; for ``rows`` all entries of the estimators."""
+    """Return the folder of an entry, even a broken one; for ``rows`` all entries of the estimators."""
     broken = [problem.path for problem in store.broken_entries(root)]
     if named := [path for path in broken if name == path.name or _same(name, path)]:
         return named[:1]

@@ -183,9 +183,8 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
     rows = [] if found.classes else [("rows", f"{found.rows:,}")]
     tables: list[Table] = [(("on test", ""), [*rows, *evaluation_lines(found, first)])]
     if worst := sorted(found.recall.items(), key=lambda item: item[1])[:MAX_RECALLS]:
-        title = (
-            "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
-        )
+        few = len(worst) < len(found.recall)
+        title = f"the {len(worst)} classes with the lowest recall" if few else ""
         tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
     return tables
 

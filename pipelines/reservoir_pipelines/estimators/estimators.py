@@ -193,7 +193,7 @@ class _ReservoirEstimator(BaseEstimator):
         return rows.scaled(self._scaling)
 
     def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
-        """Return a function that maps the name of a column, or several joined by a plus, to features (rows, width)."""
+        """Return a function from a column's name, or several joined by a plus, to features (rows, width)."""
 
         @cache
         # loads the model when first called; the raw input needs none
@@ -215,7 +215,7 @@ class _ReservoirEstimator(BaseEstimator):
 
 
 class _ReservoirPredictor(_ReservoirEstimator):
-    """Base class of the classifier and the regressor, which chooses columns and penalty as `fit` does."""
+    """Base of classifier and regressor, which chooses columns and penalty as `fit` does."""
 
     readout_: LinearReadout
     column_: str
@@ -274,12 +274,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
             columns = tuple(name.split("+"))
             add_fit(fits, fit_penalties("ridge", columns, swept, alphas, widens=self.alphas is None))
         best = max(fits, key=lambda fit: fit.result.merit)
-        self.column_, self.alpha_, self.best_score_ = (
-            best.result.name,
-            best.result.alpha,
-            best.result.valid_score,
-        )
-        self.readout_ = best.readout
+        self.column_, self.readout_ = best.result.name, best.readout
+        self.alpha_, self.best_score_ = best.result.alpha, best.result.valid_score
         found = [result for fit in fits for result in fit.results]
         self.cv_results_ = {
             "column": np.array([result.name for result in found], object),
@@ -302,13 +298,11 @@ class _ReservoirPredictor(_ReservoirEstimator):
                 :, None
             ]
         units = len(x) if group is None else len(np.unique(group))
-        folds, repeats = (
-            (min(self._plan.folds, units), self._plan.repeats) if self.cv is None else (self.cv, 1)
-        )
-        found = [
-            draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)
-        ]
-        return np.stack(found, axis=1)
+        folds, repeats = min(self._plan.folds, units), self._plan.repeats
+        if self.cv is not None:
+            folds, repeats = int(self.cv), 1
+        draw = partial(draw_folds, len(x), folds, labels=labels, groups=group)
+        return np.stack([draw(repeat=number) for number in range(repeats)], axis=1)
 
     def _apply(self, method: Callable[[LinearReadout, np.ndarray], np.ndarray], x: ArrayLike) -> np.ndarray:
         """Return what a method of the readout returns for the features of new sequences."""

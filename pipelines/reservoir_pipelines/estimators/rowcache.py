@@ -169,10 +169,8 @@ def scaling_of(
     counted = None if weights is None else np.repeat(weights, rows.lengths)
     with np.errstate(invalid="ignore"):  # a channel without any value has neither a mean nor a deviation
         found = StandardScaler().fit(tokens, sample_weight=counted)
-    mean, deviation = (
-        np.nan_to_num(np.asarray(found.mean_)),
-        np.nan_to_num(np.asarray(found.scale_), nan=1.0),
-    )
+    mean = np.nan_to_num(np.asarray(found.mean_))
+    deviation = np.nan_to_num(np.asarray(found.scale_), nan=1.0)
     # If values are near 1e-40, 1 / deviation overflows float32.
     scale = np.minimum(1 / deviation, np.finfo(np.float32).max)
     marks = np.zeros(rows.channels - len(mean))  # channels that mark missing values stay 0 and 1
@@ -203,7 +201,7 @@ class RowCache:
         self._places: dict[bytes, tuple[int, int]] = {}
 
     def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> Callable[[str], np.ndarray]:
-        """Compute the features of new rows; return a function from the name of a column to its values (rows, width)."""
+        """Compute features of new rows; return a function from a column's name to its values (rows, width)."""
         digests = [
             hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)
         ]

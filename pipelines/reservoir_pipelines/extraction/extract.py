@@ -1,4 +1,4 @@
-"""The stage ``extract``: one frozen forward pass over a task, whose pooled hidden states are cached in HDF5."""
+"""The stage ``extract``: one frozen forward pass, whose pooled hidden states are cached."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -93,7 +93,7 @@ def extract(
     *,
     splits: Sequence[str] | None = None,
 ) -> Extraction:
-    """Run a frozen transformer over a task once and cache its pooled hidden states; see `api.extract`."""
+    """Run a frozen model once and cache its pooled hidden states; see `api.extract`."""
     from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # imports torch
 
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The stage ``plan``: the time, disk space and memory that an extraction will take, estimated from a short trial."""
+"""The stage ``plan``: the time, disk and memory of an extraction, estimated from a short trial."""
 
 import resource
 import time

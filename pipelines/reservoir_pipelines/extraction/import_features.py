@@ -128,7 +128,7 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
 
 
 def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int) -> np.ndarray:
-    """Return some rows of an array as (rows, 1, width) of float32; raise `InputError` if a value is not finite."""
+    """Return some rows of an array as (rows, 1, width) of float32; refuse values that are not finite."""
     with np.errstate(over="ignore"):
         values = np.asarray(array[low:high]).astype(np.float32, order="C", casting="same_kind")
     faults = np.argwhere(~np.isfinite(values))

@@ -359,7 +359,7 @@ def share_blocks(
     cluster: ClusterOptions,
     advance: Callable[[int], None],
 ) -> int:
-    """Let other processes compute the blocks ``todo`` of an entry; return the number of rows that they computed."""
+    """Let other processes compute the blocks ``todo`` of an entry; return their number of rows."""
     # Full paths, for processes that were started in another folder.
     settings, root = run.model.settings, run.root.absolute()
     full = replace(options, backbone=settings.backbone, init=settings.init, cache=root)

@@ -48,10 +48,9 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
         raw, known = _with_windows(raw, pool, task), None
     ridge = RidgeFitter(classes=task.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     if isinstance(fitter, RidgeFitter):
-        single = len(fitter.alphas) == 1  # chosen for the columns
-        ridge, known = (
-            (replace(fitter, alphas=DEFAULT_ALPHAS, widens=True), None) if single else (fitter, known)
-        )
+        ridge = fitter
+        if len(fitter.alphas) == 1:  # chosen for the columns
+            ridge, known = replace(fitter, alphas=DEFAULT_ALPHAS, widens=True), None
     tried: list[Fitted] = [(known, raw, fitter)] if known else []
     untried: list[tuple[RawSource, Fitter]] = [(raw, ridge)]
     if isinstance(fitter, EstimatorFitter):

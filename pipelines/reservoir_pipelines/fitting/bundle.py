@@ -169,11 +169,10 @@ class Bundle:
                 problem = f"readout {folder}: only linear readouts can be exported or explained"
                 raise InputError(f"{problem}; fit with --readout ridge or logistic")
             arrays, task = load(files[WEIGHTS]), Task.from_dict(card["task"])
-            readout = (
-                LinearReadout.from_arrays(arrays, card["readout"])
-                if "readout" in card
-                else _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
-            )
+            if "readout" in card:
+                readout = LinearReadout.from_arrays(arrays, card["readout"])
+            else:
+                readout = _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust)
             held_out = np.sort(arrays.get("held_out", np.zeros(0)))
             check_arrays({"held_out": held_out}, {"held_out": (held_out.size,)})
             labels = readout.targets.outputs, readout.targets.classes
@@ -223,7 +222,7 @@ def _part(values: dict[str, Any]) -> Part:
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the JSON values of a bundle, and the content of its files by suffix, with verified checksums."""
+    """Return the JSON values of a bundle, and its verified files by suffix."""
     if not (folder / CARD).exists():
         raise InputError(f"{folder}: neither a readout nor a run; give a folder that fit or train wrote")
     while True:

@@ -1,4 +1,4 @@
-"""The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator, each with all of its settings."""
+"""The readouts that ``fit`` tries: ridge, logistic, and any scikit-learn estimator."""
 
 import ast
 import itertools
@@ -264,7 +264,7 @@ class LogisticFitter(PenaltyFitter):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedFitter(PenaltyFitter):
-    """Ridge readouts of a sum of layers with learned weights, chosen on valid; see `reservoir.readouts.weighted`."""
+    """Ridge readouts of a weighted sum of layers; see `reservoir.readouts.weighted`."""
 
     kind = "weighted"
 
@@ -286,7 +286,7 @@ class WeightedFitter(PenaltyFitter):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorFitter:
-    """A scikit-learn estimator, given by its import path, with every combination of the given parameters."""
+    """A scikit-learn estimator with every combination of the given parameters."""
 
     path: str
     estimator: Callable[..., Any]
@@ -353,7 +353,7 @@ Fitted = tuple[ColumnFit, SampleSource, Fitter]  # the fitter made the fit of th
 
 
 def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
-    """Return the class of an import path; raise `InputError` if it does not suit the labels or has other parameters."""
+    """Return the class of an import path; refuse one that does not suit the labels or the parameters."""
     from sklearn.base import BaseEstimator, is_classifier, is_regressor
 
     module, _, name = path.rpartition(".")
@@ -446,7 +446,7 @@ def _rows_of_race(pool: Pool, tried: Tried) -> SomeRows | None:
 
 
 def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
-    """Fit every column; progress is shown in multiplications, because one wide column may take longer than the rest."""
+    """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
     fits: list[ColumnFit] = []
     sources = [pool.source(name) for name in names]
     work = [_products(source) for source in sources]

@@ -1,4 +1,4 @@
-"""The files of a fit: the table of every readout, the chosen one for `predict`, the summary, and the plots."""
+"""The files of a fit: a table of every readout, the chosen one, the summary, and the plots."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -77,11 +77,8 @@ class Result(Record):
         poolings = {column.partition("/")[2] for column in self.columns}
         if len(poolings) > 1:
             return f"{named} ({len(self.columns)} columns)"
-        return (
-            f"{named} ({poolings.pop()})"
-            if len(layers) <= 3
-            else f"{poolings.pop()} of {len(layers)} layers"
-        )
+        (pooling,) = poolings
+        return f"{named} ({pooling})" if len(layers) <= 3 else f"{pooling} of {len(layers)} layers"
 
     @property
     def setting(self) -> str:

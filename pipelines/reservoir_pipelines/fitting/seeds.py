@@ -1,4 +1,4 @@
-"""Fits of reservoirs that differ only in their seed, which show how a score depends on the random weights."""
+"""Fits of reservoirs that differ only in their seed: how a score depends on the random weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class SeedsFit:
         return stdev(fit.best.test_score or 0.0 for fit in self.fits) if len(self.fits) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON values: the fields of the seed with the best validation score, and all seeds."""
+        """Return as JSON values the fields of the seed with the best validation score, and all seeds."""
         best = max(self.fits, key=lambda fit: fit.best.valid_score)
         return best.to_dict() | {
             "seeds": [fit.to_dict() for fit in self.fits],

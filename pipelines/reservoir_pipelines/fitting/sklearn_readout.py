@@ -71,12 +71,8 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
         wanted = fitted.probabilities(x)
         links = (replace(readout, link=link) for link in LINKS if link != "none")
         return next((one for one in links if _close(one.probabilities(x), wanted)), None)
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-    ):  # without coefficients, or with those of another kind of model
-        return None
+    except (AttributeError, TypeError, ValueError):
+        return None  # without coefficients, or with those of another kind of model
 
 
 def _members(estimator: Any) -> Iterator[Any]:

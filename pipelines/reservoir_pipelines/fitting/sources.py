@@ -470,7 +470,7 @@ def _row_classes(source: SampleSource, labels: np.ndarray, classes: int) -> np.n
 
 
 def _with_numbers(blocks: Iterable[Block], numbers: np.ndarray) -> Iterator[FoldBlock]:
-    """Yield blocks of samples, each with its part of ``numbers`` (n,), which has one for each sample in order."""
+    """Yield blocks of samples, each with its part of ``numbers`` (n,), one for each sample."""
     start = 0
     for x, y in blocks:
         yield x, y, numbers[start : start + len(x)]

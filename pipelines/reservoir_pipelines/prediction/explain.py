@@ -38,7 +38,7 @@ class Explained(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """The explanations of some sequences, the unit of all their scores and shares, and the path of their plot."""
+    """Explanations of sequences, the unit of their scores and shares, and the path of their plot."""
 
     rows: tuple[Explained, ...]
     unit: str  # logits for classes, the unit of the label for a regression

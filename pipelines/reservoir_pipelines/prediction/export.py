@@ -60,7 +60,7 @@ class Export(Record):
 
 
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
-    """Write a linear readout and its frozen models as one model that maps sequences to logits; see `api.export`."""
+    """Write a linear readout and its frozen models as one model; see `api.export`."""
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
@@ -157,11 +157,9 @@ def _inputs(module: SequenceModel, task: Task, longest: int) -> tuple[nn.Module,
     if module.reader:
         mask = torch.ones(2, longest).long()
         return TokensModel(module), {"input_ids": torch.zeros_like(mask), "attention_mask": mask}
-    x = (
-        torch.zeros(2, longest, task.form.dim)
-        if isinstance(task.form, Vectors)
-        else torch.zeros(2, longest).long()
-    )
+    x = torch.zeros(2, longest).long()
+    if isinstance(task.form, Vectors):
+        x = torch.zeros(2, longest, task.form.dim)
     return module, {"x": x, "lengths": torch.tensor([longest, task.readout_tokens])}
 
 

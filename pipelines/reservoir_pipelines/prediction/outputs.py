@@ -99,9 +99,8 @@ def _write_csv(part: Path, predictions: Sequence[Prediction]) -> None:
     columns = columns_of(predictions)
     if "set" in columns:
         # A column p_CLASS shows whether the name of a class contains the separator.
-        as_text = (
-            partial(json.dumps, ensure_ascii=False) if any("|" in name for name in columns) else "|".join
-        )
+        apart = any("|" in name for name in columns)
+        as_text = partial(json.dumps, ensure_ascii=False) if apart else "|".join
         columns["set"] = [as_text([*map(str, names or ())]) for names in columns["set"]]
     with part.open("x", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -161,7 +161,7 @@ def _reads_samples(model: ReservoirOptions, files: Sequence[Path]) -> bool:
 
 
 def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
-    """Return the folder of a task and its parameters, which has a subfolder for each state of the source files."""
+    """Return the folder of a task and its parameters, with a subfolder per state of its files."""
     values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
     return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
@@ -294,13 +294,13 @@ def _unknown_classes(task: Task, splits: Mapping[str, PreparedSplit]) -> list[st
 
 
 def _hashes(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return a hash of each sequence, (rows,) of uint64; two sequences have the same one only by a rare chance."""
+    """Return a hash of each sequence, (rows,) of uint64."""
     rows = (row.tobytes() + length.tobytes() for row, length in zip(x, lengths, strict=True))
     return np.frombuffer(b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows), np.uint64)
 
 
 def _repeats(files: Mapping[str, list[dict[str, Any]]]) -> list[str]:
-    """Return a line if sequences of ``test`` are also in other splits, because a readout may know these by heart."""
+    """Return a line if sequences of ``test`` are in other splits: a readout may know them by heart."""
     hashes = {name: np.concatenate([file["hashes"] for file in files[name]]) for name in SPLITS}
     repeated = int(np.isin(hashes["test"], np.concatenate([hashes["train"], hashes["valid"]])).sum())
     start = f"{repeated:,} of {len(hashes['test']):,} test rows repeat a sequence of the training or validation rows"

@@ -206,10 +206,8 @@ def _opened(path: Path) -> "Iterator[h5py.File]":
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
-    except (
-        OSError,
-        KeyError,
-    ) as error:  # no others, because they may come from the caller: memory may run out
+    except (OSError, KeyError) as error:
+        # no others, because they may come from the caller: memory may run out
         why = " ".join(str(error).split())
         raise InputError(
             f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again"

@@ -290,14 +290,12 @@ class Search:
         return found, judge
 
     def final_seconds(self, number: int, limit: int | None = None) -> float:
-        """Return the estimated seconds for extracting ``number`` reservoirs on all splits and fitting them."""
+        """Return the estimated seconds for extracting and fitting ``number`` reservoirs."""
         if not self.trials:
             return START_UP
         last = [*self.trials.values()][-1]
-        rows, known = (
-            self.data.rows(limit, tuple(self.data.prepared.rows)),
-            self.data.rows(last.limit, KNOWN),
-        )
+        rows = self.data.rows(limit, tuple(self.data.prepared.rows))
+        known = self.data.rows(last.limit, KNOWN)
         missing = rows - known if last.limit == limit else rows
         extracting = self._extrapolate(missing, lambda trial: trial.seconds - trial.judging)
         judging = np.median([trial.judging for trial in self.trials.values() if trial.limit == last.limit])
@@ -309,7 +307,7 @@ class Search:
         return max((number for number in numbers if self.final_seconds(number) <= most), default=1)
 
     def final_limit(self, number: int, at_least: int | None) -> int | None:
-        """Return the number of rows per split on which ``number`` reservoirs can be fitted in time, or None for all."""
+        """Return the rows per split on which ``number`` reservoirs can be fitted in time; None for all."""
         if at_least is None or self.final_seconds(number) <= self.left:
             return None
         limit = max(self.data.prepared.rows.values())
@@ -318,7 +316,7 @@ class Search:
         return max(limit, at_least)
 
     def _affordable(self) -> list[int | None]:
-        """Return the number of rows per split for each round that the budget allows; None means all rows."""
+        """Return the rows per split of each round that the budget allows; None means all."""
         each, first = self.data.prepared.task.readout_tokens, 0
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each
         limits: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
@@ -335,7 +333,7 @@ class Search:
         return limits[first:]
 
     def _trial_seconds(self) -> float:
-        """Return the seconds for trials: the time left minus that for joining, the final extraction and the fit."""
+        """Return the seconds for trials: the time left minus that for all later steps."""
         judging = [trial.judging for trial in self.trials.values()] or [0.0]
         # If a fit on all rows takes longer than its share, the winner is fitted on fewer rows.
         final = min(self.final_seconds(self.joined()), END_SHARE * self.budget)

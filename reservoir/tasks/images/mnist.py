@@ -59,12 +59,10 @@ class Mnist(ImageSource):
         """Return test, or train and valid, which is about a tenth of the training file."""
         images, labels = self._pair(piece.part)
         rows = self.split(images, read_idx(images, (28, 28)), read_idx(labels))
+        if piece.part == "t10k":
+            return {"test": rows}
         valid = held_out(np.arange(len(rows)))
-        return (
-            {"test": rows}
-            if piece.part == "t10k"
-            else {"train": rows.take(~valid), "valid": rows.take(valid)}
-        )
+        return {"train": rows.take(~valid), "valid": rows.take(valid)}
 
     def _pair(self, part: str) -> list[Path]:
         names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")

@@ -34,11 +34,9 @@ class ImageSource(Source):
 
     @property
     def task(self) -> Task:
-        """The description of the task; parameters with other values than the default are part of the cache key."""
-        side, own = (
-            self.shape[0],
-            [item for item in fields(self) if item.name not in ("data", "window", "stride")],
-        )
+        """The description of the task; parameters that differ from the default are part of the cache key."""
+        side = self.shape[0]
+        own = [item for item in fields(self) if item.name not in ("data", "window", "stride")]
         parameters = {
             item.name: value for item in own if (value := getattr(self, item.name)) != item.default
         }

@@ -66,7 +66,7 @@ def text_columns(asked: OwnDataOptions) -> list[str]:
 
 
 def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
-    """Return the columns by role; remove columns of row numbers, unnamed columns and dropped columns."""
+    """Return the columns by role; remove unnamed, dropped and row-number columns."""
     frame, values = table.frame, (known or {}).get("columns", ())
 
     def named(role: str) -> str:
@@ -118,7 +118,7 @@ def separated(names: object) -> list[str]:
 
 
 def _leave_out(frame: Any, roles: Roles, kept: Collection[str | None]) -> None:
-    """Remove columns without a name, and a first column, or one called index, that counts the rows."""
+    """Remove columns without a name, and a first column, or ``index``, that counts the rows."""
     for place, name in enumerate(list(frame)):
         counts = (place == 0 or name == "index") and counts_rows(frame[name])
         if name not in kept and (counts or NO_NAME.fullmatch(name)):
@@ -280,7 +280,7 @@ def is_number(column: Any) -> bool:
 
 
 def is_sequences(column: Any) -> bool:
-    """Return whether each filled cell is a list or a text of numbers, of which at least one has several."""
+    """Return whether each filled cell is a list or a text of numbers, one of them with several."""
     cells = filled(column)
     texts = [cell.strip() for cell in cells if isinstance(cell, str)]
     if not texts:
@@ -291,7 +291,7 @@ def is_sequences(column: Any) -> bool:
 
 
 def is_digits(column: Any) -> bool:
-    """Return whether the cells are strings of digits without separators, which are read as letters."""
+    """Return whether the cells are strings of digits without separators, read as letters."""
     cells = filled(column)
     digits = all(isinstance(cell, str) and cell.strip().isdecimal() for cell in cells)
     return digits and any(len(cell) > 1 for cell in cells)
@@ -313,7 +313,7 @@ def are_times(column: Any) -> bool:
 
 
 def times_of(column: Any) -> np.ndarray | None:
-    """Return numbers, or dates in UTC, as an array that can be sorted, (rows,); None for other cells."""
+    """Return numbers, or dates in UTC, as a sortable array, (rows,); None for other cells."""
     import pandas as pd
 
     if column.dtype.kind in "iuf":
@@ -381,7 +381,7 @@ def values_of(
 
 
 def _numbers_of(table: Table, name: str) -> np.ndarray:
-    """Return a column as floats; other cells are bad rows, and a column that has mostly other cells is refused."""
+    """Return a column as floats; other cells are bad rows, and refused if they are most."""
     import pandas as pd
 
     table.check_thousands(name)
@@ -445,7 +445,7 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
 
 
 def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
-    """Return which labels are not finite numbers, (rows,), if most labels are numbers and targets of a regression."""
+    """Return which labels are not finite numbers, (rows,), if most are targets of a regression."""
     import pandas as pd
 
     numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)

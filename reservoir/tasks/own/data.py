@@ -178,15 +178,12 @@ class OwnData(Source):
         samples = {"rate"} if self.asked.waveform and "waveform" not in columns.unused_options else set()
         _refuse_unused(self.origin, columns, self.asked.explicit.keys() - samples)
         _check_rows(self.origin, columns, "x", "y")
-        groups = (
-            columns.read("groups", 0, columns.shapes["x"][0]).tolist() if "groups" in columns.shapes else []
-        )
-        if missing := [
-            row for row, group in enumerate(groups) if str(group).strip() in {"", "nan", "None"}
-        ]:
-            raise InputError(
-                f"{self.origin}: no group in row {missing[0]}; give every row one, or leave groups out"
-            )
+        if "groups" not in columns.shapes:
+            return columns
+        for row, group in enumerate(columns.read("groups", 0, columns.shapes["x"][0]).tolist()):
+            if str(group).strip() in {"", "nan", "None"}:
+                problem = f"{self.origin}: no group in row {row}"
+                raise InputError(f"{problem}; give every row one, or leave groups out")
         return columns
 
     @cached_property

@@ -149,7 +149,7 @@ def source_files(path: Path, named: str | None = None) -> list[Path]:
 
 
 def labels_path(data: Path, named: str) -> Path:
-    """Return the path of the table of labels: the given path, or a file with this name in the data's folder."""
+    """Return the path of the table of labels, which may be named within the data's folder."""
     for place in (Path(named), data / named, data.parent / named):
         if place.is_file():
             return place

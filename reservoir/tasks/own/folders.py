@@ -1,4 +1,4 @@
-"""Files that are one sequence each, and their labels: images, sounds, and recordings (tables with a row per step)."""
+"""Files that are one sequence each, and their labels: images, sounds and recordings (tables of steps)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ def media_files(path: Path, *labels: Path) -> list[Path]:
 
 
 def _visible(root: Path) -> list[Path]:
-    """Return the files below a folder, sorted, except those with a path component that begins with a dot."""
+    """Return the files below a folder, sorted, without hidden files and folders."""
     files = (path for path in root.rglob("*") if path.is_file())
     return sorted(
         path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts)
@@ -222,7 +222,7 @@ def _recordings(
 
 
 def _in_order(table: Table, name: str) -> Table:
-    """Return the rows of a recording sorted by a column of times, which may repeat only if they are in order."""
+    """Return the rows of a recording sorted by a column of times; times in order may repeat."""
     times = columns.sortable_times(table, name)
     if (times[1:] >= times[:-1]).all():
         return table

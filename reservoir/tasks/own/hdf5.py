@@ -54,7 +54,7 @@ class Hdf5(Arrays):
 
 
 def dataset_of(file: Any, name: str) -> Any:
-    """Return a dataset whose values are stored in the file itself, or None; links may lead to other files."""
+    """Return a dataset stored in the file itself, or None; links may lead to other files."""
     import h5py
 
     found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None

@@ -1,4 +1,4 @@
-"""Your own images: their files are stored as they are, and Pillow decodes them when a model reads them."""
+"""Your own images: files are stored as they are, and decoded when a model reads them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ TOKENS = (SIDE // PATCH) ** 2
 
 
 class Images(Arrays):
-    """Images as ``x``, the bytes of each file, with other arrays; the shape of ``x`` is that of their patches."""
+    """Images as ``x``, the bytes of each file, with other arrays; ``x`` has the shape of their patches."""
 
     piece_rows = 64
     unused_options = ("values", "symbols", "missing", "standardise", "rate", "waveform")

@@ -1,4 +1,4 @@
-"""Rules that read numbers of your own data as symbols or values, and as classes or targets; and the splits of rows."""
+"""Rules that read your own numbers as symbols or values, as classes or targets, and split the rows."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple

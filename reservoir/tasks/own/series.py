@@ -72,12 +72,12 @@ def read_series(files: dict[str, Path]) -> Arrays:
     labels = [label for _, y in read for label in y or ()]
     if len(labels) == len(x):
         arrays["y"] = np.array(labels)
+    notes = []
     if len(files) > 1:
         arrays["split"] = np.repeat(list(files), [len(x) for x, _ in read])
+        notes.append(f"split as published: {' and '.join(f.name for f in files.values())}")
     found = Arrays(arrays)
-    found.notes += (
-        [f"split as published: {' and '.join(f.name for f in files.values())}"] if len(files) > 1 else []
-    )
+    found.notes += notes
     return found
 
 

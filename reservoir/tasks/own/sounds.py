@@ -166,5 +166,5 @@ def _bands(size: int, rate: int) -> np.ndarray:
 
 
 def _ratio(new: int, old: int) -> Fraction:
-    """Return the ratio of two rates, rounded for unusual rates so that the filter of the resampling stays short."""
+    """Return the ratio of two rates, rounded if unusual, so that the resampling filter stays short."""
     return Fraction(new, old).limit_denominator(2_000)

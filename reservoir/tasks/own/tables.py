@@ -47,7 +47,7 @@ class BadRows:
         self.reasons.setdefault(int(row), reason)
 
     def read_files(self, files: Sequence[Path], read: Callable[[Path], Any]) -> list[Any]:
-        """Return the result of ``read`` for the file of each row that is not bad; rows that it refuses become bad."""
+        """Return ``read`` of the file of each row that is not bad; rows that it refuses become bad."""
         found = []
         for row, path in ((row, path) for row, path in enumerate(files) if row not in self.reasons):
             try:
@@ -62,9 +62,8 @@ class BadRows:
         bad, rows = len(self.reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_fill = OR_FILL if any(EMPTY_CELL in reason for reason in self.reasons.values()) else ""
-            or_skip = (
-                ", or pass --skip-bad-rows" if self.skip is False and (bad < rows or rows == 1) else ""
-            )
+            helps = self.skip is False and (bad < rows or rows == 1)
+            or_skip = ", or pass --skip-bad-rows" if helps else ""
             remedies = {
                 self.remedies.get(row, "fix the file").removesuffix(OR_FILL) for row in self.reasons
             }
@@ -306,7 +305,7 @@ def import_pyarrow(where: object) -> Any:
 
 
 def read_arrow(path: Path, rows: int | None = None) -> Any:
-    """Return a Parquet file as a ``pyarrow.Table``; refuse it if it would unpack to far more than the file."""
+    """Return a Parquet file as a ``pyarrow.Table``; refuse one that unpacks to far more."""
     pyarrow = import_pyarrow(path)
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
         # Do not use file.metadata: reading its columns crashes the process for 1 of 600 randomly damaged files.

@@ -1,4 +1,4 @@
-"""Texts as sequences of symbols: each letter of the training rows is a symbol, and all other letters share one."""
+"""Texts as symbols: each letter of the training rows is one, and all other letters share one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
