@@ -381,7 +381,7 @@ def values_of(
 
 
 def _numbers_of(table: Table, name: str) -> np.ndarray:
-    """Return a column as floats; other cells are bad rows, and refused if they are most."""
+    """Return a column as floats; other cells are bad rows, and a column of mostly such cells is refused."""
     import pandas as pd
 
     table.check_thousands(name)
