@@ -41,12 +41,10 @@ class CNNConfig(Config):
 class Block(nn.Module):
     """One block."""
 
-    def __init__(self, config: CNNConfig, number: int) -> None:
+    def __init__(self, width: int, kernel: int, dilation: int) -> None:
         super().__init__()
-        self.norm, self.dropout = nn.LayerNorm(config.width), nn.Dropout(0.0)
-        self.convolution = nn.Conv1d(
-            config.width, config.width, config.kernel, dilation=2 ** (number % 10), bias=False
-        )
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.0)
+        self.convolution = nn.Conv1d(width, width, kernel, dilation=dilation, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden states (batch, tokens, width) to those of the next layer."""
@@ -56,8 +54,8 @@ class Block(nn.Module):
 
 
 def _build(config: CNNConfig) -> nn.Module:
-    blocks = nn.Sequential(*(Block(config, number) for number in range(config.depth)))
-    return nn.Sequential(OrderedDict(blocks=blocks, norm=nn.LayerNorm(config.width)))
+    blocks = (Block(config.width, config.kernel, 2 ** (number % 10)) for number in range(config.depth))
+    return nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks), norm=nn.LayerNorm(config.width)))
 
 
 CNN = Family(

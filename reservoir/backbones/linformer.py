@@ -44,10 +44,8 @@ class Attention(gpt2.Attention):
         query, key, value = self.c_attn(x).chunk(3, -1)
         if mask is not None:  # padding must not be in the mixtures
             key, value = key * mask[..., None], value * mask[..., None]
-        mixtures = self.E[:, : x.shape[1]] @ key, self.F[:, : x.shape[1]] @ value
-        query, key, value = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, *mixtures)
-        )
+        parts = query, self.E[:, : x.shape[1]] @ key, self.F[:, : x.shape[1]] @ value
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         rate = self.attn_dropout.p if self.training else 0.0
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=rate)
         return self.resid_dropout(self.c_proj(mixed.transpose(1, 2).flatten(2))), None

@@ -58,14 +58,7 @@ RECURRENT = {
     "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
 }
 BUILT_HERE = RECURRENT | {
-    "linformer": {
-        "model_type": "linformer",
-        "width": WIDTH,
-        "heads": 2,
-        "tokens": 20,
-        "rank": 6,
-        "initializer_range": 0.3,
-    },
+    "linformer": {"model_type": "linformer", "width": WIDTH, "heads": 2, "tokens": 20, "rank": 6},
     "cnn": {"model_type": "cnn", "depth": 3, "width": WIDTH, "kernel": 4},
 }
 KINDS = (*MODELS, *BUILT_HERE)
