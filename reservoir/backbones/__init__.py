@@ -5,6 +5,7 @@
 * `published.py`: bert, esm, t5, vit, dinov2, wav2vec2, hubert, llama and their relatives, built by
   transformers.
 * `recurrent.py`: the LSTM of Lu et al. 2021 with 3 or 12 layers, their LSTM*, and echo state networks.
+* `linformer.py` and `convolutional.py`: models that Lu et al. 2021 compare with.
 """
 
 from reservoir.backbones.backbone import Backbone, attention_maps, check_layers, layer_names

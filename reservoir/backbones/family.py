@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import FunctionType
 from typing import Any
 
@@ -34,6 +34,14 @@ class Shape:
 @dataclass
 class Config:
     """A configuration of settings that are plain JSON values."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            kind = str(getattr(item.type, "__name__", item.type))
+            value, wanted = getattr(self, item.name), kind.split(" | ")
+            found = type(value).__name__.removesuffix("Type")
+            if found not in wanted and (found, wanted) != ("int", ["float"]):
+                raise ValueError(f"{item.name} takes {kind}, not {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings."""

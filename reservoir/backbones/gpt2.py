@@ -57,13 +57,6 @@ class GPT2Config(Config):
 
     _attn_implementation = "sdpa"  # a key of `ATTENTION`, not a setting
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value, wanted = getattr(self, field.name), str(field.type).split(" | ")
-            found = type(value).__name__.removesuffix("Type")
-            if found not in wanted and (found, wanted) != ("int", ["float"]):
-                raise ValueError(f"{field.name} takes {field.type}, not {value!r}")
-
     @property
     def num_attention_heads(self) -> int:
         """Number of attention heads of a block, under the name that other families use."""

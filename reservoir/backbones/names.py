@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from reservoir.backbone_names import KNOWN, SHORT, check_backbone_name
-from reservoir.backbones import gpt2, published, recurrent
+from reservoir.backbones import convolutional, gpt2, linformer, published, recurrent
 from reservoir.backbones.family import Family, Shape, attention_name, silence_transformers
 from reservoir.errors import InputError, as_input_error, first_line, nearest
 
+_UNPUBLISHED = (recurrent.LSTM, recurrent.ESN, linformer.LINFORMER, convolutional.CNN)
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (gpt2.GPT2, *published.FAMILIES, recurrent.LSTM, recurrent.ESN)
+    family.name: family for family in (gpt2.GPT2, *published.FAMILIES, *_UNPUBLISHED)
 }
 """Every family by the ``model_type`` of its configurations."""
 
@@ -24,6 +25,8 @@ CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
     "gpt2": gpt2.read_config,
     "lstm": recurrent.LSTMConfig,
     "esn": recurrent.ESNConfig,
+    "linformer": linformer.LinformerConfig,
+    "cnn": convolutional.CNNConfig,
 }
 
 MAX_BLOCKS = 1000
@@ -62,7 +65,7 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
 def may_have_weights(name: str) -> bool:
     """Return whether weights may be published: not for altered settings, and not for some families."""
     known, colon, _ = name.partition(":")
-    return known not in KNOWN or not (colon or KNOWN[known][0] in ("lstm", "esn"))
+    return known not in KNOWN or not (colon or FAMILIES[KNOWN[known][0]] in _UNPUBLISHED)
 
 
 def choose_init(name: str, init: str | None, *, published: bool = False) -> str:
@@ -148,6 +151,7 @@ def _check_config(name: str, family: Family, config: Any, depth: int | None) -> 
         shape = family.shape(config)
     sizes = {"blocks": shape.depth, "width": shape.width, "positions": shape.max_tokens}
     sizes["attention heads"] = getattr(config, "num_attention_heads", getattr(config, "n_head", None))
+    sizes |= {name: getattr(config, name, None) for name in ("heads", "rank")}
     for what, size in sizes.items():
         if size is not None and (type(size) is not int or size < 1):
             raise InputError(f"backbone {name!r}: its configuration sets {what} to {size}; give at least 1")

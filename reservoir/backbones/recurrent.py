@@ -55,6 +55,7 @@ class LSTMConfig(Config):
     model_type: str = "lstm"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.cell != "released":
             raise InputError(f"backbone 'lstm': cell={self.cell} is not known; use cell=released")
 
@@ -71,6 +72,7 @@ class ESNConfig(Config):
     model_type: str = "esn"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         limits = {"units": 1e4, "sr": 1e6, "lr": 1.0, "input_scaling": 1e6, "rc_connectivity": 1.0}
         for name, most in limits.items():
             if not 0 < getattr(self, name) <= most:

@@ -365,7 +365,7 @@ def test_names_that_do_not_exist_are_refused():
 def test_an_override_replaces_settings_of_the_scale_only():
     given = {"backbone": "bert-base-uncased"}
     cells = load_recipe("table3", "paper", override=given, only=["mnist"], seeds=1).cells
-    assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star", "esn"]
+    assert [c.settings["backbone"] for c in cells] == ["bert-base-uncased", "lstm", "lstm-star", "esn", "cnn"]
     cells = load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells
     assert [cell.settings["seed"] for cell in cells[:3]] == [0, 1, 2]
 

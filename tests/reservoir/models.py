@@ -57,7 +57,11 @@ RECURRENT = {
     "lstm-star": {"model_type": "lstm", "depth": 3, "width": WIDTH, "residual": True, "positions": 20},
     "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
 }
-KINDS = (*MODELS, *RECURRENT)
+BUILT_HERE = RECURRENT | {
+    "linformer": {"model_type": "linformer", "width": WIDTH, "heads": 2, "tokens": 20, "rank": 6},
+    "cnn": {"model_type": "cnn", "depth": 3, "width": WIDTH, "kernel": 4},
+}
+KINDS = (*MODELS, *BUILT_HERE)
 PIXELS = ("vit", "dinov2")
 SOUNDS = ("wav2vec2", "hubert")
 WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
@@ -66,13 +70,13 @@ WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
 def save(kind: str, folder: Path) -> Path:
     """Write a tiny model in which every weight, including norms and biases, differs from its initial value."""
     generator = torch.Generator().manual_seed(1)
-    if kind in RECURRENT:
+    if kind in BUILT_HERE:
         from safetensors.torch import save_file
 
         from reservoir.backbones import load_backbone
 
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(RECURRENT[kind]))
+        (folder / "config.json").write_text(json.dumps(BUILT_HERE[kind]))
         model = load_backbone(str(folder), "random").model
         _stir(model, generator)
         save_file(model.state_dict(), folder / "model.safetensors")
@@ -183,10 +187,8 @@ def hand_run(kind: str, folder: Path, embeds: torch.Tensor, positions: torch.Ten
         states = _vit(folder, embeds + positions[: len(embeds)])
     elif kind in SOUNDS:
         states = _encoder(folder, embeds)
-    elif kind == "esn":
-        states = _esn(folder, embeds)
-    elif kind in RECURRENT:
-        states = _lstm(folder, embeds)
+    elif kind in BUILT_HERE:
+        states = {"esn": _esn, "cnn": _cnn, "linformer": _linformer}.get(kind, _lstm)(folder, embeds)
     else:
         states = [state[0, : len(embeds)] for state in hidden_states(kind, folder, inputs_embeds=embeds[None])]
     return dict(zip(layer_names(kind), [state.numpy() for state in states], strict=True))
@@ -268,3 +270,39 @@ def _esn(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
         state = (1 - config["lr"]) * state + config["lr"] * new
         states.append(state)
     return [x, torch.stack(states), torch.stack(states)]
+
+
+def _norm(w: dict, name: str, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.layer_norm(x, (WIDTH,), w[f"{name}.weight"], w[f"{name}.bias"])
+
+
+def _linformer(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
+    """Run each head by itself: softmax(Q (E K)^T / sqrt(d)) F V."""
+    from safetensors.torch import load_file
+
+    w, n = load_file(folder / "model.safetensors"), len(x)
+
+    def affine(name: str, x: torch.Tensor) -> torch.Tensor:
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    states = [x + w["wpe.weight"][:n]]
+    for block in ("h.0", "h.1", "h.2"):
+        parts = affine(f"{block}.attn.c_attn", _norm(w, f"{block}.ln_1", states[-1])).reshape(n, 3, 2, WIDTH // 2)
+        e, f = w[f"{block}.attn.E"][:, :n], w[f"{block}.attn.F"][:, :n]
+        heads = [(q @ (e @ k).T / (WIDTH // 2) ** 0.5).softmax(1) @ f @ v for q, k, v in parts.permute(2, 1, 0, 3)]
+        x = states[-1] + affine(f"{block}.attn.c_proj", torch.cat(heads, dim=1))
+        inner = nn.functional.gelu(affine(f"{block}.mlp.c_fc", _norm(w, f"{block}.ln_2", x)), approximate="tanh")
+        states.append(x + affine(f"{block}.mlp.c_proj", inner))
+    return [*states, _norm(w, "ln_f", states[-1])]
+
+
+def _cnn(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
+    from safetensors.torch import load_file
+
+    w, states = load_file(folder / "model.safetensors"), [x]
+    for number, dilation in enumerate((1, 2, 4)):
+        normed = _norm(w, f"blocks.{number}.norm", states[-1])
+        padded = nn.functional.pad(normed.T, (3 * dilation, 0))
+        taps = w[f"blocks.{number}.convolution.weight"]
+        states.append(states[-1] + nn.functional.gelu(nn.functional.conv1d(padded, taps, dilation=dilation).T))
+    return [*states, _norm(w, "norm", states[-1])]

@@ -66,6 +66,15 @@ def test_attention_maps_leave_the_model_unchanged(tmp_path):
     assert torch.equal(backbone(EMBEDS, LENGTHS), before)
 
 
+def test_a_linformer_whose_mixtures_are_the_tokens_attends_to_all_tokens():
+    attention = load_backbone(f"linformer:width={WIDTH},heads=2,tokens=7,rank=7").blocks[0].attn
+    for mixtures in (attention.E, attention.F):
+        mixtures.copy_(torch.eye(7))
+    query, key, value = attention.c_attn(EMBEDS).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+    mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(attention(EMBEDS)[0], attention.c_proj(mixed.transpose(1, 2).flatten(2)))
+
+
 CIFAR10 = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10)
 
 # Lu et al. 2021, Table 8 and appendix: depth, width, and parameters trained on cifar10, in thousands.

@@ -172,7 +172,7 @@ def test_last_tokens_equal_those_of_the_whole_model(kind, tmp_path):
         for one, other in zip(run(backbone, count, count), run(backbone, None, count), strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
     parts = len(backbone.family.feedforward)
-    assert bool(parts) == (kind not in RECURRENT)
+    assert bool(parts) == (kind not in (*RECURRENT, "cnn"))
     tokens = -(-9 // backbone.shape.multiple) * backbone.shape.multiple
     assert seen == [*[{1}] * parts, *[{tokens}] * parts, *[{2}] * parts, *[{tokens}] * parts]
 
@@ -196,6 +196,7 @@ BLOCK = {
     "llama": ("layers.{}.", ["input_layernorm.weight", "post_attention_layernorm.weight"]),
     "lstm": ("blocks.{}.cell.", affine("input_norm", "hidden_norm", "cell_norm")),
     "esn": ("blocks.{}.", []),
+    "cnn": ("blocks.{}.", affine("norm")),
     "wav2vec2": ("encoder.layers.{}.", affine("layer_norm", "final_layer_norm")),
     "hubert": ("encoder.layers.{}.", affine("layer_norm", "final_layer_norm")),
     "dinov2": ("encoder.layer.{}.", affine("norm1", "norm2")),
@@ -206,7 +207,7 @@ for same in ("roberta", "xlm-roberta", "longformer"):
     BLOCK[same] = BLOCK["bert"]
 _MORE = ("pre_feedforward_layernorm", "post_feedforward_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 BLOCK["gemma3_text"] = ("layers.{}.", BLOCK["llama"][1] + [f"{norm}.weight" for norm in _MORE])
-BLOCK["lstm-star"] = BLOCK["lstm"]
+BLOCK["lstm-star"], BLOCK["linformer"] = BLOCK["lstm"], BLOCK["gpt2"]
 _BERT_OUTSIDE = [
     f"embeddings.{name}"
     for name in ("position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")
@@ -225,6 +226,7 @@ _POSITIONS = [f"encoder.pos_conv_embed.conv.{name}" for name in _CONVOLUTION]
 OUTSIDE["wav2vec2"] = [*_POSITIONS, "encoder.layer_norm.weight", "encoder.layer_norm.bias"]
 OUTSIDE["hubert"] = [*_POSITIONS, "final.weight", "final.bias"]
 OUTSIDE["dinov2"] = OUTSIDE["vit"]
+OUTSIDE["linformer"], OUTSIDE["cnn"] = OUTSIDE["gpt2"], ["norm.weight", "norm.bias"]
 OUTSIDE["mpnet"] = [*OUTSIDE["distilbert"], "encoder.relative_attention_bias.weight"]
 OUTSIDE["llama"] = OUTSIDE["gemma3_text"] = ["norm.weight"]
 
@@ -244,7 +246,7 @@ def test_fpt_trains_the_listed_parameters(kind, tmp_path):
     assert sorted(n for n, p in fpt.named_parameters() if p.requires_grad) == sorted(expected)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "llama", "lstm-star", "esn"])
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "llama", "lstm-star", "esn", "linformer"])
 def test_only_trained_parameters_get_gradients_and_change(kind, tmp_path):
     fpt = drawn_model(kind, tmp_path)
     groups = [name for name in ("attention", "recurrent", "output") if name in (*fpt.backbone.groups, "output")]

@@ -1,0 +1,109 @@
+r"""Linformer (Wang et al. 2020), a pre-norm transformer that attends in both directions to mixtures of the tokens.
+
+.. math::
+
+    \mathrm{softmax}\left(Q (E K)^T / \sqrt{d}\right) F V
+
+The heads of a block share E and F, (rank, tokens). A sequence of n tokens uses their first n columns.
+Positions, norms, feedforward layers and their first weights are GPT-2's.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reservoir.backbones import gpt2
+from reservoir.backbones.family import Config, Family, FolderLoader, Shape, draw_normal
+
+
+@dataclass
+class LinformerConfig(Config):
+    """The configuration of a Linformer."""
+
+    depth: int = 3
+    width: int = 768
+    heads: int = 8
+    tokens: int = 1024  # length of the longest sequence
+    rank: int = 256  # number of mixtures
+    initializer_range: float = 0.02
+    model_type: str = "linformer"
+
+
+class Attention(gpt2.Attention):
+    """Multi-head attention to mixtures of the tokens."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(gpt2.GPT2Config(n_embd=config.width, n_head=config.heads), 0)
+        self.E, self.F = (nn.Parameter(torch.zeros(config.rank, config.tokens)) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+        """Map (batch, tokens, width) to the same shape; the mask (batch, tokens) is 1 at real tokens."""
+        query, key, value = self.c_attn(x).chunk(3, -1)
+        if mask is not None:  # padding must not be in the mixtures
+            key, value = key * mask[..., None], value * mask[..., None]
+        parts = query, self.E[:, : x.shape[1]] @ key, self.F[:, : x.shape[1]] @ value
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        rate = self.attn_dropout.p if self.training else 0.0
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=rate)
+        return self.resid_dropout(self.c_proj(mixed.transpose(1, 2).flatten(2))), None
+
+
+class Block(nn.Module):
+    """One block."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
+        self.attn = Attention(config)
+        self.mlp = gpt2.Feedforward(gpt2.GPT2Config(n_embd=config.width))
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """Map hidden states (batch, tokens, width) to those of the next layer."""
+        hidden = hidden + self.attn(self.ln_1(hidden), mask)[0]
+        return hidden + self.mlp(self.ln_2(hidden))
+
+
+class Linformer(nn.Module):
+    """Positions, blocks and a final norm."""
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__()
+        self.wpe = nn.Embedding(config.tokens, config.width)
+        self.drop = nn.Dropout(0.0)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.ln_f = nn.LayerNorm(config.width)
+
+    def forward(self, embeds: Tensor, mask: Tensor | None) -> Tensor:
+        """Map (batch, tokens, width) to the hidden states after the last norm."""
+        hidden = self.drop(embeds + self.wpe.weight[: embeds.shape[1]])
+        for block in self.h:
+            hidden = block(hidden, mask)
+        return self.ln_f(hidden)
+
+
+def _draw(
+    name: str, shape: tuple[int, ...], config: LinformerConfig, generator: np.random.Generator
+) -> np.ndarray | None:
+    # As in the authors' theorems. A token's part in the mixtures then has the length of its key or value
+    # on average, whatever the rank and the number of tokens.
+    if name.endswith((".E", ".F")):
+        return generator.standard_normal(shape, dtype=np.float32) * config.rank**-0.5
+    divisor = math.sqrt(2 * config.depth) if "c_proj" in name else 1.0
+    return draw_normal(name, shape, config, generator, divisor)
+
+
+LINFORMER = Family(
+    name="linformer",
+    loader=FolderLoader(Linformer),
+    shape=lambda config: Shape(config.depth, config.width, config.tokens, causal=False),
+    run=lambda model, embeds, mask: model(embeds, mask),
+    blocks="h",
+    groups=gpt2.GPT2.groups,
+    draw=_draw,
+    scheme=f"{gpt2.GPT2.scheme}, for E and F rank^-1/2",
+    final_norm="ln_f",
+    feedforward=("mlp",),
+)
