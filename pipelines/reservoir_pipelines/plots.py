@@ -14,6 +14,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,20 +80,29 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
         notify(f"{path}: the plot could not be drawn ({reason}); the results are saved")
 
 
-def page_plot(
-    text: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE
-) -> dict[str, str]:
-    """Return the SVG image by ``draw(axes, ...)`` as a data URI, empty if drawing fails, and its description."""
-    # Inside an image, no text of the SVG can run code or load anything.
-    buffer, image = io.BytesIO(), ""
-    try:
-        with new_figure(*size) as figure:
-            draw(figure.subplots(), *arguments)
-            figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
-        image = "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
-    except Exception as error:
-        notify(f"a plot of the page could not be drawn ({error})")
-    return {"image": image, "text": text}
+@dataclass(frozen=True)
+class PagePlot:
+    """A plot for the page of `report`: ``draw(axes, *arguments)`` is called when the page shows it."""
+
+    text: str  # description
+    draw: Callable[..., None]
+    arguments: tuple[Any, ...]
+    size: tuple[float, float] = PAGE_SIZE
+    name: str = ""  # heading
+
+    @cached_property
+    def image(self) -> str:
+        """The SVG image as a data URI, empty if drawing fails."""
+        # Inside an image, no text of the SVG can run code or load anything.
+        buffer = io.BytesIO()
+        try:
+            with new_figure(*self.size) as figure:
+                self.draw(figure.subplots(), *self.arguments)
+                figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
+        except Exception as error:
+            notify(f"a plot of the page could not be drawn ({error})")
+            return ""
+        return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def style(axes: Axes, x: str, y: str) -> None:

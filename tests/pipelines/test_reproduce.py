@@ -17,7 +17,7 @@ from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
-from reservoir_pipelines.plots import draw_confusion, page_plot, shorten_all
+from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
 from reservoir_pipelines.reports.report import _leave_out_answered_claims
 from reservoir_pipelines.reports.reproduced import _draw_costs
 from reservoir_pipelines.reports.views import _read_sweep
@@ -557,14 +557,14 @@ def test_the_page_circles_the_raw_input_only_if_it_is_chosen(tmp_path, chosen, c
 def test_labels_in_plots_are_complete_and_literal(painted):
     classes = [f"a class of a long name, number {number}" for number in range(12)]
     classes[3:6] = EVIL, "$x_{$", "\x1b\ud800"
-    source = page_plot("text", draw_confusion, np.eye(12, dtype=int) * 7, classes, size=(6, 6))["image"]
+    source = PagePlot("text", draw_confusion, (np.eye(12, dtype=int) * 7, classes), (6, 6)).image
     svg = base64.b64decode(source.partition(",")[2]).decode()
     drawn = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     texts = {"".join(text.itertext()).strip() for text in drawn}
     assert "<script" not in svg and {EVIL, "$x_{$", "\\x1b\\ud800", "7"} <= texts
     assert len({text for text in texts if text.startswith("a class")}) == 9
-    assert page_plot("text", draw_confusion, np.eye(2), None) == {"image": "", "text": "text"}
-    assert b"mathdefault" not in base64.b64decode(page_plot("a", _draw_costs, {"a": (3, 5, None)})["image"][26:])
+    assert PagePlot("text", draw_confusion, (np.eye(2), None)).image == ""
+    assert b"mathdefault" not in base64.b64decode(PagePlot("a", _draw_costs, ({"a": (3, 5, None)},)).image[26:])
 
 
 def test_long_labels_that_differ_in_the_middle_look_different():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.plots import COLOURS, page_plot, shorten, style
-from reservoir_pipelines.reports.views import Plot, Values, curve_plots, facts_of, plots_of
+from reservoir_pipelines.plots import COLOURS, PagePlot, shorten, style
+from reservoir_pipelines.reports.views import Values, curve_plots, facts_of, plots_of
 from reservoir_pipelines.reproduction_folder import CELL, Cell, ReproductionFolder
 
 if TYPE_CHECKING:
@@ -110,24 +111,24 @@ def _number_text(value: Any, measure: str) -> str:
     return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _plots(table: Values, results: Mapping[str, Any]) -> list[Plot]:
+def _plots(table: Values, results: Mapping[str, Any]) -> list[PagePlot]:
     """Return the plots of a table; plots of costs are at the top of the page."""
     found: dict[str, tuple[str, Any]] = {}
     for row in table["rows"]:
         for spot in filter(None, row["spots"]):
             keys = spot["cells"][0] if spot["cells"] else []
             found |= {key: (row["name"], results[key]) for key in keys if key in results}
-    drawn: list[tuple[str, list[Plot]]] = []
+    drawn: list[tuple[str, list[PagePlot]]] = []
     if table["drawn"] in ("attention", "deviations"):
         drawn = [(name, plots_of(result["stage"], result["values"])) for name, result in found.values()]
     if table["drawn"] == "curve":
         drawn = list(
             {result["task"]: curve_plots(result["values"]) for _, result in found.values()}.items()
         )
-    return [plot | {"name": name} for name, plots in drawn for plot in plots]
+    return [replace(plot, name=name) for name, plots in drawn for plot in plots]
 
 
-def _costs(table: Values, results: Mapping[str, Any]) -> list[Plot]:
+def _costs(table: Values, results: Mapping[str, Any]) -> list[PagePlot]:
     """Return the plots of accuracy against cost, one for each task."""
     drawn = []
     for number, task in enumerate(table["columns"]):
@@ -143,7 +144,7 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Plot]:
                 f"{name} {mean:.1f}% in {cost:.3g} s" for name, (cost, mean, _) in points.items()
             )
             text = f"{task}, accuracy over cost: {listed}; dashed lines: the paper's accuracies"
-            drawn.append(page_plot(text, _draw_costs, points) | {"name": task})
+            drawn.append(PagePlot(text, _draw_costs, (points,), name=task))
     return drawn
 
 

@@ -14,7 +14,7 @@ from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
 from reservoir_pipelines.output import as_json, percent, score_text
-from reservoir_pipelines.plots import ScoreGrid, page_plot
+from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
 if TYPE_CHECKING:
     from reservoir_pipelines.training.run_folder import Training
@@ -23,7 +23,6 @@ MAX_POINTS = 60  # points of a stored curve
 NUMBERS = ("samples", "rows", "groups", "auc")  # values of an evaluation of classes that are not in percent
 Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
-Plot = dict[str, str]
 
 
 def fit_values(found: Values, results: Path) -> dict[str, Any]:
@@ -169,7 +168,7 @@ def _training_facts(values: Values, metric: str) -> Facts:
     return facts
 
 
-def plots_of(stage: str, values: Values) -> list[Plot]:
+def plots_of(stage: str, values: Values) -> list[PagePlot]:
     """Return the plots of a result; an empty list for a stage without plots."""
     if stage == "fit":
         return _fit_plots(values)
@@ -181,8 +180,8 @@ def plots_of(stage: str, values: Values) -> list[Plot]:
         none, steps = np.zeros((0, 2)), f"over {values['steps']:,} steps"
         validations = f"validation {values['metric']} {steps}"
         return [
-            page_plot(f"training loss {steps}", plots.draw_course, [losses, none], "loss"),
-            page_plot(validations, plots.draw_course, [none, scores * (1, factor)], unit),
+            PagePlot(f"training loss {steps}", plots.draw_course, ([losses, none], "loss")),
+            PagePlot(validations, plots.draw_course, ([none, scores * (1, factor)], unit)),
         ]
     if stage == "attention":
         shown = np.array(values["map"], float)
@@ -191,17 +190,21 @@ def plots_of(stage: str, values: Values) -> list[Plot]:
         text = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows"
         text += f"; diagonals at {lines}" if lines else ""
         labels = [str(number + 1) for number in range(len(shown))]
-        return [page_plot(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
+        drawn = shown, labels, diagonals, plots.attention_top(shown)
+        return [PagePlot(text, plots.draw_map, drawn)]
     if stage == "backbone":
-        drawn = plots.draw_deviations, values["deviations"]
         return [
-            page_plot(f"deviation of each {kind} in every block", *drawn, kind)
+            PagePlot(
+                f"deviation of each {kind} in every block",
+                plots.draw_deviations,
+                (values["deviations"], kind),
+            )
             for kind in ("weight", "bias")
         ]
     return []
 
 
-def curve_plots(values: Values) -> list[Plot]:
+def curve_plots(values: Values) -> list[PagePlot]:
     """Return the plot of the learning curve of a fit, if it has one."""
     curve, metric = values.get("curve"), values["metric"]
     if not curve:
@@ -210,10 +213,10 @@ def curve_plots(values: Values) -> list[Plot]:
         f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve
     )
     text = f"test {metric} against the number of training rows: {listed}"
-    return [page_plot(text, plots.draw_curve, curve, metric)]
+    return [PagePlot(text, plots.draw_curve, (curve, metric))]
 
 
-def _fit_plots(values: Values) -> list[Plot]:
+def _fit_plots(values: Values) -> list[PagePlot]:
     found, metric = values["sweep"], values["metric"]
     counts, classes = values["confusion"], values["classes"]
     sweep = ScoreGrid(
@@ -222,15 +225,13 @@ def _fit_plots(values: Values) -> list[Plot]:
     drawn = []
     if len(sweep.columns) > 1 and any("/" in name and "+" not in name for name in sweep.columns):
         text = f"best validation {metric} of every layer, a line for each pooling"
-        drawn.append(page_plot(text, plots.draw_layers, sweep, None, metric))
+        drawn.append(PagePlot(text, plots.draw_layers, (sweep, None, metric)))
     if sweep.scores.size > 1:
         text = f"validation {metric} of every column under every setting"
-        drawn.append(page_plot(text, plots.draw_settings, sweep, metric))
+        drawn.append(PagePlot(text, plots.draw_settings, (sweep, metric)))
     drawn += curve_plots(values)
     if counts:
         text = "confusion matrix: how many rows of each class were predicted as each class"
         side = 0.75 * plots.confusion_side(classes)
-        drawn.append(
-            page_plot(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side))
-        )
+        drawn.append(PagePlot(text, plots.draw_confusion, (np.array(counts), classes), (side + 1, side)))
     return drawn
