@@ -243,8 +243,9 @@ def _verdict(
 ) -> dict[str, Any]:
     """Return whether a claim holds (None if unknown), the verdict in words, and the numbers or why there are none.
 
-    A difference of test scores cannot be seen if it is within its 95% interval. Its half-width is the
-    root of the sum of the squared half-widths of both scores, as for independent test rows.
+    A difference of zero, or of test scores within its 95% interval, decides nothing. The interval's
+    half-width is the root of the sum of the squared half-widths of both scores, as for independent
+    test rows.
     """
     if "unseen" in claim:
         return {"holds": None, "verdict": NOT_CHECKED, "numbers": claim["unseen"]}
@@ -260,7 +261,7 @@ def _verdict(
     verdict, holds = "Cannot be seen at this size", None
     if all(difference > margin for difference, margin in zip(differences, margins, strict=True)):
         verdict, holds = "Holds", True
-    elif any(difference <= -margin for difference, margin in zip(differences, margins, strict=True)):
+    elif any(difference < -margin for difference, margin in zip(differences, margins, strict=True)):
         verdict, holds = "Does not hold here", False
     numbers = [f"{mean:.3g}" if abs(mean) < 1000 else f"{mean:,.0f}" for mean in means]
     return {"holds": holds, "verdict": verdict, "numbers": f"{numbers[0]} against {', '.join(numbers[1:])}"}

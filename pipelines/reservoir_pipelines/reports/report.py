@@ -90,12 +90,15 @@ def _part(path: Path, number: int) -> dict[str, Any]:
 
 
 def _leave_out_answered_claims(parts: Sequence[dict[str, Any]]) -> None:
-    """Leave out each claim without a number for which another reproduction on the page has one."""
+    """Leave out each claim without a number for which the same table of another reproduction has one."""
     tables = [table for part in parts for table in part.get("tables", ())]
-    claims = [claim for table in tables for claim in table["claims"]]
-    measured = {claim["says"] for claim in claims if not _has_no_number(claim)}
+    measured = {(t["name"], c["says"]) for t in tables for c in t["claims"] if not _has_no_number(c)}
     for table in tables:
-        table["claims"] = [c for c in table["claims"] if not (_has_no_number(c) and c["says"] in measured)]
+        table["claims"] = [
+            claim
+            for claim in table["claims"]
+            if not _has_no_number(claim) or (table["name"], claim["says"]) not in measured
+        ]
 
 
 def _has_no_number(claim: Mapping[str, Any]) -> bool:
