@@ -98,7 +98,11 @@ def figures(monkeypatch):
     from matplotlib.figure import Figure
 
     drawn = []
-    keep = lambda figure, *_, **__: figure.draw_without_rendering() or drawn.append(figure)  # noqa: E731
+
+    def keep(figure, *_, **__):
+        figure.draw_without_rendering()
+        drawn.append(figure)
+
     monkeypatch.setattr(Figure, "savefig", keep)
     monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
     return drawn

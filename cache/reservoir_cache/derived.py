@@ -69,7 +69,7 @@ def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
 
 
 def forget(folder: Path, file: str) -> None:
-    """Delete a file and its line in the manifest; delete all files if that is damaged."""
+    """Delete a file and its line in the manifest; delete all files if the manifest is damaged."""
     lines = listed(folder) or {}
     gone = {file} if lines else {path.name for path in folder.glob("*.h5")}
     publish_json(folder / NAME, {"files": {name: line for name, line in lines.items() if name not in gone}})

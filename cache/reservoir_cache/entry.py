@@ -94,7 +94,7 @@ class Manifest:
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
     def without(self, files: set[str]) -> "Manifest":
-        """Return the manifest without the named files, and the columns that only they held."""
+        """Return the manifest without the named files and the columns that only they held."""
         shards = tuple(shard for shard in self.shards if shard.file not in files)
         held = {name for shard in shards for name in shard.columns}
         columns = {name: shape for name, shape in self.columns.items() if name in held}

@@ -160,7 +160,7 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Context in which entries do not become the last of their task: steps of another command."""
+    """Context for the steps of another command, whose entries do not become the last of their task."""
     token = _untracked.set(True)
     try:
         yield

@@ -228,7 +228,10 @@ def test_a_damaged_page_is_named_and_rebuilt_from_its_own_shards(paged, toy, pag
     if damage == "gone":
         path.unlink()
     else:
-        flip(path, size // 2, 2) if damage == "flip" else os.truncate(path, size // 2)
+        if damage == "flip":
+            flip(path, size // 2, 2)
+        else:
+            os.truncate(path, size // 2)
         with pytest.raises(CacheError, match=page):
             paged.manifest("train")
     for contents in (True, False):

@@ -159,9 +159,8 @@ def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, Any]]) -> N
             axes.axhline(published, color=colour, linestyle="--", linewidth=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(
-        "{x:g}"
-    )  # the default writes powers as formulas, which plots leave as they are
+    # The default writes powers as formulas, which these plots would show as their source.
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     style(axes, "seconds", "test accuracy (%)")
 
