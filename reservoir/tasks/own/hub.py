@@ -85,7 +85,7 @@ def _cells(part: Any, column: str) -> list[Any]:
 
 
 def _decodes(kind: Any) -> bool:
-    """Return whether reading a column opens files, which may be anywhere."""
+    """Return whether reading a column opens files, which may be anywhere, also on the network."""
     inner = kind.values() if isinstance(kind, Mapping) else [getattr(kind, "feature", None)]
     return hasattr(kind, "decode_example") or any(_decodes(one) for one in inner if one is not None)
 
