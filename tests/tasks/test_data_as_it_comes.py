@@ -57,10 +57,10 @@ def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
     for asked in ({}, {"regression": True}):
         source = task_named(path, skip_bad_rows=True, **asked)
         assert source.task.classes == 0 and len(stored(source)[0]) == ROWS - 2
-    with pytest.raises(
-        InputError, match="'fine' is not a number in column 'v1'; write numbers there, or pass --drop v1"
-    ):
-        stored(task_named(table(tmp_path / "w.csv", [[n % 7, "fine", n % 2] for n in range(ROWS)]), skip_bad_rows=True))
+    for cell, way in ("fine", "--drop v1"), ('"0,5"', "--decimal , or --drop v1"), ("2.1.2026 08:00", "--time v1 or"):
+        path = table(tmp_path / "w.csv", [[n % 7, cell, n % 2] for n in range(ROWS)])
+        with pytest.raises(InputError, match=f"is not a number in column 'v1'; write numbers there, or pass {way}"):
+            stored(task_named(path, skip_bad_rows=True))
 
 
 def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp_path):

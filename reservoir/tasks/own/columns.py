@@ -395,8 +395,9 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
         table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}")
     if len(wrong) > MAX_TEXT * (~empty).sum():
         problem = f"{table.path}, {table.bad.places[wrong[0]]}: {texts[wrong[0]][:40]!r} is not a number"
-        mark = "--decimal , or " if re.fullmatch(r"[-+]?\d+,\d+", texts[wrong[0]]) else ""
-        flag = f"{mark}--drop {quote(name)}, or the flag of its role: --id, --group, --time or --text"
+        likely = "--decimal , or " if re.fullmatch(r"[-+]?\d+,\d+", texts[wrong[0]]) else ""
+        likely = f"--time {quote(name)} or " if times_of(column) is not None else likely
+        flag = f"{likely}--drop {quote(name)}, or the flag of its role: --id, --group, --time or --text"
         raise InputError(f"{problem} in column {name!r}; write numbers there, or pass {flag}")
     return numbers.to_numpy(np.float64)
 
