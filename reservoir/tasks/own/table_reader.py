@@ -137,7 +137,8 @@ class TableReader:
         bad, cells = self.table.bad, self.table.frame.pop(whole)
         if others := list(self.table.frame):
             self.notes.append(f"only {whole!r} is read, not the columns {columns.listed(others)}")
-        numbers = self.known.get("numbers", False) or (self.labelled and columns.is_sequences(cells))
+        lists = any(isinstance(cell, list) for cell in cells)
+        numbers = lists or self.known.get("numbers") or (self.labelled and columns.is_sequences(cells))
         if numbers and whole not in columns.SEQUENCES:
             self.chosen |= {"text": whole, "numbers": True}
         if not numbers and (self.asked.text or columns.is_text(cells) or columns.is_digits(cells)):
