@@ -75,7 +75,7 @@ def unnested(x: Any) -> Any:
     if hasattr(x, "to_list"):
         return x.to_list()
     names = list(getattr(x, "columns", ()))
-    first = [x[name][:1].to_list()[0] for name in names] if len(x) else []
+    first = [x[name][:1].to_list()[0] for name in names] if names and len(x) else []
     if not any(hasattr(cell, "__len__") for cell in first if not (isinstance(cell, str) and names[1:])):
         return x
     if len(names) == 1:
