@@ -120,10 +120,12 @@ def check_names(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         check_backbone_name(backbone)
     if task := given.get("task"):
         from reservoir.tasks import TASKS, task_named
+        from reservoir.tasks.own.files import source_files
+        from reservoir.tasks.own.hub import is_hub
 
-        source = task_named(task)
-        if task not in TASKS:
-            source.files()
+        task_named(task)
+        if task not in TASKS and not is_hub(task):
+            source_files(Path(task))
     for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
         path = own.get(name)
         if path and not Path(path).exists():

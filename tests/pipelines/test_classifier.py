@@ -228,6 +228,11 @@ def test_channels_of_a_table_in_another_order_are_refused(classifier):
     assert model.predict(table[:5]).tolist() == model.predict(list(x[:5])).tolist()
     with pytest.raises(ValueError, match=r"X has the columns \['speed', 'force'\]; give .*: \['force', 'speed'\]"):
         model.predict(table[["speed", "force"]])
+    numbers = pd.DataFrame(x[:, :, 0])
+    assert (
+        classifier().fit(numbers.astype(str), y).predict(numbers).tolist()
+        == classifier().fit(numbers, y).predict(numbers).tolist()
+    )
 
 
 def test_texts_are_refused_with_a_remedy_that_works(tiny_gpt2):

@@ -229,6 +229,13 @@ def test_a_regression_of_noise_is_compared_with_the_mean_and_warned_about(tmp_pa
     assert (tmp_path / "fit" / "predicted.png").stat().st_size > 1000
 
 
+def test_one_label_for_all_test_rows_is_warned_about(tmp_path, call):
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).normal(size=(200, 20, 2)), y=np.arange(200) % 10 == 0)
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **EMBEDDED)
+    err = call("fit", features.entry)[2]
+    assert "CAUTION: all test rows get the label 'False'" in err and "or pass --class-weight balanced" in err
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_the_interval_is_that_of_a_bootstrap_over_rows(outputs):
     draw = np.random.default_rng(1)

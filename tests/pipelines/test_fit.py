@@ -3,7 +3,7 @@
 import csv
 import shutil
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -26,7 +26,7 @@ from reservoir_pipelines.fitting.sources import (
 )
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep
 from reservoir_pipelines.tuning.judge import ColumnKernel
-from sklearn.metrics import balanced_accuracy_score
+from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
 from reservoir.options import FitOptions
@@ -447,6 +447,17 @@ def test_the_grid_of_logistic_readouts_is_extended_too():
     source = held(x, (x[:, :1] > x[:, 1:2]).astype(int))
     found = LogisticFitter(classes=2, alphas=LOGISTIC_ALPHAS).fit(source)
     assert found.result.alpha < LOGISTIC_ALPHAS[0]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_logistic_readouts_of_cross_validation_are_calibrated(outputs):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1000, 3))
+    y = (rng.random((1000, outputs)) < 1 / (1 + np.exp(-2 * x[:, :outputs]))).astype(int)
+    source = held(x, y)
+    readout = LogisticFitter(classes=2, alphas=np.array([1e3]), folds=5).fit(source).readout
+    found, plain = (one.probabilities(x[800:])[..., 1] for one in (readout, replace(readout, temperature=1.0)))
+    assert log_loss(y[800:].ravel(), found.ravel()) < log_loss(y[800:].ravel(), plain.ravel()) - 0.05
 
 
 def test_random_labels_give_chance_accuracy_and_uniform_p_values():

@@ -41,6 +41,12 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
     with pytest.raises(InputError, match=r"nothing extracted for .* with label number"):
         find_entry(cache, path, label="number")
     assert prepare(path, label="ward", drop=["number"]).path == prepare(path, label="ward", drop="number").path
+    for n in range(20):  # files that a table names, with columns that only flags tell apart
+        (tmp_path / f"{n}.csv").write_text(f"u\n{n}\n{n + 1}\n")
+    rows = "".join(f"{n}.csv,{'ab'[n % 2]},o{n}\n" for n in range(20))
+    (tmp_path / "runs.csv").write_text(f"run,quality,operator\n{rows}")
+    code, _, err = call("prepare", tmp_path / "runs.csv", "--text", "run", "--label", "quality")
+    assert code == 0, err
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
     for asked in ({}, {"regression": True}):
         source = task_named(path, skip_bad_rows=True, **asked)
         assert source.task.classes == 0 and len(stored(source)[0]) == ROWS - 2
-    with pytest.raises(
-        InputError, match="'fine' is not a number in column 'v1'; write numbers there, or pass --drop v1"
-    ):
-        stored(task_named(table(tmp_path / "w.csv", [[n % 7, "fine", n % 2] for n in range(ROWS)]), skip_bad_rows=True))
+    for cell, way in ("fine", "--drop v1"), ('"0,5"', "--decimal , or --drop v1"), ("2.1.2026 08:00", "--time v1 or"):
+        path = table(tmp_path / "w.csv", [[n % 7, cell, n % 2] for n in range(ROWS)])
+        with pytest.raises(InputError, match=f"is not a number in column 'v1'; write numbers there, or pass {way}"):
+            stored(task_named(path, skip_bad_rows=True))
 
 
 def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp_path):
@@ -174,10 +174,31 @@ def test_times_that_cannot_be_sorted_are_refused(tmp_path):
     recordings(tmp_path / "runs")
     dotted = times_of(pd.Series(["02.01.2026 08:00", "13.10.2025 08:00"]))
     assert dotted is not None and dotted.argsort().tolist() == [1, 0]  # the day comes first
+    parts = times_of(pd.Series(["02.01.2026 08:00:00,250", "02.01.2026 08:00:00,025"]))
+    assert parts is not None and parts.argsort().tolist() == [1, 0]
     table(tmp_path / "runs" / "004.csv", [["13/10/2025 08:00", 1, 0], ["14/10/2025 08:00", 2, 0]], "time,u,v")
     message = "like '13/10/2025 08:00' cannot be sorted; write dates as .* --drop time if"
     assert_refused(message, tmp_path / "runs", labels="labels.csv")
     assert len(stored(task_named(str(tmp_path / "runs"), labels="labels.csv", drop="time"))[0]) == 20
+
+
+def test_recordings_of_excel_are_read_and_a_note_names_other_sampling_rates(tmp_path):
+    values = recordings(tmp_path / "runs")
+    for path in (tmp_path / "runs").glob("0*.csv"):
+        lines = [f"{line};" for line in path.read_text().replace(",", ";").split("\n")]
+        path.write_text("\n".join(["\ufeffsep=;", *lines]))
+    source = task_named(str(tmp_path / "runs"), labels="labels.csv")
+    wanted = {str(x.astype(np.float32).tolist()) for x in values.values()}
+    assert {str(row.tolist()) for row in stored(source)[0]} == wanted and "sampling rate" not in str(source.notes())
+    table(tmp_path / "runs" / "004.csv", [[0, 1, 2], [0.2, 1, 2], [0.4, 1, 2]], "time,u,v")
+    notes = task_named(str(tmp_path / "runs"), labels="labels.csv").notes()
+    assert "some recordings are 5 times as far apart in time as those of others" in str(notes)
+
+
+def test_a_label_in_one_row_of_a_sequence_holds_for_all(tmp_path):
+    rows = [[f"s{n // 4}", n % 4, n, KIND[n // 4 % 2] if n % 4 == n // 4 % 3 else ""] for n in range(4 * ROWS)]
+    found, labels = stored(task_named(table(tmp_path / "t.csv", rows, "id,t,v,label")))
+    assert [KIND[int(row[0, 0]) // 4 % 2] for row in found] == labels and len(labels) == ROWS
 
 
 def test_new_recordings_are_named_by_their_files(tmp_path):
@@ -194,7 +215,7 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("007", "099"), r"labels.csv: no row for '007.csv' in column 'run'"),
+        (lambda text: text.replace("007", "099"), r"labels.csv: no row for '007.csv' .*, or --skip-bad-rows"),
         (lambda text: text.replace("007", "008"), "no row for '007.csv'"),
         (lambda text: f"{text}\nm1,007,b\nm1,007,a", "line 23: '007' in column 'run' .*, or another row has it"),
         (lambda text: text.replace("class", "severity").replace("machine", "place"), "no column of labels among"),
@@ -227,6 +248,10 @@ def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
     assert len(stored(source)[0]) == 17
     assert any("file 005.csv: labels.csv, line 7: no label in column 'class'" in note for note in source.notes())
+    path.write_text(path.read_text().replace("000,a", "100,a"))
+    source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
+    assert len(stored(source)[0]) == 16 and "file 000.csv: no row in labels.csv" in str(source.notes())
+    assert_refused("no row for '000.csv' in", tmp_path / "runs", labels="labels.csv", id="class", skip_bad_rows=True)
 
 
 def fasta(path, header):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reservoir.options import OwnDataOptions
-from reservoir.tasks import read_new, task_named
+from reservoir.tasks import Vectors, read_new, task_named
 from reservoir.tasks.own.hub import hub_arrays
 from reservoir.tasks.own.texts import texts_of
 from tests.tasks.samples import assert_refused
@@ -107,6 +107,15 @@ def test_new_texts_need_no_labels(library, tmp_path, monkeypatch):
     assert x.tolist() == TEXTS[:4] and lengths is None and y is None
     library.found = {"train": labelled(slice(2)), "test": library.found}
     assert read_new(tmp_path / "new", task)[3] is None
+
+
+def test_lists_of_numbers_are_series(library, tmp_path, monkeypatch):
+    monkeypatch.setattr(Part, "cache_files", ())
+    library.found = Part({"text": [[n / 2, n % 2] for n in range(30)], "kind": ["a", "b"] * 15})
+    task = task_named("hf:series", text="text", label="kind").task
+    assert task.form == Vectors(1) and task.labels == ("a", "b")
+    (tmp_path / "state.json").write_text("{}")
+    assert read_new(tmp_path, task)[0][3].ravel().tolist() == [1.5, 1]
 
 
 def with_files():

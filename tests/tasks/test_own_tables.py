@@ -200,6 +200,19 @@ def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
     assert source.task.max_tokens == 2 and sum(map(len, splits.values())) == 60
     assert {len(split) % 4 for split in splits.values()} == {0}
     assert source_of(tmp_path / "t.csv", text, drop="id").task.max_tokens == 2
+    words = ["".join(RNG.choice(list("ACGT"), 9)) for _ in range(60)]
+    text = wide({"who": np.arange(60) // 4, "x": words, "y": np.arange(60) % 2})
+    fasta = "".join(f">r{n // 1.5:.0f} {n % 2}\n{word[:4]} {word[4:]}\n" for n, word in enumerate(words))
+    labels = source_of(tmp_path / "l.csv", "id,y\n" + "".join(f"r{n},{n % 2}\n" for n in range(40))).origin
+    for name, content, asked in (
+        ("t.csv", text, {"id": "who"}),
+        ("t.fasta", fasta, {}),
+        ("t.fasta", fasta, {"labels": labels}),
+    ):
+        source = source_of(tmp_path / name, content, **asked)
+        assert "are kept in one split" in str(source.notes()) and source.task.alphabet == "\ufffdACGT"
+        groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
+        assert sum(map(len, groups)) == len(set.union(*groups))
 
 
 ROWS = 40
@@ -537,6 +550,13 @@ def test_parquet(tmp_path):
     assert in_order(splits, "x")[5].tolist() == [[5, 1], [5, 1], [0, 0], [0, 0]]
     path.write_bytes(path.read_bytes()[:-9])
     assert_refused("not a readable Parquet", path)
+    channels = {"u": [[1.5] * (n % 4 + 1) for n in range(12)], "v": [[float(n)] * (n % 4 + 1) for n in range(12)]}
+    pyarrow.parquet.write_table(pyarrow.table({**channels, "y": [n % 2 for n in range(12)], "split": SPLITS}), path)
+    task = task_named(str(path)).task
+    assert in_order(read_splits(task_named(str(path))), "x")[5].tolist() == [[1.5, 5], [1.5, 5], [0, 0], [0, 0]]
+    pyarrow.parquet.write_table(pyarrow.table({"v": [[2.0, 3.0], [4.0]], "u": [[0.0, 1.0], [4.0, 5.0]]}), path)
+    new = read_new(path, task)
+    assert new.x.tolist() == [[[0, 2], [1, 3]]] and "row 1: the cells of u, v are not lists" in new.skipped[1][1]
 
 
 @pytest.mark.parametrize("bomb", ["one long row", "one long word"])

@@ -75,7 +75,8 @@ def unnested(x: Any) -> Any:
     if hasattr(x, "to_list"):
         return x.to_list()
     names = list(getattr(x, "columns", ()))
-    if not names or not len(x) or not any(hasattr(x[name][:1].to_list()[0], "__len__") for name in names):
+    first = [x[name][:1].to_list()[0] for name in names] if names and len(x) else []
+    if not any(hasattr(cell, "__len__") for cell in first if not (isinstance(cell, str) and names[1:])):
         return x
     if len(names) == 1:
         return x[names[0]].to_list()

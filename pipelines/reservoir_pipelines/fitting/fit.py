@@ -98,9 +98,14 @@ def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
 
 
 def _warn(chosen: FinalReadout) -> None:
-    result = chosen.result
+    result, found = chosen.result, chosen.evaluation
+    predicted = found.confusion.sum(axis=0).nonzero()[0]
+    if len(predicted) == 1 < len(found.recall) and found.samples == found.rows:
+        problem = f"CAUTION: all test rows get the label {found.classes[predicted[0]]!r}"
+        balanced = "" if result.metric == "balanced accuracy" else ", or pass --class-weight balanced"
+        notify(f"{problem}, as by a constant; add rows of the other classes{balanced}")
     if result.metric == "R²" and result.test_score is not None:
-        problem = f"CAUTION: R² {result.test_score:.3f} on {chosen.evaluation.rows:,} test rows is"
+        problem = f"CAUTION: R² {result.test_score:.3f} on {found.rows:,} test rows is"
         if result.test_score < 0:
             notify(f"{problem} worse than predicting the mean; add rows or discard the readout")
         elif result.valid_score - result.test_score > FAR_BELOW:

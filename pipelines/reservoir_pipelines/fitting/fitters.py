@@ -253,13 +253,17 @@ class LogisticFitter(PenaltyFitter):
         targets = source.targets(self.classes, self.balanced, KNOWN)
         numbers = assign_folds(source, self.folds, self.classes)
         x, y, fold = map(np.concatenate, zip(*fold_blocks(source, numbers[:, 0]), strict=True))
-        tally = Tally(targets)
+        tally, scores = Tally(targets), list[np.ndarray]()  # scores are (penalties, samples, targets)
         for k in range(self.folds):
             held, rest = fold == k, [(x[fold != k], y[fold != k])]
             path = logistic_path(rest, targets, self.alphas, gather(rest, targets))
-            tally.update(Scorer(path, targets)(x[held]), y[held])
+            scores.append(Scorer(path, targets)(x[held]))
+            tally.update(scores[-1], y[held])
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
-        return column_fit("logistic", source.columns, Sweep(path, tally))
+        found = Sweep(path, tally)
+        labels = np.concatenate([y[fold == k] for k in range(self.folds)])
+        found.held_out = (np.concatenate([one[found.best] for one in scores]), labels)
+        return column_fit("logistic", source.columns, found)
 
 
 @dataclass(frozen=True, kw_only=True)

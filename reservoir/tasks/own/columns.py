@@ -31,7 +31,7 @@ MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"
 DIGITS = r"[-+]?\d[\d.,]*"
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers or times
 # Dates with dots name the day first. Dates with slashes are refused, because 1/2/2026 has two meanings.
-DATES = ("ISO8601", "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S")
+DATES = ("ISO8601", *(f"%d.%m.%Y{clock}" for clock in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f")))
 SWITCHES = {"true": "1", "false": "0"} | dict.fromkeys(EMPTY, "nan")  # cells that stand for a number
 
 FILES = {
@@ -191,10 +191,8 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
         texts = table.frame[name].astype(str)
         repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
         if repeated and not has_ids:
-            start = (
-                f"{table.path}: the column {name!r} repeats the same times, as in long form, but no column"
-            )
-            raise InputError(f"{start} is called id; pass --id NAME, or --drop {quote(name)}")
+            start = f"{table.path}: the column {name!r} repeats the same times, as in long form, but no"
+            raise InputError(f"{start} column is called id; pass --id NAME, or --drop {quote(name)}")
         if are_times(table.frame[name]):
             return name
     return ""
@@ -320,8 +318,9 @@ def times_of(column: Any) -> np.ndarray | None:
         return column.to_numpy() if column.notna().all() else None
     if not all(isinstance(cell, str) and ("-" in cell or cell.count(".") > 1) for cell in column):
         return None
+    points = column.str.replace(",", ".")  # fractions of a second
     for form in DATES:
-        times = pd.to_datetime(column, format=form, utc=True, errors="coerce")
+        times = pd.to_datetime(points, format=form, utc=True, errors="coerce")
         if times.notna().all():
             return times.dt.tz_localize(None).to_numpy()
     return None
@@ -334,11 +333,10 @@ def sortable_times(table: Table, name: str) -> np.ndarray:
         table.bad.add(row, f"no time in column {name!r}")
     found = times_of(column.ffill().bfill())
     if found is None:
-        problem = f"{table.path}, column {name!r}: times like {str(column.iloc[0])[:40]!r} cannot be sorted"
-        remedy = (
-            f"write dates as 2024-12-31, or numbers, or pass --drop {quote(name)} if the rows are in order"
-        )
-        raise InputError(f"{problem}; {remedy}")
+        like = str(next(iter(filled(column)), ""))[:40]
+        problem = f"{table.path}, column {name!r}: times like {like!r} cannot be sorted"
+        remedy = f"write dates as 2024-12-31, or numbers, or pass --drop {quote(name)}"
+        raise InputError(f"{problem}; {remedy} if the rows are in order")
     return found
 
 
@@ -397,7 +395,9 @@ def _numbers_of(table: Table, name: str) -> np.ndarray:
         table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}")
     if len(wrong) > MAX_TEXT * (~empty).sum():
         problem = f"{table.path}, {table.bad.places[wrong[0]]}: {texts[wrong[0]][:40]!r} is not a number"
-        flag = f"--drop {quote(name)}, or the flag of its role: --id, --group, --time or --text"
+        likely = "--decimal , or " if re.fullmatch(r"[-+]?\d+,\d+", texts[wrong[0]]) else ""
+        likely = f"--time {quote(name)} or " if times_of(column) is not None else likely
+        flag = f"{likely}--drop {quote(name)}, or the flag of its role: --id, --group, --time or --text"
         raise InputError(f"{problem} in column {name!r}; write numbers there, or pass {flag}")
     return numbers.to_numpy(np.float64)
 

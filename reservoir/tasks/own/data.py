@@ -157,12 +157,10 @@ class OwnData(Source):
         if (groups := self._column("groups")) is not None:
             lines.append(f"{len(np.unique(groups)):,} groups, each in one split")
         if alphabet:
-            unknown = (
-                f"; letters that no training row has, read as unknown: {shown(others)}" if others else ""
-            )
+            unknown = f"; letters that no training row has, read as unknown: {shown(others)}"
             letters = alphabet.removeprefix(UNKNOWN)
             read = "x holds texts of" if are_words(alphabet) else f"x read as {len(letters)} symbols,"
-            lines.append(f"{read} the letters {shown(letters)}{unknown}")
+            lines.append(f"{read} the letters {shown(letters)}{unknown if others else ''}")
         elif self._reading and self._symbols:
             lines.append(
                 f"x read as {self._vocabulary:,} symbols ({self._reading.why}); pass --values for values"

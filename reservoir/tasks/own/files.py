@@ -33,7 +33,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
             places.append(f"line {number}")
             sequences.append([])
         elif headers:
-            sequences[-1].append(line.strip().upper() if upper else line.strip())
+            letters = "".join(line.split())  # spaces divide a sequence into blocks
+            sequences[-1].append(letters.upper() if upper else letters)
         elif line.strip():
             raise InputError(
                 f"{path}, line {number}: no header; a FASTA file has a line with > before each sequence"
@@ -41,6 +42,8 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     if not headers:
         raise InputError(f"{path}: no sequences; a FASTA file has a line with > before each")
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
+    if 2 * len(set(ids)) <= len(ids) and not asked.labels:  # they are no names of records
+        ids = [f"{name}#{row}" for row, name in enumerate(ids)]
     bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows)
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
     notes = []
@@ -101,13 +104,8 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
     tables_of_labels = [path / known["labels"]] if known and "labels" in known else []
     files = folders.media_files(path, *tables_of_labels, *([Path(asked.labels)] if asked.labels else []))
-    if (
-        not files
-        and known
-        and known.get("recordings")
-        and suffix in tables.SUFFIXES
-        and not named_kind(path)
-    ):
+    one_recording = known and known.get("recordings") and suffix in tables.SUFFIXES
+    if one_recording and not files and not named_kind(path):
         files = [path]
     if files:
         classes = [task.label(number) for number in range(task.classes)] if task else None

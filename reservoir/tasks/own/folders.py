@@ -16,6 +16,8 @@ from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.sounds import Sounds
 from reservoir.tasks.own.tables import BadRows, Table, read_table
 
+OTHER_RATE = 1.5  # ratio of the times between rows of recordings from which a note says that they differ
+
 
 def media_files(path: Path, *labels: Path) -> list[Path]:
     """Return the sorted files below a folder that are one sequence each, except ``labels``; or ``path`` itself."""
@@ -42,11 +44,8 @@ def _visible(root: Path) -> list[Path]:
 def files_left_out(root: Path, files: Sequence[Path]) -> list[str]:
     """Return a note on files in a folder that are of another kind, if there are any."""
     left = len(_visible(root)) - len(files) if root.is_dir() else 0
-    return (
-        [f"files left out because they are not {columns.files_kind([files[0].name])}: {left:,}"]
-        if left
-        else []
-    )
+    note = f"files left out because they are not {columns.files_kind([files[0].name])}: {left:,}"
+    return [note] if left else []
 
 
 def check_inside(path: Path, root: Path) -> None:
@@ -90,13 +89,16 @@ def labels_from_table(
     table.bad.kept()
     for role, name in {"id": asked.id, "label": asked.label, "group": None if new else asked.group}.items():
         columns.require_column(table, name, "" if new else role)
-    key, rows = _joined(table, asked.id, names)
+    key, found = _joined(table, asked.id, names, some=bool(bad.skip) and not new)
+    rows = [found.get(name, 0) for name in names]
+    for place in [place for place, name in enumerate(names) if name not in found]:
+        bad.add(place, f"no row in {table.path.name}")
     labels = [asked.label] if asked.label else columns.usual_labels(table, {key}, alone=not new)
     others = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
     labels = labels or (others if len(others) == 1 else [])
     if not labels:
         columns.refuse_unlabelled(table)
-    left = [str(cell) for cell in table.frame[key].drop(index=rows)]
+    left = [str(cell) for cell in table.frame[key].drop(index=[*found.values()])]
     table = table.take(rows)
     arrays = {"y": columns.joined_labels(table, labels, asked, required=not new)}
     for array, name in {"groups": asked.group or "groups", "split": "" if new else "split"}.items():
@@ -104,34 +106,35 @@ def labels_from_table(
             arrays[array] = columns.labels_of(table, name, OwnDataOptions(classes=True), required=True)
     for row, reason in table.bad.reasons.items():
         bad.add(row, f"{table.path.name}, {table.bad.places[row]}: {reason}")
-    unused = (
-        f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}"
-        if left
-        else ""
-    )
-    notes = [f"labels from {table.path.name}, column {labels[0]!r}, joined by {key!r}{unused}"]
-    return arrays, notes + table.notes()
+    note = f"labels from {table.path.name}, column {labels[0]!r}, joined by {key!r}"
+    if left:
+        note += f"; rows without a file or record are left out ({len(left):,}): {columns.listed(left)}"
+    return arrays, [note, *table.notes()]
 
 
-def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, list[int]]:
-    """Return the column that names most files (whole, or without folder or suffix), and the row of each file."""
+def _joined(
+    table: Table, named: str | None, names: Sequence[str], *, some: bool
+) -> tuple[str, dict[str, int]]:
+    """Return the column that names most files (whole, or without folder or suffix), and the row of each file.
+
+    With ``some``, only one of the files needs a row.
+    """
     found = {key: _rows_of(table.frame[key], names) for key in ([named] if named else table.frame)}
     key = max(found, key=lambda column: len(found[column]))
     rows, column = found[key], f"in column {key!r}"
-    if missing := [name for name in names if name not in rows]:
+    missing = [name for name in names if name not in rows]
+    if missing and not (some and rows):
         problem = f"{table.path}: no row for {missing[0]!r} {column} ({len(missing):,} of {len(names):,} have none)"
-        raise InputError(
-            f"{problem}; add it (predict needs no label in it), or pass --id NAME of another column"
-        )
+        ways = "or pass --id NAME of another column, or --skip-bad-rows"
+        raise InputError(f"{problem}; add it (predict needs no label in it), {ways}")
     taken: dict[int, str] = {}
     for name, of_file in rows.items():
         if len(of_file) > 1 or taken.setdefault(of_file[0], name) != name:
-            problem = (
-                f"{table.path}, {table.bad.places[of_file[-1]]}: {table.frame[key][of_file[-1]]!r} {column}"
-            )
+            row = of_file[-1]
+            problem = f"{table.path}, {table.bad.places[row]}: {table.frame[key][row]!r} {column}"
             remedy = "write one row with the whole name for each file"
             raise InputError(f"{problem} stands for several files, or another row has it, too; {remedy}")
-    return key, [rows[name][0] for name in names]
+    return key, {name: of_file[0] for name, of_file in rows.items()}
 
 
 def _rows_of(column: Any, names: Sequence[str]) -> dict[str, list[int]]:
@@ -176,6 +179,7 @@ def _recordings(
 ) -> Arrays:
     """Return the columns ``names`` of recordings as sequences; by default all values of the first recording."""
     fitted, drop, notes = bool(names), columns.separated(asked.drop), dict[str, None]()
+    steps = set[float]()
 
     def read(file: Path) -> np.ndarray:
         nonlocal names
@@ -186,20 +190,14 @@ def _recordings(
         table.frame = table.frame.drop(columns=drop, errors="ignore")
         times = asked.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         if times:
-            table = _in_order(table, times)
+            table, step = _in_order(table, times)
+            steps.update({step} - {0.0})
         frame, channels = table.frame, names
         notes.update(dict.fromkeys(table.notes()))
         if not channels:
-            counters = {
-                name
-                for name in frame
-                if columns.NO_NAME.fullmatch(name) and columns.counts_rows(frame[name])
-            }
-            channels = [
-                name
-                for name in frame
-                if name.lower() not in columns.TIMES and name not in {times, *counters}
-            ]
+            unnamed = {name for name in frame if columns.NO_NAME.fullmatch(name)}
+            left = {n for n in unnamed if columns.counts_rows(frame[n]) or frame[n].isna().all()} | {times}
+            channels = [name for name in frame if name.lower() not in columns.TIMES and name not in left]
         if missing := [name for name in channels if name not in frame]:
             problem = f"{file}: no column {missing[0]!r} among {columns.listed(list(frame))}"
             raise InputError(f"{problem}; give the same columns as in the other recordings")
@@ -218,15 +216,20 @@ def _recordings(
     found.chosen, found.unused_options = {"columns": names, "recordings": True}, ("rate",)
     note = f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {columns.listed(names)}"
     found.notes = [note, *notes]
+    if steps and max(steps) > OTHER_RATE * min(steps):
+        apart = f"{max(steps) / min(steps):.3g} times as far apart in time as those of others"
+        found.notes.append(f"the rows of some recordings are {apart}; resample them to one sampling rate")
     return found
 
 
-def _in_order(table: Table, name: str) -> Table:
-    """Return the rows of a recording sorted by a column of times; times in order may repeat."""
+def _in_order(table: Table, name: str) -> tuple[Table, float]:
+    """Return the rows of a recording sorted by a column of times, which may repeat in order, and their median gap."""
     times = columns.sortable_times(table, name)
+    gaps = np.diff(np.sort(times)) / (np.timedelta64(1, "s") if times.dtype.kind == "M" else 1)
+    step = float(np.median(gaps)) if len(gaps) else 0.0
     if (times[1:] >= times[:-1]).all():
-        return table
+        return table, step
     if len(np.unique(times)) < len(times):
         problem = f"{table.path}: the times in {name!r} repeat and are not in order"
         raise InputError(f"{problem}; sort the rows, or pass --drop {quote(name)} if they are sorted")
-    return table.take(np.argsort(times).tolist())
+    return table.take(np.argsort(times).tolist()), step

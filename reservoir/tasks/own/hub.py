@@ -6,7 +6,7 @@ from typing import Any
 
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.arrays import Arrays
+from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays
 from reservoir.tasks.own.folders import check_inside
 from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.table_reader import columns_as_arrays
@@ -47,7 +47,8 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     found = columns_as_arrays(cells, bad, asked, None if labelled else {}, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
     found.notes = [*notes, *found.notes]
-    found.unused_options += ("time", "drop", "labels")
+    unused = {*found.unused_options} - {*COLUMN_FLAGS}
+    found.unused_options = (*sorted(unused), "time", "drop", "labels")
     return found
 
 

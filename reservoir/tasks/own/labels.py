@@ -136,10 +136,8 @@ def encode_labels(
             f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes"
         )
     if y.dtype.kind == "U" and len(names) == y.size > 2:
-        problem = (
-            f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of rows"
-        )
-        raise InputError(f"{problem}; name the column of the labels with --label")
+        problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of"
+        raise InputError(f"{problem} rows; name the column of the labels with --label")
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
     odd = [name for name in names if str(name).strip().lower() in EMPTY]
     notes += tuple(

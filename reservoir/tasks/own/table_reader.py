@@ -70,14 +70,12 @@ class TableReader:
         table, whole, time, group = self.table, self.roles.sequence, self.roles.time, self.roles.group
         if not time and self.labelled and (time := columns.time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
-        named = bool(self.asked.id and self.labelled)
         timed = time or any(name.lower() in columns.TIMES for name in table.frame)
-        if repeats and named and timed and not group:
+        if repeats and self.asked.id and self.labelled and timed and not group:
             problem = f"{table.path}: rows with the same {self.roles.id!r} are not joined: {whole!r} holds sequences"
-            raise InputError(
-                f"{problem}; number names of events and pass --symbols, or pass --group instead of --id"
-            )
-        if repeats and not (group or self.asked.group or named):
+            ways = "number names of events and pass --symbols, or pass --group instead of --id"
+            raise InputError(f"{problem}; {ways}")
+        if repeats and not (group or self.asked.group):
             self.arrays["groups"] = np.array(ids)
             self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
         if ids:
@@ -139,7 +137,8 @@ class TableReader:
         bad, cells = self.table.bad, self.table.frame.pop(whole)
         if others := list(self.table.frame):
             self.notes.append(f"only {whole!r} is read, not the columns {columns.listed(others)}")
-        numbers = self.known.get("numbers", False) or (self.labelled and columns.is_sequences(cells))
+        lists = any(isinstance(cell, list) for cell in cells)
+        numbers = lists or self.known.get("numbers") or (self.labelled and columns.is_sequences(cells))
         if numbers and whole not in columns.SEQUENCES:
             self.chosen |= {"text": whole, "numbers": True}
         if not numbers and (self.asked.text or columns.is_text(cells) or columns.is_digits(cells)):
@@ -166,6 +165,9 @@ class TableReader:
     def _values(self) -> None:
         """Read columns with one value per cell as floats (rows, values); rows may end early."""
         names, frame = self._choose_values(), self.table.frame
+        if all(any(isinstance(cell, list) for cell in frame[name]) for name in names):
+            self._channels(names)
+            return
         empty = np.stack(
             [frame[name].isna() | (frame[name].astype(object) == "") for name in names], axis=1
         )
@@ -181,6 +183,21 @@ class TableReader:
             self.notes.append(f"{len(names)} values per row: {columns.listed(names)}")
         self.arrays["x"] = columns.values_of(self.table, names, fill=self.fill, lengths=lengths)
         self.arrays["lengths"] = lengths
+
+    def _channels(self, names: list[str]) -> None:
+        """Read columns of lists of numbers, one column per channel."""
+        self.notes.append(f"{len(names)} channels, one per column of lists: {columns.listed(names)}")
+        self.arrays["x"] = np.empty(len(self.table.frame), object)
+        for row, cells in enumerate(zip(*(self.table.frame[name] for name in names), strict=True)):
+            found = [columns.as_sequence(cell) for cell in cells]
+            series = [one for one in found if one is not None and one.ndim == 1]
+            if len(series) < len(names) or len({one.size for one in series}) > 1:
+                problem = f"the cells of {columns.listed(names)} are not lists of numbers of one length"
+                self.table.bad.add(row, problem)
+                continue
+            self.arrays["x"][row] = np.stack(series, axis=1)
+            if not self.fill and np.isnan(self.arrays["x"][row]).any():
+                self.table.bad.add(row, f"{EMPTY_CELL} {columns.listed(names)}")
 
     def _choose_values(self) -> list[str]:
         """Keep the task's value columns, in its order, and return them; rows may end before the last column."""
@@ -206,6 +223,9 @@ class TableReader:
         for row in np.flatnonzero(table.frame.pop(name).isna()) if ids else ():
             table.bad.add(row, f"no id in column {name!r}")
         ids = ids or ["0"] * len(table.frame)
+        for label in {*self.roles.labels} & {*table.frame}:
+            column = table.frame[label]  # often only one row of a sequence has its label
+            table.frame[label] = column.fillna(column.groupby(np.array(ids)).transform("first"))
         self._labels_and_groups()
         time = self.roles.time or next((name for name in table.frame if name.lower() in columns.TIMES), "")
         self.chosen |= {"long": True} | ({"time": time} if time else {})
@@ -240,11 +260,9 @@ class TableReader:
             unlike = (values != values[first]).reshape(len(values), -1).any(axis=1)
             if unlike.any():
                 row, what, flag = int(np.argmax(unlike)), "label" if array == "y" else array, quote(name)
-                problem = (
-                    f"{self.table.bad.places[row]}: the {what} differs from earlier rows with this {name!r}"
-                )
+                problem = f"{self.table.bad.places[row]}: the {what} differs from earlier rows with this"
                 or_flags = f", or pass --group {flag} or --drop {flag} if each row is a whole sequence"
-                raise InputError(f"{self.table.path}, {problem}; make them equal{or_flags}")
+                raise InputError(f"{self.table.path}, {problem} {name!r}; make them equal{or_flags}")
 
 
 def columns_as_arrays(

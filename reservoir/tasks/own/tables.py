@@ -114,20 +114,15 @@ class Table:
 
     def with_points(self, cells: Any) -> Any:
         """Return cells with points for decimal commas, and commas for points, because 1.234 is then no number."""
-        swap = str.maketrans(",.", ".,") if self.decimal == "," else {}
-        return (
-            cells.map(lambda cell: cell.translate(swap) if isinstance(cell, str) else cell)
-            if swap
-            else cells
-        )
+        if self.decimal != ",":
+            return cells
+        swap = str.maketrans(",.", ".,")
+        return cells.map(lambda cell: cell.translate(swap) if isinstance(cell, str) else cell)
 
     def notes(self) -> list[str]:
         """Return a line if decimal commas are read."""
-        return (
-            ["commas are read as decimal points; pass --decimal . if they are not"]
-            if self.decimal == ","
-            else []
-        )
+        note = "commas are read as decimal points; pass --decimal . if they are not"
+        return [note] if self.decimal == "," else []
 
     def take(self, rows: Sequence[int]) -> "Table":
         """Return some rows in the given order, each with its place and, if it is bad, the reason."""
@@ -195,7 +190,8 @@ def _read_csv(
         filled = (
             (number, cells)
             for number, cells in enumerate(reader, 1)
-            if len(cells) > 1 or "".join(cells).strip()
+            # Excel names its separator in a first line
+            if cells[:1] != ["sep="] and (len(cells) > 1 or "".join(cells).strip())
         )
         before, header = next(filled, (0, []))
         names = [name.strip() or f"Unnamed: {place}" for place, name in enumerate(header)]
@@ -330,18 +326,14 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
     """Return the columns of a Parquet file: lists as lists, dates and decimals as text, as in other tables."""
     import pandas as pd
 
-    table, pyarrow = read_arrow(path, rows), import_pyarrow(path)
+    table, types = read_arrow(path, rows), import_pyarrow(path).types
     with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
         columns = {}
         for name in table.column_names:
             column, kind = table.column(name), table.column(name).type
-            if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+            if types.is_binary(kind) or types.is_large_binary(kind):
                 raise InputError(f"{path}: some cells hold bytes; write text or numbers")
-            if (
-                pyarrow.types.is_integer(kind)
-                or pyarrow.types.is_floating(kind)
-                or pyarrow.types.is_boolean(kind)
-            ):
+            if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
                 columns[name] = column.to_pandas()
             else:
                 cells = [
