@@ -93,7 +93,7 @@ def read_npz(path: Path) -> Arrays:
                 raise ValueError(f"several arrays are called {name!r}")
             if f"{name}.npy" not in members:
                 continue
-            check_header(path, archive, name)
+            check_header(path, archive, f"{name}.npy")
             with archive.open(f"{name}.npy") as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
                 file.read(1)  # the checksum is compared at the end
@@ -103,7 +103,7 @@ def read_npz(path: Path) -> Arrays:
 
 def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Refuse an array of Python objects, and one whose header, shape and size do not match."""
-    member = archive.getinfo(f"{name}.npy")
+    member, name = archive.getinfo(name), name.removesuffix(".npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise InputError(
             f"{path}: array {name!r} has an unsupported compression; write it with numpy.savez"

@@ -47,7 +47,11 @@ def split_files(path: Path) -> dict[str, Path]:
         return {}
     stem = path.stem.removesuffix(ending)
     both = {name: path.with_name(f"{stem}{end}{path.suffix}") for name, end in PARTS.items()}
-    return both if all(file.is_file() for file in both.values()) else {}
+    if not all(file.is_file() for file in both.values()):
+        return {}
+    for other in {*both.values()} - {path}:  # the user named only one of the two
+        check_inside(other, path.resolve().parent)
+    return both
 
 
 def is_bare(path: Path) -> bool:
