@@ -62,7 +62,9 @@ class TextReader:
         # Everything that decides the token IDs of a text.
         rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        content = [type(tokenizer).__name__, rules, names, self.max_tokens]
+        # A rare setting, and merges that are not in the rules; tokenizers without them keep their older digests.
+        rare = [tokenizer.split_special_tokens, list(getattr(tokenizer, "bpe_ranks", ()))]
+        content = [type(tokenizer).__name__, rules, names, self.max_tokens, *(rare if any(rare) else ())]
         self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         self.read = self.long = 0
         self._whole, self.spaced = False, _letters_apart(tokenizer)
