@@ -106,7 +106,9 @@ def _open(origin: str) -> dict[str, Any]:
         )
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
-    parts = dict(found) if isinstance(found, Mapping) else {"train": found}
+        parts = found if isinstance(found, Mapping) else {"train": found}
+        # A saved format may hide columns, or be of another library.
+        parts = {name: part.with_format(None) for name, part in parts.items()}
     for file in [] if hub else [file for part in parts.values() for file in part.cache_files]:
         check_inside(Path(file["filename"]), Path(origin))
     if not parts or not all(len(part) for part in parts.values()):
