@@ -1,13 +1,18 @@
 """What differs between the CPU and a GPU. Tests replace `on_gpu` and so run all branches for a GPU on the CPU."""
 
+import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from reservoir.errors import InputError
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -38,7 +43,22 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
 
 def compiled(step: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """Return a function compiled for a GPU, which starts one kernel instead of one for each operation."""
-    return torch.compile(step, dynamic=True) if on_gpu(device) and find_spec("triton") else step
+    return compile_safely(step, dynamic=True) if on_gpu(device) and find_spec("triton") else step
+
+
+def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
+    """Return ``torch.compile`` of a function; refuse to if another user may have written the code that torch stores."""
+    from torch._inductor.runtime.runtime_utils import default_cache_dir  # pyright: ignore
+
+    # A folder of /tmp with a known name, which anyone may make. torch runs what it finds there.
+    folder = Path(default_cache_dir())
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    owners = {folder.lstat().st_uid, folder.stat().st_uid}
+    if owners != {os.getuid()} or folder.stat().st_mode & stat.S_IWOTH:
+        problem = f"{folder}: another user may have written the compiled code in it, which torch would run"
+        raise InputError(f"{problem}; remove it, or set TMPDIR to a folder of your own")
+    return torch.compile(function, dynamic=dynamic)
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[np.ndarray]:

@@ -139,11 +139,11 @@ def weights_digest(backbone: Backbone) -> str:
     digest = hashlib.sha256(backbone.family.name.encode())
     # The digest stays the same when a folder moves or is renamed.
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
-    kept = {
-        k: v
-        for k, v in backbone.config.to_dict().items()
-        if k not in ignored and not k.endswith("_token_id")
-    }
+    values = backbone.config.to_dict()
+    kept = {k: v for k, v in values.items() if k not in ignored and not k.endswith("_token_id")}
+    # The positions of a Longformer begin after this token, usually 1, which its shape of whole windows may not show.
+    if backbone.shape.multiple > 1 and values.get("pad_token_id") != 1:
+        kept["pad_token_id"] = values["pad_token_id"]
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
     digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())
     return content_digest(backbone.model, digest=digest)

@@ -62,7 +62,9 @@ class TextReader:
         # Everything that decides the token IDs of a text.
         rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        content = [type(tokenizer).__name__, rules, names, self.max_tokens]
+        # A rare setting, and merges that are not in the rules; tokenizers without them keep their older digests.
+        rare = [tokenizer.split_special_tokens, list(getattr(tokenizer, "bpe_ranks", ()))]
+        content = [type(tokenizer).__name__, rules, names, self.max_tokens, *(rare if any(rare) else ())]
         self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         self.read = self.long = 0
         self._whole, self.spaced = False, _letters_apart(tokenizer)
@@ -73,9 +75,8 @@ class TextReader:
         found = self._tokenize(texts, return_attention_mask=False)["input_ids"]
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
         for row in long:
-            found[row] = self._tokenize(texts[row], truncation=True, max_length=self.max_tokens)[
-                "input_ids"
-            ]
+            cut = self._tokenize(texts[row], truncation=True, max_length=self.max_tokens)
+            found[row] = cut["input_ids"]
         self.read, self.long = self.read + len(found), self.long + len(long)
         return self._padded(texts, found)
 
@@ -333,11 +334,10 @@ class SoundReader:
             same = np.flatnonzero(lengths == length)
             for rows in np.array_split(same, -(-len(same) * length // MAX_SAMPLES)):
                 samples = list(x[rows, :length, 0])
-                scaled = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")[
-                    "input_values"
-                ]
+                given = self._extractor(samples, sampling_rate=self.rate, return_tensors="np")
                 # Sounds that are shorter than one token are padded with silence.
-                padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
+                pad = (0, 0), (0, max(0, self._least - length))
+                padded = np.pad(given["input_values"], pad).astype(np.float32)
                 vectors = self.convolutions(torch.from_numpy(padded).to(device)).transpose(1, 2)
                 found[rows, : vectors.shape[1]] = vectors.float().cpu().numpy()
         return found, tokens

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from reservoir.backbones import find
 from reservoir.backbones.family import silence_transformers
 from reservoir.backbones.weights import draw_parameters
+from reservoir.devices import compile_safely
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import PretrainOptions
 from reservoir.pretraining.corpora import Corpus, HeldOut
@@ -177,7 +178,7 @@ class LanguageSteps:
             fused=True,
         )
         self._model, self._corpus, self._recipe, self._compute = model, corpus, recipe, compute
-        self._forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if compiled else model
+        self._forward: Callable[..., Tensor] = compile_safely(model, dynamic=False) if compiled else model
         self._parameters = [*matrices, *vectors]
         self._device = self._parameters[0].device
         # A window has one token more than the model reads, because the last one is only a target.

@@ -95,6 +95,17 @@ def test_prepare_does_not_write_or_remove_through_a_link(cache, outside, call, r
     assert f"{link}: a symbolic link" in refusal("prepare", "digits") and untouched(outside)
 
 
+def test_fit_does_not_write_through_a_link_beside_an_entry(tmp_path, outside, call, refusal):
+    assert call("extract", "digits", "--limit", 60, "--cache", tmp_path / "cache", *EXTRACT)[0] == 0
+    (entry,) = tmp_path.glob("cache/features/digits/*")
+    gift = entry.rename(tmp_path / entry.name)
+    assert call("fit", gift)[0] == 0
+    (made,) = tmp_path.glob(f"{gift.name}-ridge-*")
+    made.rename(tmp_path / "made")
+    made.symlink_to(outside)
+    assert f"{made}: a symbolic link" in refusal("fit", gift) and untouched(outside)
+
+
 def test_path_below_follows_links_above_the_root_only(tmp_path, outside):
     (tmp_path / "link").symlink_to(outside)
     assert path_below(tmp_path / "link", "sub", "new") == tmp_path / "link" / "sub" / "new"

@@ -429,6 +429,9 @@ def test_pipes_empty_folders_and_links_out_of_a_folder_are_refused(tmp_path):
     for name in ("A_TRAIN.ts", "A_TEST.ts"):
         (tmp_path / name).symlink_to(__file__)
     assert "A_TRAIN.ts: the file is outside" in outcome(read_all, tmp_path)
+    (tmp_path / "A_TRAIN.ts").unlink()
+    (tmp_path / "A_TRAIN.ts").write_text(SERIES)
+    assert "A_TEST.ts: the file is outside" in outcome(read_all, tmp_path / "A_TRAIN.ts")
 
 
 HEAD = "@problemName p\n@timeStamps false\n@missing false\n@classLabel true a b\n@data\n"

@@ -121,3 +121,5 @@ def test_doctor_finds_a_damaged_entry_and_its_remedy_works(cache, call):
     (entry / "spec.json").write_text("{")
     code, out, _ = call("doctor")
     assert code == 1 and f"reservoir cache remove {entry}" in out
+    other = entry.rename(entry.with_name("a; echo"))  # as an entry of another person may be called
+    assert f"reservoir cache remove '{other}'" in call("doctor")[1]

@@ -1,6 +1,8 @@
 """Features of another program become an entry that can be verified, fitted, concatenated and reported."""
 
+import io
 import json
+import zipfile
 
 import h5py
 import numpy as np
@@ -9,6 +11,7 @@ from reservoir_pipelines import extract, fit, import_features, prepare, report
 from safetensors.numpy import save_file
 
 from reservoir.errors import InputError
+from reservoir.tasks.own import arrays as own_arrays
 
 pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
@@ -137,3 +140,13 @@ def test_files_that_are_no_features_are_refused_in_one_line(own, tmp_path, name)
     with pytest.raises(InputError, match=r"features cannot be read|not a readable Parquet file") as refused:
         import_features(tmp_path / name, task=own[0], name="lab")
     assert "\n" not in str(refused.value)
+
+
+def test_a_member_without_suffix_that_unpacks_to_far_more_is_refused(own, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_arrays, "FREE_BYTES", 10_000)
+    np.save(large := io.BytesIO(), np.zeros((40, 10_000)))
+    np.savez(tmp_path / "f.npz", **{split: own[1][f"{split}/deep"] for split in ROWS})
+    with zipfile.ZipFile(tmp_path / "f.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train", large.getvalue())  # beside train.npy
+    with pytest.raises(InputError, match="array 'train' claims"):
+        import_features(tmp_path / "f.npz", task=own[0], name="lab")

@@ -146,6 +146,15 @@ def test_digest_depends_on_the_weights_and_not_on_the_folder(llama, copy, tmp_pa
     assert weights_digest(load_backbone(str(llama), "pretrained", depth=2)) != digest
 
 
+def test_digest_depends_on_where_the_positions_of_a_longformer_begin(tmp_path):
+    folder, digests = save("longformer", tmp_path / "longformer"), set()
+    for change in ({"pad_token_id": 1}, {"pad_token_id": 0}, {"pad_token_id": 0, "bos_token_id": 5}):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 24} | change))
+        digests.add(weights_digest(load_backbone(str(folder), "pretrained")))
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

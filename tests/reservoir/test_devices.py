@@ -1,5 +1,6 @@
 """All branches for a GPU run on a CPU that is treated as a GPU."""
 
+import tempfile
 from functools import partial
 from unittest.mock import Mock
 
@@ -136,3 +137,13 @@ def test_workers_use_the_gpus_of_a_machine_in_turn(monkeypatch):
     assert devices.of_worker("cuda:1", 2) == "cuda:1" and devices.of_worker("cpu", 1) == "cpu"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert devices.of_worker("auto", 1) == "auto"
+
+
+def test_nothing_is_compiled_into_a_folder_that_others_can_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    assert devices.compile_safely(len) is len
+    (folder,) = tmp_path.iterdir()
+    folder.chmod(0o777)
+    with pytest.raises(InputError, match="another user may have written the compiled code"):
+        devices.compile_safely(len)

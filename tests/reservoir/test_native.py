@@ -1,5 +1,6 @@
 """Native input of text, vision and audio models, compared with readers and models of transformers."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.inputs import native
+from reservoir.inputs.native import read_tokenizer
 from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import resolve, resolve_model
 from reservoir.reservoir import LoadedModel, load_model
@@ -118,6 +120,21 @@ def test_input_digests_depend_on_tokenizer_and_embeddings(tmp_path: Path):
     changed = load_text(folder)
     assert changed.input_digests["tokenizer"] != first.input_digests["tokenizer"]
     assert changed.input_digests["embeddings"] == first.input_digests["embeddings"] and changed.digest == first.digest
+
+
+def test_the_digest_of_a_tokenizer_depends_on_merges_and_on_whether_special_tokens_are_read(tmp_path: Path):
+    folder = save_with_tokenizer("roberta", tmp_path / "roberta")
+    settings, first = folder / "tokenizer_config.json", read_tokenizer("roberta", folder, 32)
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"split_special_tokens": True}))
+    assert read_tokenizer("roberta", folder, 32).digest != first.digest
+    (folder / "tokenizer.json").unlink()
+    settings.write_text('{"tokenizer_class": "PhobertTokenizer"}')
+    (folder / "vocab.txt").write_text("".join(f"{piece} 1\n" for piece in ("a", "b", "a@@", "b@@", "ab", "ba")))
+    digests = set()
+    for merge in ("a b</w> 1\n", "b a</w> 1\n"):
+        (folder / "bpe.codes").write_text(merge)
+        digests.add(read_tokenizer("roberta", folder, 32).digest)
+    assert len(digests) == 2
 
 
 def test_texts_that_the_model_cannot_read_are_refused(tmp_path: Path):

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -78,7 +79,8 @@ def _entries(root: Path) -> Iterator[Finding]:
     entries = [store.summarize(entry) for entry in store.list_entries(root)]
     yield "entries", f"{len(entries)}, {size_text(sum(each.bytes for each in entries))}", ""
     for problem in store.broken_entries(root):
-        yield "entry", f"{problem.path}: {problem.what}", f"reservoir cache remove {problem.path}"
+        remedy = f"reservoir cache remove {quote(str(problem.path))}"
+        yield "entry", f"{problem.path}: {problem.what}", remedy
     for each in entries:
         key = each.entry.key[:16]
         if each.fault:

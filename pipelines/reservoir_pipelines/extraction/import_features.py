@@ -140,8 +140,8 @@ def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int
 
 def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            check_header(path, archive, name.removesuffix(".npy"))
+        for name in archive.namelist():  # NumPy reads "train" and "train.npy" as "train"
+            check_header(path, archive, name)
     return dict(np.load(path, allow_pickle=False))
 
 

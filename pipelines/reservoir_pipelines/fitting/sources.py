@@ -301,7 +301,7 @@ class Pool:
         kind, path = options.readout.partition(":")[0].rpartition(".")[2], self.entry.path.resolve()
         name = f"{self.title}-{kind}-{digest}"
         if path.parent.parent.name != "features":
-            return path.with_name(name)
+            return path_below(path.parent, name)
         return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], name)
 
     def columns(self) -> list[str]:

@@ -277,7 +277,7 @@ def _steps(job: _Job) -> FPTSteps:
     )
     if options.compiled and not devices.on_gpu(model.device):
         raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
-    compiled: Any = torch.compile(forward) if options.compiled else forward
+    compiled: Any = devices.compile_safely(forward) if options.compiled else forward
     return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks)
 
 

@@ -93,7 +93,7 @@ def read_npz(path: Path) -> Arrays:
                 raise ValueError(f"several arrays are called {name!r}")
             if f"{name}.npy" not in members:
                 continue
-            check_header(path, archive, name)
+            check_header(path, archive, f"{name}.npy")
             with archive.open(f"{name}.npy") as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
                 file.read(1)  # the checksum is compared at the end
@@ -103,26 +103,19 @@ def read_npz(path: Path) -> Arrays:
 
 def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Refuse an array of Python objects, and one whose header, shape and size do not match."""
-    member = archive.getinfo(f"{name}.npy")
+    member, name = archive.getinfo(name), name.removesuffix(".npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        raise InputError(
-            f"{path}: array {name!r} has an unsupported compression; write it with numpy.savez"
-        )
+        problem = f"{path}: array {name!r} has an unsupported compression"
+        raise InputError(f"{problem}; write it with numpy.savez")
     check_expansion(path, name, member.file_size, min(member.compress_size, path.stat().st_size))
     with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
+        npy = np.lib.format
+        read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read(file)  # NumPy refuses a long header, which it would parse slowly
         stored = member.file_size - file.tell()
     if dtype.hasobject:
-        problem = f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape,"
-        raise InputError(
-            f"{problem} with shorter rows padded by 0, and their lengths in an array 'lengths'"
-        )
+        problem = f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape, with"
+        raise InputError(f"{problem} shorter rows padded by 0, and their lengths in an array 'lengths'")
     size = math.prod(shape) * dtype.itemsize
     if size != stored or not dtype.itemsize or min(shape, default=0) < 0:
         problem = f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {stored}"

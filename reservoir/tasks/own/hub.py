@@ -37,10 +37,9 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
         if name and all(name in part.features for part in parts.values()):
             cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
         elif name and (labelled or role == "text"):
-            problem = (
-                f"{origin}: not every split has the column {name!r} (the first has {', '.join(columns)})"
-            )
-            raise InputError(f"{problem}; add it, or pass --{role} NAME{nearest(name, columns)}")
+            problem = f"{origin}: not every split has the column {name!r}"
+            remedy = f"add it, or pass --{role} NAME{nearest(name, columns)}"
+            raise InputError(f"{problem} (the first has {', '.join(columns)}); {remedy}")
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=asked.skip_bad_rows)
@@ -107,7 +106,9 @@ def _open(origin: str) -> dict[str, Any]:
         )
     with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
         found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
-    parts = dict(found) if isinstance(found, Mapping) else {"train": found}
+        parts = found if isinstance(found, Mapping) else {"train": found}
+        # A saved format may hide columns, or be of another library.
+        parts = {name: part.with_format(None) for name, part in parts.items()}
     for file in [] if hub else [file for part in parts.values() for file in part.cache_files]:
         check_inside(Path(file["filename"]), Path(origin))
     if not parts or not all(len(part) for part in parts.values()):

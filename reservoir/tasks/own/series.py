@@ -31,23 +31,23 @@ def split_files(path: Path) -> dict[str, Path]:
         }
         name = path.resolve().name
         if len(pairs) > 1 and name not in pairs:
-            raise InputError(
-                f"{path}: contains the data sets {', '.join([*pairs][:8])}; give the file of one"
-            )
+            names = ", ".join([*pairs][:8])
+            raise InputError(f"{path}: contains the data sets {names}; give the file of one")
         found = pairs.get(name) or next(iter(pairs.values()), {})
         for part in found.values():
             check_inside(part, path)
         return found
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
-    if (
-        path.suffix.lower() not in SUFFIXES
-        or ending is None
-        or (path.suffix.lower() == ".tsv" and not is_bare(path))
-    ):
+    suffix = path.suffix.lower()
+    if ending is None or suffix not in SUFFIXES or (suffix == ".tsv" and not is_bare(path)):
         return {}
     stem = path.stem.removesuffix(ending)
     both = {name: path.with_name(f"{stem}{end}{path.suffix}") for name, end in PARTS.items()}
-    return both if all(file.is_file() for file in both.values()) else {}
+    if not all(file.is_file() for file in both.values()):
+        return {}
+    for other in {*both.values()} - {path}:  # the user named only one of the two
+        check_inside(other, path.resolve().parent)
+    return both
 
 
 def is_bare(path: Path) -> bool:
