@@ -273,6 +273,9 @@ def test_groups_of_fasta_come_from_the_header_or_a_table(tmp_path):
     assert read_new(tmp_path / "u.fasta", task, labels)[3].tolist() == [KIND[n % 2] for n in range(ROWS)]
     assert read_new(tmp_path / "u.fasta", task)[3] is None
     assert_refused("line 1: no group in the header .* by --group", path, group=r"chr=(\w+)")
+    repeated = fasta(tmp_path / "v.fasta", lambda n: f"o{n // 4} {KIND[n % 2]}")
+    assert "most names of records repeat" in str(task_named(repeated).notes())
+    assert "repeat" not in str(task_named(repeated, group=r"^(\S+)").notes())
 
 
 def test_a_column_of_existing_paths_is_read_as_files(tmp_path):

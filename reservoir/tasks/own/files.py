@@ -42,11 +42,14 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
     if not headers:
         raise InputError(f"{path}: no sequences; a FASTA file has a line with > before each")
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
+    notes = []
     if 2 * len(set(ids)) <= len(ids) and not asked.labels:  # they are no names of records
+        if task is None and not asked.group and ids != headers:
+            start = "most names of records repeat, so records of one name may be in several splits"
+            notes.append(f"{start}; pass --group '^(\\S+)' to keep them in one")
         ids = [f"{name}#{row}" for row, name in enumerate(ids)]
     bad = tables.BadRows(str(path), places, skip=asked.skip_bad_rows)
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
-    notes = []
     if asked.labels:
         arrays, notes = folders.labels_from_table(asked, ids, bad, new=task is not None)
         columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
@@ -57,7 +60,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, task: Task | None = None) ->
             found = _found_in_headers(bad, headers, wanted or "", flag, new=task is not None)
             if any(found) and (name == "label" or None not in found):
                 columns[name] = found
-        notes = [f"the label is the match of {pattern} in the header"] if "label" in columns else []
+        notes += [f"the label is the match of {pattern} in the header"] if "label" in columns else []
     known = None if task is None else {"each": "token"} if task.each else {}
     found = columns_as_arrays(columns, bad, asked, known, id="id", text="sequence")
     found.notes += notes
