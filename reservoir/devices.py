@@ -47,7 +47,7 @@ def compiled(step: Callable[..., Any], device: torch.device) -> Callable[..., An
 
 
 def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
-    """Return ``torch.compile`` of a function; refuse to if another user may have written the code that torch stores."""
+    """Return ``torch.compile`` of a function; raise `InputError` if others can have written its stored code."""
     from torch._inductor.runtime.runtime_utils import default_cache_dir  # pyright: ignore
 
     # A folder of /tmp with a known name, which anyone may make. torch runs what it finds there.

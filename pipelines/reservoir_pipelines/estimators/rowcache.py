@@ -76,6 +76,7 @@ def unnested(x: Any) -> Any:
         return x.to_list()
     names = list(getattr(x, "columns", ()))
     first = [x[name][:1].to_list()[0] for name in names] if names and len(x) else []
+    # In a table of several columns, texts are numbers that pandas did not convert.
     if not any(hasattr(cell, "__len__") for cell in first if not (isinstance(cell, str) and names[1:])):
         return x
     if len(names) == 1:
