@@ -71,9 +71,11 @@ class Cell:
     def title(self) -> str:
         """A short name for messages."""
         backbone, depth = self.settings.get("backbone", ""), self.settings.get("depth")
+        parameters = self.settings.get("parameters", {}).items()
         words = [
             self.stage,
             self.task or self.settings.get("corpus", ""),
+            *(f"{name}={value}" for name, value in parameters if not name.endswith("_rows")),
             f"backbone of {backbone.settings.get('corpus')}" if isinstance(backbone, Cell) else backbone,
             f"depth {depth}" if depth else "",
             *(self.settings.get(name, "") for name in ("init", "input", "train", "readout", "columns")),

@@ -181,11 +181,13 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
 
 def test_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(cache, tmp_path, call, runs, monkeypatch):
     rows = '{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }'
-    mine = recipe(tmp_path, f'rows = [{rows}, {{ name = "made", cell = "bit-pretraining" }}]')
+    longer = '{ name = "longer", cell = "output", settings = { parameters = { n = 50 } } }'
+    mine = recipe(tmp_path, f'rows = [{rows}, {longer}, {{ name = "made", cell = "bit-pretraining" }}]')
     code, out, err = call("reproduce", mine, "--scale", "hour", "--dry-run")
     assert (code, runs) == (0, [])
     lines = [line for line in out.splitlines() if "seed 0" in line]
-    assert [" kB" in line for line in lines] == [True, False, False] and "not estimated" in lines[2]
+    assert [" kB" in line for line in lines] == [True, False, True, False] and "not estimated" in lines[3]
+    assert "n=50" in lines[2] and "trying train bit-xor n=50" in err
     assert "; 1 without an estimate" in err and "1 of the cells cannot run here: " in err
     assert "--data DIR" in err
 
