@@ -18,6 +18,7 @@ from reservoir_pipelines.prediction.export import Export, build
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.reservoir import load_model
+from tests.processes import COMMAND, Child
 from tests.reservoir.models import WORDS, save_with_processor, save_with_tokenizer
 
 ROWS, LONGEST, DIM = 60, 24, 2
@@ -294,6 +295,9 @@ def test_export_refuses_other_formats_and_missing_packages(readouts, tmp_path, m
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         export(saved, out=tmp_path / "file" / "m.pt2")
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000)); {COMMAND}"  # a full disk
+    code, _, err = Child(limited, "export", saved, "--out", tmp_path / "m.pt2").ended()
+    assert (code, err) == (2, f"reservoir: {tmp_path}/m.pt2: cannot be written (File too large); name another --out\n")
 
 
 @pytest.fixture(scope="module")

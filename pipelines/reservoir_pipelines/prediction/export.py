@@ -1,5 +1,6 @@
 """The stage ``export``: a saved readout and its frozen model as one file that runs without this package."""
 
+import io
 import json
 import logging
 import warnings
@@ -198,8 +199,9 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
 
 def _write(traced: Traced, to: str, path: Path) -> None:
     if to == "torch":
-        with path.open("wb") as file:
-            torch.export.save(traced.program, file)
+        # torch aborts the process if it cannot write to a file, such as on a full disk.
+        torch.export.save(traced.program, written := io.BytesIO())
+        path.write_bytes(written.getbuffer())
         return
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     named: dict[str, Any] = {"input_names": [*traced.example], "output_names": ["logits"]}
