@@ -53,7 +53,7 @@ def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
     )
     code, out, err = Child(limited, *arguments, "--cache", tmp_path).ended()
     assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith("reservoir: File too large; raise the limit")
+    assert f"reservoir: {tmp_path}/" in err.splitlines()[-1] and ": File too large; raise the limit" in err
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("*.part"))
     assert run([*arguments, "--cache", str(tmp_path)]) == 0
