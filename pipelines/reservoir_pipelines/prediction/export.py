@@ -103,8 +103,13 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             raise InputError(f"{problem}; export and explain need features made without --input native")
         branches.append(Branch(model, part.columns))
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
-    if len({reader and reader.digest for reader in readers}) > 1:
-        raise InputError(f"readout {where}: its columns read different inputs; fit columns of one input")
+    inputs = {
+        reader and reader.digest: part.columns[0]
+        for reader, part in zip(readers, bundle.parts, strict=True)
+    }
+    if len(inputs) > 1:
+        columns = " and ".join(inputs.values())
+        raise InputError(f"readout {where}: {columns} read different inputs; fit --columns of one input")
     return SequenceModel(bundle.task, None if readers[0] else bundle.scaling, branches, bundle.readout)
 
 
