@@ -385,7 +385,11 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
             *readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)
         ]
     if not wanted:
-        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again"
+        have = (
+            f"name some of {', '.join(cached)}"
+            if cached
+            else "extract it to the end, or name the key of another entry"
+        )
         raise InputError(f"{pool.entry.path}: no columns to fit; {have}")
     names = tuple(dict.fromkeys(wanted))
     races = not named and options.select == "auto" and len(names) >= RACED_COLUMNS
