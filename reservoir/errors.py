@@ -52,4 +52,6 @@ def require_path(value: object, what: str) -> str:
     if isinstance(value, str | PathLike):
         return str(fspath(value))
     remedy = "save arrays with np.savez('mine.npz', x=x, y=y), or pass them to ReservoirClassifier"
+    if what.endswith(": readout"):
+        remedy = "pass the attribute saved of the result of fit, or run of that of train"
     raise InputError(f"{what} is of type {type(value).__name__}, not a name or a path; {remedy}")

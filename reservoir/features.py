@@ -166,6 +166,14 @@ def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
         model.fpt.backbone.check_length(int(model.windows.counts(lengths[row])), f"{where} {row}: ")
 
 
+def length_limits(model: LoadedModel) -> tuple[int, float]:
+    """Return the fewest and the most tokens of a row that a model reads; it cuts long texts."""
+    windows, positions = model.windows, model.fpt.backbone.max_tokens
+    if model.reader or positions is None:
+        return windows.reach, np.inf
+    return windows.reach, windows.reach + positions * windows.stride - 1
+
+
 def model_batches(
     model: LoadedModel, lengths: np.ndarray, batch_rows: int
 ) -> Iterator[tuple[np.ndarray, int]]:

@@ -103,3 +103,5 @@ def test_keywords_and_options_are_checked_before_anything_runs():
         reservoir_pipelines.extract("digits", seed=-1)
     with pytest.raises(InputError, match=r"extract: task is of type list.*ReservoirClassifier"):
         reservoir_pipelines.extract([1, 2])  # pyright: ignore
+    with pytest.raises(InputError, match=r"predict: readout is of type list.*the attribute saved of the result of fit"):
+        reservoir_pipelines.predict([1], "new.csv")  # pyright: ignore

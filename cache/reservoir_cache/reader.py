@@ -88,8 +88,8 @@ class SplitFeatures:
         shape = self._manifest.columns[column]
         return shape.tokens, shape.width
 
-    def __contains__(self, column: str) -> bool:
-        return column in self.columns
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
 
     def __getitem__(self, column: str) -> "FeatureColumn":
         """Return a column: (rows, width), or (rows, tokens, width) if it has more than one token; float32."""

@@ -79,12 +79,23 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Replace a file atomically: write it under a temporary name, then rename it."""
     part = temporary_path(path)
     try:
-        write(part)
-        sync(part)
-        part.replace(path)
-        sync(path.parent)
+        with _naming(path):
+            write(part)
+            sync(part)
+            part.replace(path)
+            sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Add the path to an `OSError` that names none, such as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 @contextmanager
@@ -94,7 +105,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     make_folder(part.parent)
     part.mkdir()
     try:
-        yield part
+        with _naming(path):
+            yield part
         for file in (*part.iterdir(), part):
             sync(file)
         part.rename(path)

@@ -27,7 +27,7 @@ def test_columns_come_back_in_row_order(tmp_path, toy, store):
     features = FeatureStore(entry.path)
     assert features.splits == ["test", "train"]
     for split, rows in (("train", 10), ("test", 4)):
-        assert features[split].columns == sorted(toy.shapes) and features[split].rows == rows
+        assert features[split].columns == [*features[split]] == sorted(toy.shapes) and features[split].rows == rows
         for column, shape in toy.shapes.items():
             found = features[split][column]
             meant = stored(toy, entry, split, column)

@@ -17,6 +17,7 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.output import as_json, meter, notify, print_json, print_table, printable
 from reservoir_pipelines.preparation import prepare
 
+from reservoir import InputError
 from tests.processes import COMMAND, Child
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
@@ -32,6 +33,8 @@ def test_a_cache_that_cannot_be_made(tmp_path, refusal, command):
     ):
         line = refusal(command, "bit-xor", *options, "--cache", place)
         assert str(place) in line and why in line
+    with pytest.raises(InputError, match=r"file/cache: cannot be written \(Not a directory\); pass another folder"):
+        ReservoirClassifier(backbone=TINY, cache=place).fit(np.eye(20), np.arange(20) % 2)
 
 
 WIDE = "gpt2:n_layer=2,n_embd=64,n_head=2,n_positions=70"
@@ -53,7 +56,7 @@ def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
     )
     code, out, err = Child(limited, *arguments, "--cache", tmp_path).ended()
     assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith("reservoir: File too large; raise the limit")
+    assert f"reservoir: {tmp_path}/" in err.splitlines()[-1] and ": File too large; raise the limit" in err
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("*.part"))
     assert run([*arguments, "--cache", str(tmp_path)]) == 0

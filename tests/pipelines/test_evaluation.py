@@ -268,7 +268,8 @@ def test_rows_of_a_group_count_once_in_the_interval_and_in_the_comparison(tmp_pa
     features = extract(str(file), label="grade", group="patient", cache=tmp_path / "cache", pool="mean", **EMBEDDED)
     _, out, _ = call("fit", features.entry, "--columns", "embed/mean", "--out", tmp_path / "fit")
     model = {"backbone": EMBEDDED["backbone"], "init": "random"}
-    trained = train(str(file), steps=1, label="grade", group="patient", cache=tmp_path / "cache", **model)
+    model |= {"cache": tmp_path / "cache", "run": tmp_path / "run"}
+    trained = train(str(file), steps=1, label="grade", group="patient", **model)
     page = report([tmp_path / "fit", trained.run], out=tmp_path / "page.html").page.read_text()
     over = f"95% interval over {len(set(features['test'].groups))} groups"
     assert over in out and over in page

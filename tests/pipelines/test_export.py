@@ -18,6 +18,7 @@ from reservoir_pipelines.prediction.export import Export, build
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.reservoir import load_model
+from tests.processes import COMMAND, Child
 from tests.reservoir.models import WORDS, save_with_processor, save_with_tokenizer
 
 ROWS, LONGEST, DIM = 60, 24, 2
@@ -246,6 +247,8 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
     features = extract(file, backbone=name, layers="embed,block01", pool="cls,mean", compute="float32")
     saved = fit(features, columns="embed/mean+block01/cls", alphas="1e0:1e2:3", out=tmp_path / "readout").saved
     answers = list(predict(saved, tmp_path / "pets.jsonl"))
+    with pytest.raises(InputError, match=r"embed/mean and raw read different inputs; fit --columns of one input"):
+        export(fit(features, columns="embed/mean+raw", alphas="1e0:1e2:3", out=tmp_path / "mixed").saved)
     done = export(saved, to="onnx", out=tmp_path / "m.onnx")
     assert done.tokens == (2, 24)
     # The model's own tokenizer.json has other settings for truncation and padding.
@@ -294,6 +297,9 @@ def test_export_refuses_other_formats_and_missing_packages(readouts, tmp_path, m
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         export(saved, out=tmp_path / "file" / "m.pt2")
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000)); {COMMAND}"  # a full disk
+    code, _, err = Child(limited, "export", saved, "--out", tmp_path / "m.pt2").ended()
+    assert (code, err) == (2, f"reservoir: {tmp_path}/m.pt2: cannot be written (File too large); name another --out\n")
 
 
 @pytest.fixture(scope="module")

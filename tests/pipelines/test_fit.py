@@ -217,6 +217,8 @@ def test_a_learning_curve_ends_at_the_score_of_the_fit_on_all_rows(extracted, tm
     assert few.valid_score < whole.valid_score
     assert few.test_range[0] < few.test_score < few.test_range[1]  # each draw has other rows
     assert (tmp_path / "curve.png").stat().st_size > 1000
+    (samples,) = fit(extracted, columns="final/mean", **{**settings, "curve": "30"}).curve  # not from moments
+    assert samples.test_score == pytest.approx(few.test_score, abs=0.01)
 
 
 @pytest.mark.parametrize(

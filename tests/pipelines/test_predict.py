@@ -301,10 +301,13 @@ def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, 
         assert message in capsys.readouterr().err
     else:
         assert labels == y.tolist()
-    too_long = write_padded(tmp_path / "long.npz", [*new, np.zeros(1025)], np.zeros(4, int))
     if columns != "raw":
-        with pytest.raises(InputError, match=r"long\.npz, row 3: the sequences have 1025 tokens"):
-            predict(found.saved, too_long)
+        too_long = write_padded(tmp_path / "long.npz", [new[0], np.zeros(1025), *new[1:]], np.array([y[0], 0, *y[1:]]))
+        first, second, *others = predict(found.saved, too_long)
+        assert [row.label for row in (first, *others)] == [row.truth for row in (first, *others)] == y.tolist()
+        assert second.label is None and second.problem == "row 1: 1,025 tokens, but the model reads at most 1,024"
+        with pytest.raises(InputError, match=r"only\.npz: no row has a length that the model reads \(row 0: 1,025"):
+            predict(found.saved, write_padded(tmp_path / "only.npz", [np.zeros(1025)], np.zeros(1, int)))
         with pytest.raises(InputError, match=r"new\.npz, row 1: 200 tokens, but explain supports at most the"):
             explain(found.saved, tmp_path / "new.npz")
 

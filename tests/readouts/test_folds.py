@@ -77,6 +77,8 @@ def test_fewer_rows_or_groups_than_folds_are_refused():
         draw_folds(4, 5)
     with pytest.raises(InputError, match="4 folds for 3 groups"):
         draw_folds(6, 4, groups=np.array([0, 0, 1, 1, 2, 2]))
+    with pytest.raises(InputError, match="needs two groups or more, but there is 1"):
+        draw_folds(6, 1, groups=np.zeros(6))
     for refused in (lambda: draw_folds(4, 1), lambda: cross_sweep([], Targets(1, 2), folds=1)):
         with pytest.raises(InputError, match="1 folds"):
             refused()

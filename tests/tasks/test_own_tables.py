@@ -106,7 +106,9 @@ def test_the_only_column_beside_a_sequence_is_the_label(tmp_path, names):
     path = write(tmp_path / "t.csv", dict(zip(names, (WORDS, labels), strict=True)))
     source = task_named(str(path))
     assert source.task.classes == 2 and f"the column {names[1]!r} is the label" in " ".join(source.notes())
-    path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(path.read_text().splitlines())))
+    path.write_text("\n".join(lines := path.read_text().splitlines()[1:]))
+    assert f"column {lines[0].split(',')[1]!r} has its own name as a label" in " ".join(task_named(str(path)).notes())
+    path.write_text("\n".join(f"{line},{n}" for n, line in enumerate(["a,b", *lines])))
     assert_refused("no column of labels", path)
 
 

@@ -31,7 +31,7 @@ from reservoir.tasks.own.values import as_values, check_rounding, rounding
 from reservoir.tasks.source import clean_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
-from reservoir_pipelines.files import ROWS, stamp
+from reservoir_pipelines.files import ROWS, stamp, writing
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,9 +253,10 @@ class RowCache:
         spec = replace(self._spec, data={"digest": hashlib.sha256(joined).hexdigest(), "rows": rows})
         shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, self.columns)
         check_space(self.root, required_bytes(spec, self.layout, rows, shapes))
-        entry = Entry.create(
-            self.root, self._name, spec, self.layout, {"reservoir": model.settings.to_dict()}
-        )
+        with writing(self.root, "pass another folder as cache, or set RESERVOIR_CACHE"):
+            entry = Entry.create(
+                self.root, self._name, spec, self.layout, {"reservoir": model.settings.to_dict()}
+            )
         labels = np.frombuffer(joined, np.uint8).reshape(len(digests), 1, -1)
         write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
 

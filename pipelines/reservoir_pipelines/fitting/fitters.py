@@ -3,7 +3,6 @@
 import ast
 import itertools
 import math
-import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from reservoir.readouts.ridge import (
     Scorer,
     fold_moments,
     gather,
+    head,
     solve,
     training_moments,
 )
@@ -212,13 +212,19 @@ class RidgeFitter(PenaltyFitter):
         scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
         with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
             for draw in range(CURVE_DRAWS):
-                blocks = stage_blocks(source, np.asarray(sizes), self.classes, draw)
-                # One pass gives the moments of the rows that each size adds; running sums are the moments of a size.
-                stages = fold_moments(blocks, targets, len(sizes))
-                for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
+                few, blocks = head(stage_blocks(source, np.asarray(sizes), self.classes, draw))
+                if few is None:
+                    # One pass gives the moments of the rows that each size adds; running sums are those of a size.
+                    sums = itertools.accumulate(fold_moments(blocks, targets, len(sizes)))
+                    trainings = (((), moments) for moments in sums)
+                else:  # with fewer samples than features, moments would take hours
+                    x, y, stage = few
+                    kept = [stage <= last for last in range(len(sizes))]
+                    trainings = (([(x[rows], y[rows])], None) for rows in kept)
+                for size, (train, moments) in zip(sizes, trainings, strict=True):
                     valid = source.blocks("valid")
                     swept = sweep(
-                        (), valid, targets, self.alphas, moments=moments, emphasis=source.emphasis
+                        train, valid, targets, self.alphas, moments=moments, emphasis=source.emphasis
                     )
                     test = accuracy_of(swept.readout(), source.blocks("test"))
                     scores[size].append((float(swept.accuracy[swept.best]), test))

@@ -385,8 +385,12 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
             *readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)
         ]
     if not wanted:
-        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again"
-        raise InputError(f"no columns to fit; {have}")
+        have = (
+            f"name some of {', '.join(cached)}"
+            if cached
+            else "extract it to the end, or name the key of another entry"
+        )
+        raise InputError(f"{pool.entry.path}: no columns to fit; {have}")
     names = tuple(dict.fromkeys(wanted))
     races = not named and options.select == "auto" and len(names) >= RACED_COLUMNS
     return Tried(names, folds, repeats, groups, races, pool.folder(names, options))
@@ -491,6 +495,8 @@ def draw_folds(
     share a fold.
     """
     units, what = (rows, "rows") if groups is None else (len(np.unique(groups)), "groups")
+    if units < 2:
+        raise InputError(f"cross-validation needs two {what} or more, but there is {units}; add some")
     if not 2 <= folds <= units:
         raise InputError(f"cross-validation cannot use {folds} folds for {units} {what}; use 2 to {units}")
     draw = np.random.default_rng((0, repeat))

@@ -1,5 +1,6 @@
 """The stage ``export``: a saved readout and its frozen model as one file that runs without this package."""
 
+import io
 import json
 import logging
 import warnings
@@ -102,8 +103,13 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             raise InputError(f"{problem}; export and explain need features made without --input native")
         branches.append(Branch(model, part.columns))
     readers = [branch.reader if isinstance(branch, Branch) else None for branch in branches]
-    if len({reader and reader.digest for reader in readers}) > 1:
-        raise InputError(f"readout {where}: its columns read different inputs; fit columns of one input")
+    inputs = {
+        reader and reader.digest: part.columns[0]
+        for reader, part in zip(readers, bundle.parts, strict=True)
+    }
+    if len(inputs) > 1:
+        columns = " and ".join(inputs.values())
+        raise InputError(f"readout {where}: {columns} read different inputs; fit --columns of one input")
     return SequenceModel(bundle.task, None if readers[0] else bundle.scaling, branches, bundle.readout)
 
 
@@ -198,8 +204,9 @@ def _describe(bundle: Bundle, name: str, to: str, traced: Traced) -> dict[str, A
 
 def _write(traced: Traced, to: str, path: Path) -> None:
     if to == "torch":
-        with path.open("wb") as file:
-            torch.export.save(traced.program, file)
+        # torch aborts the process if it cannot write to a file, such as on a full disk.
+        torch.export.save(traced.program, written := io.BytesIO())
+        path.write_bytes(written.getbuffer())
         return
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     named: dict[str, Any] = {"input_names": [*traced.example], "output_names": ["logits"]}

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.features import check_lengths, forward
+from reservoir.features import forward, length_limits
 from reservoir.options import CoverageOptions, DeviceOptions, LabelsOptions, TrustOptions
 from reservoir.plan import RAW
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
+from reservoir.tasks.own.arrays import Skipped
 from reservoir.tasks.own.columns import listed
 from reservoir.tasks.own.data import NewRows
 from reservoir.tasks.own.texts import UNKNOWN, shown
@@ -111,38 +112,59 @@ def predict(
             f"coverage {cover.coverage:g} is approximate, because validation rows also chose the readout"
         )
     new = read_new(file, task, known.labels)
-    y = new.y
-    notify_skipped(file, new.skipped, len(new.x))
     if bundle.lengths and new.lengths is None and new.x.dtype.kind != "U":  # texts have known lengths
         problem = f"{file}: no array 'lengths', but the readout was fitted on sequences of several lengths"
         raise InputError(f"{problem}; add the number of real tokens of each row")
     x, lengths = encode(task, new.x, new.lengths, str(file))
-    counts = lengths if task.each else None
-    if counts is not None:  # new sequences may be longer than those of the task
-        task = replace(task, readout_tokens=int(counts.max()))
+    if task.each:  # new sequences may be longer than those of the task
+        task = replace(task, readout_tokens=int(lengths.max()))
         bundle = replace(bundle, task=task)
-    each = task.readout_tokens * task.outputs
-    if y is not None and (len(y) != len(x) or (counts is None and y.size != len(x) * each)):
+    each, y = task.readout_tokens * task.outputs, new.y
+    if y is not None and (len(y) != len(x) or (not task.each and y.size != len(x) * each)):
         problem = f"{file}: the labels have the shape {y.shape}, not {each} for each of {len(x)} rows"
         raise InputError(f"{problem}; correct or remove them")
-    _warn(bundle, file, x, lengths, labelled=y is not None)
     models = [
         load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts
     ]
-    for model in filter(None, models):
-        check_lengths(model, lengths, f"{file}, row")
-    truths = [None] * len(x) if y is None else _truths(file, task, y, counts)
     rows = new._replace(x=x, lengths=lengths, groups=new.groups if bundle.groups else None)
-    return Predictions(bundle, models, file, rows, truths, counts, radius, cover.abstain)
+    rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
+    notify_skipped(file, rows.skipped, len(rows.x))
+    _warn(bundle, file, rows)
+    truths = (
+        [None] * len(rows.x) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
+    )
+    return Predictions(bundle, models, file, rows, truths, radius, cover.abstain)
 
 
-@dataclass(eq=False)
+def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]]) -> NewRows:
+    """Return the rows within all ``limits`` (see `length_limits`); the others are skipped, unless no row is left."""
+    assert rows.lengths is not None
+    fewest = max((low for low, _ in limits), default=0)
+    most = min((high for _, high in limits), default=math.inf)
+    fit = (rows.lengths >= fewest) & (rows.lengths <= most)
+    if fit.all():
+        return rows
+    places = np.setdiff1d(np.arange(len(fit) + len(rows.skipped)), [*rows.skipped])
+    misfits: Skipped = {}
+    for row in np.flatnonzero(~fit):
+        length, place = int(rows.lengths[row]), int(places[row])
+        limit = f"at least {fewest:,}" if length < fewest else f"at most {most:,.0f}"
+        reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
+        misfits[place] = (rows.ids[row] if rows.ids else None, reason)
+    if not fit.any():
+        remedy = "give rows of other lengths, or fit a readout of a backbone with more positions"
+        raise InputError(f"{file}: no row has a length that the model reads ({reason}); {remedy}")
+    ids = rows.ids and list(itertools.compress(rows.ids, fit))
+    y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
+    return NewRows(rows.x[fit], rows.lengths[fit], ids, y, groups, rows.skipped | misfits)
+
+
+@dataclass(eq=False, repr=False)
 class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
     ``rows`` holds the encoded sequences, ``truths`` the label of each row in the file, None for rows
-    without one. ``counts`` (rows,) is the number of labels of each row if every token has a label.
-    ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
+    without one. ``radius`` is the largest nonconformity score of a class in a set, or of a value in an interval.
     """
 
     bundle: Bundle
@@ -150,7 +172,6 @@ class Predictions(Iterator[Prediction]):
     file: Path
     rows: NewRows
     truths: Sequence[Any]
-    counts: np.ndarray | None
     radius: float | None
     abstain: bool
 
@@ -174,7 +195,7 @@ class Predictions(Iterator[Prediction]):
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
         part, new, blank = slice(start, start + BLOCK_ROWS), self.rows, [None] * BLOCK_ROWS
-        counts = None if self.counts is None else self.counts[part]
+        counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
         ids = new.ids[part] if new.ids else blank
         groups = blank if new.groups is None else new.groups[part].tolist()
         classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
@@ -220,21 +241,21 @@ class Predictions(Iterator[Prediction]):
         return np.concatenate(read, axis=1)
 
 
-def _warn(bundle: Bundle, file: Path, x: np.ndarray, lengths: np.ndarray, *, labelled: bool) -> None:
+def _warn(bundle: Bundle, file: Path, rows: NewRows) -> None:
     """Print reasons why predictions are less reliable than they look."""
-    most = bundle.task.max_tokens
+    most, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
     long = int((lengths > most).sum())
     by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
     if long and by_position and not bundle.task.each:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
         notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
     if alphabet := bundle.task.alphabet.removeprefix(UNKNOWN):
-        codes, numbers = np.unique(x, return_counts=True)
+        codes, numbers = np.unique(rows.x, return_counts=True)
         new = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
         if number := int(numbers[new].sum()):
             share = f"{number:,} of {lengths.sum():,} letters ({number / lengths.sum():.1%})"
             notify(f"{file}: {share} are in no training row: {shown(''.join(map(chr, codes[new])))}")
-    if labelled and bundle.origin and str(file.resolve()) == bundle.origin:
+    if rows.y is not None and bundle.origin and str(file.resolve()) == bundle.origin:
         fitted, by = ("run was trained", "train") if bundle.parts[0].run else ("readout was fitted", "fit")
         notify(f"{file}: the {fitted} on rows of this file; for new data trust the test score of {by}")
 
@@ -261,12 +282,12 @@ def _unnested(nested: list[Any], *, each: bool = False) -> Any:
     return outer[0] if len(outer) == 1 and not each else outer
 
 
-def _truths(file: Path, task: Task, y: np.ndarray, counts: np.ndarray | None) -> list[Any]:
+def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[Any]:
     """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
     classes = {str(task.label(number)) for number in range(task.classes)}
     found, unknown = list[Any](), set[str]()
     for row, given in enumerate(y):
-        cut: Any = given if given is None or counts is None else given[: counts[row]]
+        cut: Any = given[: lengths[row]] if task.each and given is not None else given
         labels = [_as_label(cell, is_class=task.classes > 0) for cell in np.ravel(cut).tolist()]
         if None in labels:
             found.append(None)

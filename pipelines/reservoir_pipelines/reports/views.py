@@ -114,12 +114,13 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     done = run.result(lambda values: Training.from_dict({**values, "run": str(path)}))
     assert done  # only finished runs are on the page
     values, config = train_values(done), run.config
+    task = config["settings"]["spec"]["task"]
     facts = [*facts_of("train", values), ("time", f"{done.seconds:.1f} s"), ("folder", path)]
-    facts.append(("label", config["settings"]["spec"]["task"]["parameters"].get("label")))
+    facts.append(("label", task["parameters"].get("label")))
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
     return {
         "id": f"p{number}",
-        "name": f"Training: {path.parent.name}, {path.name}",
+        "name": f"Training: {task['name']}, {path.name}",
         "facts": facts,
         "commands": [config["command"]],
         "plots": plots_of("train", values),

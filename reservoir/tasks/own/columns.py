@@ -105,6 +105,10 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
         roles.chosen["label"] = label
         roles.notes.append(f"the column {label!r} is the label")
         rest.remove(label)
+    for name in roles.labels if known is None else ():
+        if (frame[name].astype(str) == name).any():
+            remedy = "give the file one line of column names, at the top"
+            roles.notes.append(f"column {name!r} has its own name as a label; {remedy}")
     roles.sequence = named("text") or _sequence(table, roles, rest, known)
     if known is None and (not roles.labels or roles.sequence in roles.labels):
         refuse_unlabelled(table)
