@@ -32,7 +32,7 @@ from reservoir_pipelines.training.train import train
 STEPS, ROWS = 8, 32  # steps and rows of a trial
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
 # settings that determine the cost of a cell
-COSTLY = "backbone depth init train pool layers parameters limit batch steps eval_every".split()
+COSTLY = "backbone", "depth", "init", "train", "pool", "layers", "parameters", "limit", "batch", "steps"
 COUNTED = "cifar10"  # trained parameters are counted for this task, as in the paper
 MAX_TOKENS = 120  # largest side of a saved attention map, in tokens; larger maps are averaged over squares
 
