@@ -130,7 +130,7 @@ def test_groups_are_held_out_together(tiny_gpt2):
     for missing in ([1.0, 1.0, np.nan], ["a", "a", None]):
         with pytest.raises(ValueError, match=r"groups\[2\] is missing; give every sample a value"):
             model.fit(x, y, groups=missing * 20)
-    with pytest.raises(ValueError, match="for 1 groups"):
+    with pytest.raises(ValueError, match="two groups or more, but there is 1"):
         model.set_params(cv=None).fit(x, y, groups=np.zeros(60))
 
 
