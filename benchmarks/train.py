@@ -30,6 +30,7 @@ import torch
 from reservoir_pipelines.training.run_folder import load_trainable
 from torch import Tensor, nn
 
+from reservoir.devices import compile_blocks
 from reservoir.options import TrainOptions
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
@@ -66,10 +67,11 @@ def our_steps(
     model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool
 ) -> Callable[[int], None]:
     """Return a function that runs a number of further steps, as `train` does."""
-    forward: Any = torch.compile(model.fpt) if compiled else model.fpt
+    if compiled:
+        compile_blocks(model.fpt.backbone.blocks)
     convert = raw_rows(model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
-    engine = FPTSteps(model.fpt, forward, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes())
+    engine = FPTSteps(model.fpt, model.fpt, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes())
 
     def run(steps: int) -> None:
         # validation is not measured

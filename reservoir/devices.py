@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from reservoir.errors import InputError
 
@@ -44,6 +44,12 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
 def compiled(step: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """Return a function compiled for a GPU, which starts one kernel instead of one for each operation."""
     return compile_safely(step, dynamic=True) if on_gpu(device) and find_spec("triton") else step
+
+
+def compile_blocks(blocks: nn.ModuleList) -> None:
+    """Compile the blocks of a backbone one by one, so that equal blocks share one compilation."""
+    for block in blocks:
+        block.forward = compile_safely(block.forward)
 
 
 def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:

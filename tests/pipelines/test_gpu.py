@@ -18,7 +18,7 @@ from tests.files import contents
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
-ROWS, TOKENS = 100_000, 64
+ROWS, TOKENS = 50_000, 64
 DEVICE = "cuda"
 SMALL = {"limit": 1000, "layers": "embed,block02,final", "pool": "last,mean,quantiles3,shares5"}
 
@@ -38,13 +38,15 @@ def test_float32_features_equal_those_of_the_cpu(tmp_path):
     assert ours.store.entry.key != theirs.store.entry.key
     for column in ours.columns:
         found, expected = (done["train"].read(column) for done in (ours, theirs))
-        off = np.abs(found - expected).max() / expected.std()
-        sys.stdout.write(f"\n{column}: largest difference {off:.1e} deviations")
-        assert off < 1e-2
+        off = np.abs(found - expected) / expected.std()
+        sys.stdout.write(f"\n{column}: largest difference {off.max():.1e} deviations")
+        # a value that is almost equal to a limit of the shares can be counted on either side of it
+        assert (off > 1e-2).mean() < (1e-3 if "shares" in column else 1e-9)
 
 
 def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
-    settings = {"input": "orthogonal", "patch": 1, "store": "float16", "cache": tmp_path, "device": "cuda"}
+    settings = {"backbone": "gpt2", "init": "random", "input": "orthogonal", "patch": 1, "store": "float16"}
+    settings |= {"cache": tmp_path, "device": "cuda"}
     planned, options = plan(rows, **settings), ExtractOptions(**settings)
     ours = run.start_run(options, prepare(rows, cache=tmp_path), tmp_path)
     entry, todo = ours.open({})
@@ -68,13 +70,15 @@ def test_speed_beside_the_bare_model_and_memory_beside_the_plan(rows, tmp_path):
     assert speed > 0.5 * bare
 
 
-def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backbone", ["mini", "gpt2"])
+def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch, backbone):
     """The share of padding that is fastest on this GPU belongs into `features.MAX_PADDING`, by kind of device."""
     draw, count = np.random.default_rng(0), 4096
     x, lengths = draw.normal(size=(count, TOKENS, 4)).astype(np.float32), draw.integers(4, TOKENS + 1, count)
     np.savez(tmp_path / "rows.npz", x=x, y=np.arange(count) % 2, lengths=lengths)
     prepared = prepare(str(tmp_path / "rows.npz"), cache=tmp_path)
-    settings = {"input": "orthogonal", "patch": 1, "layers": "final", "pool": "mean", "compute": "float32"}
+    settings = {"backbone": backbone, "input": "orthogonal", "patch": 1, "layers": "final", "pool": "mean"}
+    settings |= {"init": "random", "compute": "float32"}
     ours = run.start_run(ExtractOptions(**settings, device=DEVICE, cache=tmp_path), prepared, tmp_path)
     train, found = prepared.split("train"), {}
     part = train.take(np.arange(len(train)))
@@ -85,7 +89,7 @@ def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch):
         started = time.perf_counter()
         found[limit] = launch(ours.model, loaded, ours.columns)()["final/mean"]
         speed = len(part.x) / (time.perf_counter() - started)
-        sys.stdout.write(f"\npadding up to {limit:.0%}: {speed:,.0f} rows/s in {len([*loaded.batches])} batches")
+        sys.stdout.write(f"\n{backbone}, padding up to {limit:.0%}: {speed:,.0f} rows/s in {len([*loaded.batches])} batches")
         np.testing.assert_allclose(found[limit], found[0.0], atol=1e-2 * found[0.0].std())
 
 

@@ -275,10 +275,11 @@ def _steps(job: _Job) -> FPTSteps:
         convert=convert,
         scored=max(1, tokens // model.fpt.task.max_tokens),
     )
-    if options.compiled and not devices.on_gpu(model.device):
-        raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
-    compiled: Any = devices.compile_safely(forward) if options.compiled else forward
-    return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks)
+    if options.compiled:
+        if not devices.on_gpu(model.device):
+            raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
+        devices.compile_blocks(model.fpt.backbone.blocks)
+    return FPTSteps(model.fpt, forward, rows, options, seed, job.ranks)
 
 
 def _from_cache(job: _Job) -> Callable[[str], Split]:
