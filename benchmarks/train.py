@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -71,7 +70,9 @@ def our_steps(
         compile_blocks(model.fpt.backbone.blocks)
     convert = raw_rows(model, None)
     rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
-    engine = FPTSteps(model.fpt, model.fpt, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes())
+    engine = FPTSteps(
+        model.fpt, model.fpt, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes()
+    )
 
     def run(steps: int) -> None:
         # validation is not measured

@@ -89,7 +89,8 @@ def test_padding_changes_the_speed_and_not_the_features(tmp_path, monkeypatch, b
         started = time.perf_counter()
         found[limit] = launch(ours.model, loaded, ours.columns)()["final/mean"]
         speed = len(part.x) / (time.perf_counter() - started)
-        sys.stdout.write(f"\n{backbone}, padding up to {limit:.0%}: {speed:,.0f} rows/s in {len([*loaded.batches])} batches")
+        count = len([*loaded.batches])
+        sys.stdout.write(f"\n{backbone}, padding up to {limit:.0%}: {speed:,.0f} rows/s in {count} batches")
         np.testing.assert_allclose(found[limit], found[0.0], atol=1e-2 * found[0.0].std())
 
 

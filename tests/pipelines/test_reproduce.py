@@ -26,7 +26,7 @@ from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell
 from reservoir_pipelines.reproduction_folder import ReproductionFolder, _verdict
 
 from reservoir.errors import InputError
-from reservoir.options import ClusterOptions
+from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from tests.processes import Child
 
 pytestmark = pytest.mark.usefixtures("few_bits")
@@ -364,10 +364,14 @@ def test_names_that_do_not_exist_are_refused():
         reproduce(["table1"], only="digits")
 
 
-def test_an_override_replaces_settings_of_the_scale_only():
+def test_an_override_replaces_settings_of_the_scale_only(capsys):
     given = {"backbone": "bert-base-uncased"}
     cells = load_recipe("table3", "paper", override=given, only=["mnist"], seeds=1).cells
     assert [c.settings["backbone"] for c in cells] == ["bert-base-uncased", "lstm", "lstm-star", "esn", "cnn"]
+    asked = ReproduceOptions(scale="paper", override=given, only=["mnist"], seeds=1)
+    module.planned(["table3"], asked, TaskOptions(), PlaceOptions())
+    told = "--override backbone: no effect on 4 of 5 cells, whose row or column sets backbone"
+    assert told in capsys.readouterr().err
     cells = load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells
     assert [cell.settings["seed"] for cell in cells[:3]] == [0, 1, 2]
 
