@@ -139,6 +139,22 @@ def test_workers_use_the_gpus_of_a_machine_in_turn(monkeypatch):
     assert devices.of_worker("auto", 1) == "auto"
 
 
+def test_equal_blocks_share_one_compilation(monkeypatch):
+    graphs, build = [], torch.compile
+
+    def keep(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: build(function, dynamic=dynamic, backend=keep))
+    backbone = load_backbone("gpt2:n_layer=3,n_embd=16,n_head=2", "random")
+    x, lengths = torch.randn(2, 8, 16), torch.tensor([8, 8])
+    expected = backbone(x, lengths)
+    devices.compile_blocks(backbone.blocks)
+    torch.testing.assert_close(backbone(x, lengths), expected)
+    assert len(graphs) == 1
+
+
 def test_nothing_is_compiled_into_a_folder_that_others_can_write(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
