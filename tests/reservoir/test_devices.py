@@ -146,6 +146,7 @@ def test_equal_blocks_share_one_compilation(monkeypatch):
     x, lengths = torch.randn(2, 8, 16), torch.tensor([8, 8])
     expected = backbone(x, lengths)
     devices.compile_blocks(backbone.blocks)
+    torch._dynamo.reset()
     counters.clear()
     torch.testing.assert_close(backbone(x, lengths), expected)
     assert counters["stats"]["unique_graphs"] == 1

@@ -96,8 +96,9 @@ def planned(
     cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
     for setting, value in given["override"].items():
         if own := [cell for cell in cells.values() if cell.settings.get(setting, value) != value]:
-            count = f"{len(own)} of {len(cells)} cells"
-            notify(f"--override {setting}: no effect on {count}, whose row or column sets {setting}")
+            notify(
+                f"--override {setting}: no effect on {len(own)} of {len(cells)} cells, which have their own value"
+            )
     changed = [f"{name}-{value}" for name, value in sorted((options.override or {}).items())]
     name = re.sub(r"[^\w.-]", "-", "-".join([options.scale, *changed]))
     folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
