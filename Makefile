@@ -58,7 +58,7 @@ $(INSTALLED): pyproject.toml
 	touch $@
 
 $(DEVELOPS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable . --group dev
 	touch $@
 
 clean:  ## everything that make has made
