@@ -39,7 +39,7 @@ __all__ = [
     "check_split",
 ]
 __all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
-__all__ += ["task_named", "tests_on_valid"]
+__all__ += ["task_named", "valid_is_test"]
 
 # Dataclasses of ``data`` (the folder of the files) and the task's parameters.
 TASKS: dict[str, type[Any]] = {
@@ -87,10 +87,10 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
 
 
-def tests_on_valid(name: str, parameters: Mapping[str, Any]) -> bool:
+def valid_is_test(name: str, parameters: Mapping[str, Any]) -> bool:
     """Return whether the test rows of a task are its validation rows, so that nothing may be chosen by these."""
     follows_paper = parameters.get("protocol") == "paper"
-    return follows_paper and name in TASKS and TASKS[name].paper_tests_on_valid
+    return follows_paper and name in TASKS and TASKS[name].paper_valid_is_test
 
 
 def encode(

@@ -160,7 +160,7 @@ class ListOps(Source):
     seed: int = 0  # seed of the generated rows, which are all different
 
     raw = "texts like '[MAX 2 3 ]', or "
-    paper_tests_on_valid = True
+    paper_valid_is_test = True
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:

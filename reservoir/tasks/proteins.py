@@ -48,7 +48,7 @@ class Homology(Source):
     batch: int = 2  # rows of a batch under the paper's protocol, padded to one length
 
     raw = "texts of amino acids, or "
-    paper_tests_on_valid = True
+    paper_valid_is_test = True
 
     @property
     def task(self) -> Task:

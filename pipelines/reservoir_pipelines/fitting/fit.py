@@ -13,7 +13,7 @@ from reservoir.plan import RAW
 from reservoir.readouts.evaluation import compare
 from reservoir.readouts.ridge import Arithmetic, products_on
 from reservoir.reservoir import choose_device
-from reservoir.tasks import TASKS, tests_on_valid
+from reservoir.tasks import TASKS, valid_is_test
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
@@ -31,7 +31,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     started = time.monotonic()
     pool = Pool.of(features)
     task = pool.task
-    if tests_on_valid(task.name, task.parameters):
+    if valid_is_test(task.name, task.parameters):
         problem = f"{task.name}: with --protocol paper its test rows are its validation rows, which choose readouts"
         raise InputError(f"{problem}; extract it without --protocol paper")
     tried = choose_columns(pool, options)

@@ -29,7 +29,7 @@ from reservoir.random import random_key
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import TASKS, tests_on_valid
+from reservoir.tasks import TASKS, valid_is_test
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
@@ -64,7 +64,7 @@ def train(
     """Train some groups of a model's parameters on a task; see `api.train`."""
     if not options.sweep:
         return _train_once(task, reservoir, source, place, options)
-    if tests_on_valid(task, source.given):
+    if valid_is_test(task, source.given):
         problem = f"--sweep: with --protocol paper the test rows of {task} are its validation rows"
         raise InputError(f"{problem}, which would choose the value; remove --sweep or --protocol paper")
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
@@ -124,7 +124,7 @@ class _Job:
     @property
     def keeps_last(self) -> bool:
         """Whether the last weights are scored, because the test rows are the validation rows."""
-        return tests_on_valid(self.prepared.task.name, self.prepared.task.parameters)
+        return valid_is_test(self.prepared.task.name, self.prepared.task.parameters)
 
 
 def _train_once(
