@@ -24,16 +24,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from reservoir_pipelines import report
 from reservoir_pipelines.claims import FAILS, HOLDS, UNSEEN
-from reservoir_pipelines.reports.reproduced import number_text
+from reservoir_pipelines.files import json_digest
+from reservoir_pipelines.plots import PagePlot, new_figure
+from reservoir_pipelines.reports.reproduced import number_text, reproduction_part
 from reservoir_pipelines.reproduction.recipe import load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path("benchmarks")
 PAGE, CELLS, SETTINGS = HERE / "REPRODUCTION.md", HERE / "reproductions", HERE / "reproductions.toml"
-OPENING = CELLS / "opening.md"
+OPENING, PICTURE = CELLS / "opening.md", Path("docs/pictures/reproduction-hour.png")
 NUMBER = r"[\d,]*\.?\d+"
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
@@ -164,6 +167,35 @@ def pages(root: Path, cells: Path) -> dict[Path, str]:
     return texts
 
 
+def cost_plots(cells: Path) -> list[PagePlot]:
+    """Return the plots of accuracy over cost at hour scale, one for each task."""
+    return reproduction_part(ReproductionFolder(cells / "hour"), 1)["plots"]
+
+
+def digest_of(plots: Sequence[PagePlot]) -> str:
+    """Return the SHA-256 of the numbers that plots show."""
+    return json_digest({"plots": [plot.text for plot in plots]})
+
+
+def drawn_digest(picture: Path) -> str:
+    """Return the digest of the numbers from which a picture was drawn, or an empty text."""
+    with Image.open(picture) as image:
+        return str(image.info.get("Description", ""))
+
+
+def draw(plots: Sequence[PagePlot], path: Path) -> None:
+    """Draw one panel for each plot, and the legend in the place of the last one."""
+    with new_figure(13, 6) as figure:
+        *panels, last = figure.subplots(2, (len(plots) + 2) // 2).flat
+        for axes, plot in zip(panels, plots, strict=True):
+            plot.draw(axes, *plot.arguments)
+            axes.set_title(plot.name, fontsize=11)
+            axes.get_legend().remove()
+        last.axis("off")
+        last.legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)
+        figure.savefig(path, dpi=130, metadata={"Description": digest_of(plots), "Software": None})
+
+
 def changes(root: Path, cells: Path) -> dict[Path, str]:
     """Return the pages and tables that differ from what the cells give, by path; ``cells`` is a copy of the cells."""
     texts = pages(root, cells)
@@ -187,13 +219,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = Path(folder) / "cells"
         shutil.copytree(ROOT / CELLS, cells)
         changed = changes(ROOT, cells)
+        plots = cost_plots(cells)
+    if outdated := drawn_digest(ROOT / PICTURE) != digest_of(plots):
+        print(f"{PICTURE}: {'differs from its cells' if check else 'written'}")
+        if not check:
+            draw(plots, ROOT / PICTURE)
     for path, text in changed.items():
         print(f"{path}: {'differs from its cells' if check else 'written' if text else 'removed'}")
         if not check and text:
             (ROOT / path).write_text(text)
         elif not check:
             (ROOT / path).unlink()
-    return int(check and bool(changed))
+    return int(check and (outdated or bool(changed)))
 
 
 if __name__ == "__main__":

@@ -103,6 +103,8 @@ def test_pages_and_tables_are_what_their_finished_cells_give(tmp_path, reproduct
     shutil.copytree(ROOT / reproductions.CELLS, cells)
     changed = reproductions.changes(ROOT, cells)
     assert [str(path) for path in changed] == [], "run make reproductions"
+    plots = reproductions.cost_plots(cells)
+    assert reproductions.drawn_digest(ROOT / reproductions.PICTURE) == reproductions.digest_of(plots)
     # A cell with another number changes the page and the sentence that names it.
     key = read_checked(cells / "day" / "tables" / "table-xor.json")["rows"][0]["spots"][1]["cells"][0][0]
     path = cells / "day" / "cells" / f"{key}.json"

@@ -77,29 +77,37 @@ def verdict_on(
     places = [claim[key] for key in ("more", "less", "near") if key in claim]
     about = [spots.get((row, column), {}) for row, column in (*places, *claim.get("than", ()))]
     means = [spot.get("mean") for spot in about] + ([claim["by"]] if "by" in claim else [])
-    measured = bool(about) and None not in means
-    found = {"holds": None, "interval": "", "size": size_text(about) if measured else ""}
-    found["real"] = measured and all(spot.get("real") for spot in about)
-    numbers = _numbers_text(means) if measured else ""
+    is_measured = bool(about) and None not in means
+    numbers = _numbers_text(means) if is_measured else ""
+    verdict = {
+        "holds": None,
+        "interval": "",
+        "size": size_text(about) if is_measured else "",
+        "real": is_measured and "unseen" not in claim and all(spot.get("real") for spot in about),
+    }
+
+    # Claims that cannot be judged, each with its reason and the numbers that there are.
     if "unseen" in claim:
         texts = filter(None, (numbers, claim["unseen"]))
-        return {**found, "verdict": NOT_CHECKED, "numbers": "; ".join(texts), "real": False}
-    if not measured:
+        return {**verdict, "verdict": NOT_CHECKED, "numbers": "; ".join(texts)}
+    if not is_measured:
         missing = next(spot for spot in about if spot.get("mean") is None)
-        return {**found, "verdict": NOT_MEASURED, "numbers": missing.get("reason", "")}
+        return {**verdict, "verdict": NOT_MEASURED, "numbers": missing.get("reason", "")}
     if any(spot["ends"] is None for spot in about):
-        return {**found, "verdict": UNSEEN, "numbers": f"{numbers}; one run gives no interval"}
+        return {**verdict, "verdict": UNSEEN, "numbers": f"{numbers}; one run gives no interval"}
+
+    # The first number minus each of the others; a number in the claim itself has no interval.
     estimates = [Estimate(spot["mean"], *spot["ends"]) for spot in about]
-    if "by" in claim:  # a number without an interval
+    if "by" in claim:
         estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
     first, *others = estimates
     differences = [first.minus(other) for other in others]
     texts = [f"{one.mean:+.3g} ({one.low:+.3g} to {one.high:+.3g})" for one in differences]
     if "less" in claim:
-        differences = [-one for one in differences]
+        differences = [-difference for difference in differences]
     holds = _holds(differences, claim.get("within", 0.0), both_sides="near" in claim)
     word = {True: HOLDS, False: FAILS, None: UNSEEN}[holds]
-    return {**found, "holds": holds, "verdict": word, "numbers": numbers, "interval": ", ".join(texts)}
+    return {**verdict, "holds": holds, "verdict": word, "numbers": numbers, "interval": ", ".join(texts)}
 
 
 def _holds(differences: Sequence[Estimate], within: float, *, both_sides: bool) -> bool | None:
@@ -151,13 +159,13 @@ def _model_text(settings: Mapping[str, Any]) -> str:
         return f"{name} of {shape}"
     if name not in SHAPES:
         return name
-    rest, block, blocks = SHAPES[name]
-    read = [layer for layer in str(settings.get("layers", "")).split(",") if layer.startswith("block")]
-    depth = settings.get("depth") or max(
-        (int(layer.removeprefix("block")) for layer in read), default=blocks
-    )
-    some = f", {depth} of {blocks} blocks" if depth != blocks else ""
-    return f"{name}{some} ({(rest + depth * block) / 1e6:.1f} M parameters)"
+    embeddings, block, blocks = SHAPES[name]
+    # Features of the first blocks need no further ones.
+    layers = str(settings.get("layers", "")).split(",")
+    numbers = [int(layer.removeprefix("block")) for layer in layers if layer.startswith("block")]
+    depth = settings.get("depth") or max(numbers, default=blocks)
+    part = f", {depth} of {blocks} blocks" if depth != blocks else ""
+    return f"{name}{part} ({(embeddings + depth * block) / 1e6:.1f} M parameters)"
 
 
 def size_text(spots: Sequence[Mapping[str, Any]]) -> str:
