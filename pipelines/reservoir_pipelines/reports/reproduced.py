@@ -75,7 +75,8 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
         caption += " Numbers in small type are the 95% interval over test rows, and their number."
     if any(s["later"] is not None for s in spots):
         caption += (
-            " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
+            " Later numbers are validation accuracies of Rothermel et al. 2021 (swept learning rate),"
+            " as quoted by others."
         )
     shown = {"caption": caption, "rows": rows, "reasons": reasons, "plots": _plots(table, results)}
     return {**table, "id": prefix + table["name"], **shown}
