@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo headline test gpu test-oldest docs faults bench results results-check lint clean
+.PHONY: demo headline test gpu test-oldest docs faults bench results results-check reproductions lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
@@ -45,6 +45,9 @@ results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says 
 
 results-check: $(DEVELOPS)  ## those of accuracies, compared with what is written, in about 20 minutes: DATA=DIR, and the same
 	$(BIN)/python benchmarks/results.py --check $(PLACES)
+
+reproductions: $(DEVELOPS)  ## benchmarks/REPRODUCTION.md and the numbers of other pages, made again from finished cells
+	$(BIN)/python benchmarks/reproductions.py
 
 lint: $(DEVELOPS)  ## style and types
 	$(BIN)/ruff check

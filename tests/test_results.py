@@ -2,22 +2,38 @@
 
 import importlib.util
 import re
+import shutil
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.files import read_checked, write_checked
+
+from reservoir.tasks import valid_is_test
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def results():
-    spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
+def script(name):
+    """Return a script of the folder benchmarks as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def results():
+    return script("results")
+
+
+@pytest.fixture(scope="module")
+def reproductions():
+    return script("reproductions")
 
 
 def test_every_table_has_a_command_and_marks_around_it(results):
@@ -80,3 +96,40 @@ def test_finished_cells_of_the_headline_agree_with_the_readme_and_name_no_folder
             written, most = of_seeds[task][cell["settings"]["seed"]], 0.6 if task == "homology" else 0.2
             assert abs(100 * cell["values"]["test_score"] - written) < most, path
     assert {*read_checked(folder / "full" / "tables" / "headline.json")["columns"]} == found == of_seeds.keys()
+
+
+def test_pages_and_tables_are_what_their_finished_cells_give(tmp_path, reproductions):
+    cells = tmp_path / "cells"
+    shutil.copytree(ROOT / reproductions.CELLS, cells)
+    changed = reproductions.changes(ROOT, cells)
+    assert [str(path) for path in changed] == [], "run make reproductions"
+    plots = reproductions.cost_plots(cells)
+    assert reproductions.drawn_digest(ROOT / reproductions.PICTURE) == reproductions.digest_of(plots)
+    # A cell with another number changes the page and the sentence that names it.
+    key = read_checked(cells / "day" / "tables" / "table-xor.json")["rows"][0]["spots"][1]["cells"][0][0]
+    path = cells / "day" / "cells" / f"{key}.json"
+    cell = read_checked(path)
+    cell["values"]["test_score"] = 0.7345
+    write_checked(path, cell)
+    changed = reproductions.changes(ROOT, cells)
+    assert {*changed} == {reproductions.PAGE, Path("docs/log.md")}
+    assert "| 64.3% | 73.5% (64.4% to 64.7%) |" in changed[Path("docs/log.md")]
+
+
+def test_a_sentence_gets_its_numbers_even_where_a_line_breaks_in_it(reproductions):
+    numbers = SimpleNamespace(text={"a": "97.1", "b": "2,493"}.get)
+    page = "| x | 5 |\nIt has 96.9%\n  after 2,500\nsteps.\n"
+    filled = reproductions.fill_sentence(page, "It has {a}% after {b} steps.", numbers, "a.md")
+    assert filled == page.replace("96.9", "97.1").replace("2,500", "2,493")
+    for sentence in ("It had {a}%", "{a}"):
+        with pytest.raises(SystemExit, match=r"a\.md: \d sentences like"):
+            reproductions.fill_sentence(page, sentence, numbers, "a.md")
+
+
+def test_no_score_of_a_finished_training_was_chosen_on_its_test_rows():
+    for path in (ROOT / "benchmarks" / "reproductions").glob("*/cells/*.json"):
+        cell = read_checked(path)
+        if cell["stage"] == "train" and valid_is_test(cell["task"], cell["settings"]):
+            values = cell["values"]
+            assert values["best_step"] == values["steps"], path
+            assert values["test_score"] == values["validations"][-1][1], path

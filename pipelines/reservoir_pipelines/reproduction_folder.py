@@ -4,16 +4,19 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import hypot, sqrt
+from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 from reservoir_cache import make_folder, open_lock, refuse_links
 
 from reservoir.errors import InputError
+from reservoir.readouts.evaluation import accuracy_interval
+from reservoir_pipelines.claims import interval_of, size_of, verdict_on
 from reservoir_pipelines.files import json_digest, read_checked, write_checked, writing
 
 CELL = "cell:"
@@ -42,9 +45,6 @@ MEASURES = {
     "paper_share": "trained parameters on cifar10, counted as in the paper, in percent of all",
 }
 """Measures of a cell that a table can show, each with its unit; counts have none."""
-
-NOT_CHECKED, NOT_MEASURED = "Not checked", "Not measured"
-"""The verdicts on claims without numbers: one is for another scale or other models, or its cells are missing."""
 
 RATIOS = {"step_seconds": ("train_seconds", "steps"), "readout_seconds": ("fit_seconds", "tried")}
 
@@ -173,7 +173,7 @@ class ReproductionFolder:
             for column, spot in zip(table["columns"], row["spots"], strict=True)
             if spot
         }
-        claims = [{**claim, **_verdict(claim, spots)} for claim in table["claims"]]
+        claims = [{**claim, **verdict_on(claim, spots)} for claim in table["claims"]]
         return {**table, "rows": rows, "claims": claims}
 
     @contextmanager
@@ -189,44 +189,49 @@ class ReproductionFolder:
 
     def _numbers(self, spot: Mapping[str, Any]) -> dict[str, Any]:
         """Return mean, standard error, interval and seeds of a table position, or the reason why they are missing."""
-        found = [self._number(spot, keys) for keys in spot["cells"]]
-        values = [value for value, _, _ in found if value is not None]
-        reason = "; ".join(dict.fromkeys(filter(None, (spot["reason"], *(why for _, why, _ in found)))))
+        numbers = [self._number(spot, keys) for keys in spot["cells"]]
+        finished = [number for number in numbers if number.value is not None]
+        values = [number.value for number in finished if number.value is not None]
+        reason = "; ".join(dict.fromkeys(filter(None, (spot["reason"], *(one.reason for one in numbers)))))
         if values and reason:
-            reason = f"{len(values)} of {len(found)} seeds; the others: {reason}"
-        tested = [cell for _, _, cell in found if spot["measure"] == "test_score" and cell.get("test_rows")]
-        ends = zip(*(cell["test_interval"] for cell in tested), strict=True)
+            reason = f"{len(values)} of {len(numbers)} seeds; the others: {reason}"
+        cells = [number.cell["values"] for number in finished]
+        tested = [cell for cell in cells if spot["measure"] == "test_score" and cell.get("test_rows")]
+        bounds = zip(*(cell["test_interval"] for cell in tested), strict=True)
+        first = finished[0].cell if finished else None
+        run = first and self.result(str(first["settings"].get("run", "")).removeprefix(CELL))
         return {
             "mean": fmean(values) if values else None,
             "error": stdev(values) / sqrt(len(values)) if len(values) > 1 else None,
             "seeds": len(values),
-            "interval": [100 * fmean(end) for end in ends] or None,
+            "by_seed": [number.value for number in numbers],
+            "interval": [100 * fmean(bound) for bound in bounds] or None,
+            "ends": _ends(spot["measure"], values, finished) if values else None,
             "rows": max((cell["test_rows"] for cell in tested), default=None),
             "reason": reason,
+            **(size_of(first, run) if first else {}),
         }
 
-    def _number(
-        self, spot: Mapping[str, Any], keys: list[str]
-    ) -> tuple[float | None, str, Mapping[str, Any]]:
-        """Return the number for one seed or the reason why it is missing, and the values of its cell."""
+    def _number(self, spot: Mapping[str, Any], keys: list[str]) -> "_Number":
+        """Return the number for one seed, or the reason why it is missing."""
         results = []
         for key in keys:
             if (result := self.result(key)) is None:
-                return None, self.failure(key) or "not run yet", {}
-            results.append(result["values"])
+                return _Number(reason=self.failure(key) or "not run yet")
+            results.append(result)
         if spot.get("combine") == "best":
-            results = [max(results, key=lambda values: values["valid_score"])]
+            results = [max(results, key=lambda result: result["values"]["valid_score"])]
         name = spot["measure"]
-        first, *others = [_measure(name, values) for values in results]
+        first, *others = [_measure(name, result["values"]) for result in results]
         if first is None or None in others:
-            return None, f"not measured: {MEASURES.get(name) or name}", {}
+            return _Number(reason=f"not measured: {MEASURES.get(name) or name}")
         if not others:
-            return float(first), "", results[0]
-        return (
-            (first / others[0], "", {})
-            if others[0]
-            else (None, "the second number of the ratio is zero", {})
-        )
+            return _Number(float(first), cell=results[0], bounds=_bounds(name, first, results[0]))
+        if not others[0]:
+            return _Number(reason="the second number of the ratio is zero")
+        upper, lower = _bounds(name, first, results[0]), _bounds(name, others[0], results[1])
+        ratios = upper and lower and (upper[0] / lower[1], upper[1] / lower[0] if lower[0] else inf)
+        return _Number(first / others[0], cell=results[0], bounds=ratios)
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -240,38 +245,41 @@ class ReproductionFolder:
             ) from error
 
 
-def _verdict(
-    claim: Mapping[str, Any], spots: Mapping[tuple[str, str], Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return whether a claim holds (None if unknown), the verdict in words, and the numbers or why there are none.
+@dataclass(frozen=True)
+class _Number:
+    """A number of one seed with its cell and the bounds between which it lies, or the reason why it is missing."""
 
-    A difference of zero, or of test scores within its 95% interval, decides nothing. The interval's
-    half-width is the root of the sum of the squared half-widths of both scores, as for independent
-    test rows.
-    """
-    if "unseen" in claim:
-        return {"holds": None, "verdict": NOT_CHECKED, "numbers": claim["unseen"]}
-    spot, sign = (claim["more"], 1) if "more" in claim else (claim["less"], -1)
-    first, *others = (spots.get((row, column), {}) for row, column in (spot, *claim.get("than", ())))
-    others = others or [{"mean": claim["by"]}]
-    means = [one.get("mean") for one in (first, *others)]
-    if None in means:
-        reason = (first, *others)[means.index(None)].get("reason", "")
-        return {"holds": None, "verdict": NOT_MEASURED, "numbers": reason}
-    differences = [sign * (means[0] - mean) for mean in means[1:]]
-    margins = [hypot(_half_width(first), _half_width(other)) for other in others]
-    verdict, holds = "Cannot be seen at this size", None
-    if all(difference > margin for difference, margin in zip(differences, margins, strict=True)):
-        verdict, holds = "Holds", True
-    elif any(difference < -margin for difference, margin in zip(differences, margins, strict=True)):
-        verdict, holds = "Does not hold here", False
-    numbers = [f"{mean:.3g}" if abs(mean) < 1000 else f"{mean:,.0f}" for mean in means]
-    return {"holds": holds, "verdict": verdict, "numbers": f"{numbers[0]} against {', '.join(numbers[1:])}"}
+    value: float | None = None
+    reason: str = ""
+    cell: Mapping[str, Any] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
 
 
-def _half_width(spot: Mapping[str, Any]) -> float:
-    low, high = spot.get("interval") or (0, 0)
-    return (high - low) / 2
+def _bounds(measure: str, value: float, result: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the bounds of one seed's number: its 95% interval over rows, or the resolution of steps."""
+    values = result["values"]
+    if measure == "test_score" and values.get("test_interval"):
+        low, high = values["test_interval"]
+        return 100 * low, 100 * high
+    if measure == "train_score":  # the accuracy of the last tenth of the rows that were seen
+        rows = max(1, values["passes"] // 10)
+        low, high = accuracy_interval(np.arange(rows) < value / 100 * rows) or (0.0, 1.0)
+        return 100 * low, 100 * high
+    every = result["settings"].get("eval_every")
+    if measure == "converged_step" and every:  # between two validations nobody looked
+        return value - every, value
+    return None
+
+
+def _ends(measure: str, values: Sequence[float], numbers: Sequence[_Number]) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean over seeds, by which claims are judged, or None if a single run has none."""
+    bounds = [number.bounds for number in numbers if number.bounds]
+    within = (fmean(low for low, _ in bounds), fmean(high for _, high in bounds)) if bounds else None
+    if measure != "converged_step":
+        return interval_of(values, measure, within)
+    # A number of steps is rounded up to the next validation: a difference of one validation is none.
+    ends = interval_of(values, measure, None)
+    return ends and within and (min(ends[0], within[0]), max(ends[1], within[1]))
 
 
 def _measure(name: str, values: Mapping[str, Any]) -> float | None:

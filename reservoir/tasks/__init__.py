@@ -1,6 +1,6 @@
 """Tasks: sequences with labels. `TASKS` has the named tasks; `reservoir.tasks.own` reads your own files and folders."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ __all__ = [
     "check_split",
 ]
 __all__ += ["encode", "images_of", "own_name", "read_integers", "read_labels", "read_new", "shows_images"]
-__all__ += ["task_named"]
+__all__ += ["task_named", "valid_is_test"]
 
 # Dataclasses of ``data`` (the folder of the files) and the task's parameters.
 TASKS: dict[str, type[Any]] = {
@@ -85,6 +85,12 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         if wrong and not own and value != default:
             raise InputError(f"{name}: {parameter} is {value!r}; give a value like {default}")
     return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
+
+
+def valid_is_test(name: str, parameters: Mapping[str, Any]) -> bool:
+    """Return whether the test rows of a task are its validation rows, so that nothing may be chosen by these."""
+    follows_paper = parameters.get("protocol") == "paper"
+    return follows_paper and name in TASKS and TASKS[name].paper_valid_is_test
 
 
 def encode(

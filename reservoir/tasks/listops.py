@@ -142,7 +142,7 @@ class ListOps(Source):
 
     ``protocol="paper"`` repeats the code of Lu et al. (2021): closing brackets are lost, generated
     expressions have 500 to 2,000 symbols, padding counts as input (the last position is read), and
-    the test split is the validation split.
+    the test split is the validation split, so that `train` scores its last step there and chooses none.
     """
 
     data: Path | None = None
@@ -160,6 +160,7 @@ class ListOps(Source):
     seed: int = 0  # seed of the generated rows, which are all different
 
     raw = "texts like '[MAX 2 3 ]', or "
+    paper_valid_is_test = True
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:

@@ -35,10 +35,11 @@ class Homology(Source):
     (further splits). Proteins longer than ``max_tokens`` are dropped, and counted.
 
     ``protocol="paper"`` uses TAPE's 30 symbols, ``<cls>`` and ``<sep>`` as tokens, and 1,200 outputs,
-    and tests on the validation split. As in the code of Lu et al. (2021), each protein is padded to
-    the longest of its batch, the last position is read, and whole batches longer than ``max_tokens``
-    are dropped. `batch_lengths` assigns the batches of prepared data: ``batch`` rows for training and
-    four times as many for validation. `train` draws new training batches in each epoch.
+    and tests on the validation split, so that `train` scores its last step there and chooses none. As
+    in the code of Lu et al. (2021), each protein is padded to the longest of its batch, the last position
+    is read, and whole batches longer than ``max_tokens`` are dropped. `batch_lengths` assigns the
+    batches of prepared data: ``batch`` rows for training and four times as many for validation. `train`
+    draws new training batches in each epoch.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and the other parts
@@ -47,6 +48,7 @@ class Homology(Source):
     batch: int = 2  # rows of a batch under the paper's protocol, padded to one length
 
     raw = "texts of amino acids, or "
+    paper_valid_is_test = True
 
     @property
     def task(self) -> Task:

@@ -26,6 +26,7 @@ class Source:
     raw = ""  # the form of inputs that are no sequences yet, for messages
     endless = False  # whether more training rows than are prepared can be generated
     augments = False  # whether the paper's training augments the images at every step
+    paper_valid_is_test = False  # whether test is the validation split under the paper's protocol
 
     @property
     def task(self) -> Task:

@@ -57,6 +57,7 @@ class FPTSteps:
     options: TrainOptions
     seed: int
     ranks: Processes
+    keeps_last: bool = False  # whether the last weights are kept instead of the best
 
     def __post_init__(self) -> None:
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -96,9 +97,9 @@ class FPTSteps:
         return {"valid_loss": found.loss, "valid_score": found.score}
 
     def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
-        """Return whether the score is higher, or equal with a lower loss."""
+        """Return whether the score is higher, or equal with a lower loss; True for every step with ``keeps_last``."""
         before, now = ((n["valid_score"], -n["valid_loss"]) for n in (best, found))
-        return not before >= now
+        return self.keeps_last or not before >= now
 
     @torch.no_grad()
     def score(self, name: str) -> Score:

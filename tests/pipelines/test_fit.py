@@ -52,6 +52,13 @@ def fitted(extracted):
     return fit(extracted, **PLAIN)
 
 
+def test_fit_refuses_a_task_whose_validation_rows_are_its_test_rows(tmp_path, tiny_gpt2):
+    rows = {"train_rows": 40, "valid_rows": 20, "max_tokens": 12}
+    features = extract("listops", backbone=str(tiny_gpt2), parameters=rows, protocol="paper", cache=tmp_path, depth=1)
+    with pytest.raises(InputError, match="listops: with --protocol paper its test rows are its validation rows"):
+        fit(features)
+
+
 def test_every_readout_equals_scikit_learn(extracted, fitted):
     from sklearn.linear_model import RidgeClassifier
     from sklearn.pipeline import make_pipeline

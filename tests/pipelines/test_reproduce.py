@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
+from reservoir_pipelines.claims import Estimate, interval_of, verdict_on
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY, Result
 from reservoir_pipelines.plots import PagePlot, draw_confusion, shorten_all
@@ -23,10 +24,11 @@ from reservoir_pipelines.reports.reproduced import _draw_costs
 from reservoir_pipelines.reports.views import _read_sweep
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
-from reservoir_pipelines.reproduction_folder import ReproductionFolder, _verdict
+from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
+from reservoir.readouts.evaluation import accuracy_interval
 from tests.processes import Child
 
 pytestmark = pytest.mark.usefixtures("few_bits")
@@ -401,16 +403,27 @@ def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
         assert {cell.settings["seed"] for cell in recipe.cells} == {0, 1, 2}
 
 
-def test_every_claim_is_about_numbers_of_its_table():
+def test_every_claim_is_about_numbers_of_its_table_and_says_where_it_stands():
     for name in recipe_names():
         table = load_recipe(name, "paper").table
         places = {(row["name"], column) for row in table["rows"] for column in table["columns"]}
         for claim in table["claims"]:
-            about = [claim[key] for key in ("more", "less") if key in claim]
+            about = [claim[key] for key in ("more", "less", "near") if key in claim]
             named = {tuple(place) for place in (*about, *claim.get("than", ()))}
             assert named <= places, (name, claim)
-            assert bool(named) != bool(claim.get("unseen")), (name, claim)
+            assert named or claim.get("unseen"), (name, claim)
             assert ("than" in claim) + ("by" in claim) == bool(named), (name, claim)
+            assert ("near" in claim) <= ("within" in claim), (name, claim)
+            assert re.search(r"\bv[12]\b|ours|Chiang and Lee 2020", claim["source"]), (name, claim)
+
+
+def test_a_scale_that_cannot_judge_a_claim_gives_its_reason():
+    def claim(scale, says):
+        return next(claim for claim in load_recipe("table2", scale).table["claims"] if claim["says"] == says)
+
+    images = "on cifar10 pretraining on images beats pretraining on language"
+    assert all("here ViT is random" in claim(scale, images)["unseen"] for scale in ("smoke", "hour", "day"))
+    assert "unseen" not in claim("paper", images)
 
 
 @pytest.mark.parametrize(
@@ -424,9 +437,74 @@ def test_every_claim_is_about_numbers_of_its_table():
     ],
 )
 def test_a_claim_within_the_interval_of_the_difference_cannot_be_seen(than, half_width, verdict):
-    spots = {(n, "a"): {"mean": m, "interval": [m - half_width, m + half_width]} for n, m in (("x", 80), ("y", than))}
-    assert _verdict({"more": ["x", "a"], "than": [["y", "a"]]}, spots)["verdict"] == verdict
-    assert _verdict({"less": ["y", "a"], "than": [["x", "a"]]}, spots)["verdict"] == verdict
+    ends = {name: (mean - half_width, mean + half_width) for name, mean in (("x", 80), ("y", than))}
+    spots = {(name, "a"): {"mean": sum(ends[name]) / 2, "ends": ends[name]} for name in ends}
+    assert verdict_on({"more": ["x", "a"], "than": [["y", "a"]]}, spots)["verdict"] == verdict
+    assert verdict_on({"less": ["y", "a"], "than": [["x", "a"]]}, spots)["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("other", "near", "at_most_below"),
+    [
+        (80, "Holds", "Holds"),
+        (83, "Cannot be seen at this size", "Cannot be seen at this size"),
+        (70, "Does not hold here", "Holds"),
+        (90, "Does not hold here", "Does not hold here"),
+    ],
+)
+def test_two_numbers_are_comparable_if_all_of_the_interval_of_their_difference_is_near_zero(other, near, at_most_below):
+    spots = {("x", "a"): {"mean": 80.0, "ends": (79, 81)}, ("y", "a"): {"mean": other, "ends": (other - 1, other + 1)}}
+    claim = {"than": [["y", "a"]], "within": 4}
+    assert verdict_on({"near": ["x", "a"], **claim}, spots)["verdict"] == near
+    assert verdict_on({"more": ["x", "a"], **claim}, spots)["verdict"] == at_most_below
+
+
+def test_the_interval_of_a_difference_is_newcombes():
+    # Newcombe (1998), example (a) of table II: 56/70 and 48/80, method 10
+    first, other = (Estimate(n / of, *accuracy_interval(np.arange(of) < n)) for n, of in ((56, 70), (48, 80)))
+    found = first.minus(other)
+    assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
+
+
+def test_a_claim_that_is_not_checked_keeps_its_numbers_and_one_run_without_an_interval_decides_nothing():
+    spots = {("x", "a"): {"mean": 9.0, "ends": None, "seeds": 1}}
+    claim = {"more": ["x", "a"], "by": 1}
+    assert verdict_on(claim, spots) | {"size": "1 seed"} == verdict_on(claim, spots)
+    assert verdict_on(claim, spots)["numbers"] == "9 against 1; one run gives no interval"
+    assert verdict_on(claim, spots)["verdict"] == "Cannot be seen at this size"
+    found = verdict_on({**claim, "unseen": "another regime"}, spots)
+    assert (found["verdict"], found["numbers"], found["real"]) == ("Not checked", "9 against 1; another regime", False)
+
+
+def test_seeds_and_rows_both_widen_the_interval_of_a_mean():
+    assert interval_of([80.0], "test_score", (78, 82)) == (78, 82)
+    assert interval_of([2.0], "step_seconds", None) is None and interval_of([5.0], "blocks", None) == (5, 5)
+    low, high = interval_of([1.0, 2.0, 3.0], "diagonals", None)
+    assert (low, high) == pytest.approx((2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5), abs=1e-4)
+    wide = interval_of([79.0, 80.0, 81.0], "test_score", (78, 82))
+    assert wide == pytest.approx((80 - (4 + 4.30265**2 / 3) ** 0.5, 80 + (4 + 4.30265**2 / 3) ** 0.5), abs=1e-4)
+
+
+def test_a_speed_up_of_one_validation_cannot_be_seen(tmp_path):
+    folder = ReproductionFolder(tmp_path)
+    folder.create()
+
+    def verdict(*steps):
+        keys = []
+        for seed, step in enumerate(steps):
+            pair = [Cell("train", "bit-xor", {"seed": seed, "init": init, "eval_every": 250}) for init in ("a", "b")]
+            for cell, converged in zip(pair, (step, 1000), strict=True):
+                values = {"converged_step": converged, "steps": 4000}
+                folder.save_result(cell.key, {**cell.to_dict(), "folder": str(tmp_path), "values": values})
+            keys.append([cell.key for cell in pair])
+        spot = {"row": "r", "column": "c", "measure": "converged_step", "cells": keys, "combine": "ratio", "reason": ""}
+        claim = {"says": "faster", "more": ["r", "c"], "by": 1}
+        table = {"rows": [{"name": "r", "spots": [spot]}], "columns": ["c"], "claims": [claim]}
+        return folder.fill(table)["claims"][0]["verdict"]
+
+    assert verdict(1250, 1250, 1250) == "Cannot be seen at this size"
+    assert verdict(2000) == "Cannot be seen at this size"
+    assert verdict(2000, 2000, 2250) == "Holds"
 
 
 EVIL = "<script>alert(1)</script>"

@@ -382,6 +382,19 @@ def test_the_papers_protocol_is_that_of_the_authors_code(cache):
         train("listops", parameters=rows, protocol="paper", from_cache=True, **settings)
 
 
+def test_the_last_step_is_scored_and_nothing_chosen_where_the_test_rows_are_the_validation_rows(cache, capsys):
+    rows = {"train_rows": 40, "valid_rows": 40, "max_tokens": 40}
+    settings = {**SIX_STEPS, "eval_every": 1, "learning_rate": 0.3, "parameters": rows, "protocol": "paper"}
+    done = train("listops", **settings)
+    scores = [line["valid_score"] for line in done.history if "valid_score" in line]
+    assert max(scores[:-1]) > scores[-1], "the best step is not the last, so that a choice would change the score"
+    assert done.best_step == done.steps == 6 and done.test_score == done.valid_score == scores[-1]
+    assert "listops: the test rows are the validation rows, so the last step is scored" in capsys.readouterr().err
+    assert train("listops", **settings).test_score == scores[-1]
+    with pytest.raises(InputError, match="--sweep: with --protocol paper the test rows of listops are its validation"):
+        train("listops", **settings, sweep={"learning_rate": [1e-3, 1e-2]})
+
+
 SHALLOW = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=16,initializer_range=0.3"
 SHORT = {"steps": 20, "eval_every": 10, "batch": 16, **PLAIN, "backbone": SHALLOW, "parameters": FEW}
 

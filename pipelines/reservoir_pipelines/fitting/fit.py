@@ -13,7 +13,7 @@ from reservoir.plan import RAW
 from reservoir.readouts.evaluation import compare
 from reservoir.readouts.ridge import Arithmetic, products_on
 from reservoir.reservoir import choose_device
-from reservoir.tasks import TASKS
+from reservoir.tasks import TASKS, valid_is_test
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
@@ -30,8 +30,12 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     """Fit a readout to every column under every setting, and choose one by validation."""
     started = time.monotonic()
     pool = Pool.of(features)
+    task = pool.task
+    if valid_is_test(task.name, task.parameters):
+        problem = f"{task.name}: with --protocol paper its test rows are its validation rows, which choose readouts"
+        raise InputError(f"{problem}; extract it without --protocol paper")
     tried = choose_columns(pool, options)
-    task, rows, folds = pool.task, pool.rows, tried.folds
+    rows, folds = pool.rows, tried.folds
     fitter = make_fitter(options, task.classes, folds, tried.repeats)
     ridge = fitter if isinstance(fitter, RidgeFitter) else None
     sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()

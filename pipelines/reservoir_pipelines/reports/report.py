@@ -11,17 +11,13 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
+from reservoir_pipelines.claims import NOT_CHECKED, NOT_MEASURED
 from reservoir_pipelines.files import cache_root, read_checked, replace_file, writing
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.views import fit_part, run_part
-from reservoir_pipelines.reproduction_folder import (
-    NOT_CHECKED,
-    NOT_MEASURED,
-    ReproductionFolder,
-    is_reproduction,
-)
+from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
 
 MAX_FITS = 12  # largest number of fits on the page; the latest are shown
 

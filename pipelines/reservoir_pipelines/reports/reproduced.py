@@ -75,7 +75,8 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
         caption += " Numbers in small type are the 95% interval over test rows, and their number."
     if any(s["later"] is not None for s in spots):
         caption += (
-            " Later numbers are from Rothermel et al. 2021 (swept learning rate), as quoted by others."
+            " Later numbers are validation accuracies of Rothermel et al. 2021 (swept learning rate),"
+            " as quoted by others."
         )
     shown = {"caption": caption, "rows": rows, "reasons": reasons, "plots": _plots(table, results)}
     return {**table, "id": prefix + table["name"], **shown}
@@ -88,20 +89,20 @@ def _spot(spot: Values, reasons: list[str], results: Mapping[str, Any], prefix: 
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
         difference = f"{mean - paper:+.1f}"
     first = next((key for cells in spot["cells"] for key in cells if key in results), None)
-    error = "" if spot["error"] is None else f" ± {_number_text(spot['error'], measure)}"
+    error = "" if spot["error"] is None else f" ± {number_text(spot['error'], measure)}"
     low, high = spot.get("interval") or (0, 0)
     return {
         "id": f"{prefix}cell-{first}" if first else "",
-        "ours": _number_text(mean, measure) + error,
+        "ours": number_text(mean, measure) + error,
         "interval": f"{low:.1f} to {high:.1f}, {spot['rows']:,} rows" if spot.get("interval") else "",
-        "paper": "" if paper is None else _number_text(paper, measure),
+        "paper": "" if paper is None else number_text(paper, measure),
         "difference": difference,
         "number": spot["reason"] and reasons.index(spot["reason"]) + 1,
-        "later": "" if spot["later"] is None else _number_text(spot["later"], measure),
+        "later": "" if spot["later"] is None else number_text(spot["later"], measure),
     }
 
 
-def _number_text(value: Any, measure: str) -> str:
+def number_text(value: Any, measure: str) -> str:
     """Return a number as text: scores with one decimal, counts in full."""
     if value is None or isinstance(value, str):
         return value or "-"

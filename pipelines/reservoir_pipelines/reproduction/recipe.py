@@ -40,10 +40,10 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
 OPTIONS = {stage: {item.name for kind in kinds for item in fields(kind)} for stage, kinds in STAGES.items()}
 
 KEYS = {
-    "recipe": "title note measure columns rows settings cell drawn claims task",
+    "recipe": "title note source measure columns rows settings cell drawn claims task",
     "row": "name task tasks cell best at measure settings published later reason absent",
     "column": "name task cell measure settings",
-    "claim": "says more less than by scales unseen",
+    "claim": "says source more less near than by within scales unchecked unseen",
 }
 """The keys of each part; all but claims also have those of `SCALES`."""
 
@@ -147,16 +147,18 @@ class _Builder:
         return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
 
     def _claims(self, places: Container[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return the claims about these table positions; a claim about another scale cannot be checked."""
+        """Return the claims about these table positions, with their source and the reason why one is not judged."""
         claims = []
         for claim in self.table.get("claims", []):
             self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
-            about = [*(claim[key] for key in ("more", "less") if key in claim), *claim.get("than", ())]
-            if all((row, column) in places for row, column in about):
-                seen = self.scale in claim.get("scales", SCALES)
-                claims.append(
-                    claim if seen else {"says": claim["says"], "unseen": f"at {self.scale} scale"}
-                )
+            named = (claim[key] for key in ("more", "less", "near") if key in claim)
+            if all((row, column) in places for row, column in (*named, *claim.get("than", ()))):
+                reasons = claim.get("unchecked", {})
+                reason = next((reasons[name] for name in SCALES[self.scale] if name in reasons), "")
+                if not reason and self.scale not in claim.get("scales", SCALES):
+                    reason = f"not judged at {self.scale} scale"
+                source = {"source": self.table.get("source", "")}
+                claims.append(source | claim | ({"unseen": reason} if reason else {}))
         return claims
 
     def _selected(self, spots: list[dict[str, Any]], parts: Sequence[str]) -> list[dict[str, Any]]:

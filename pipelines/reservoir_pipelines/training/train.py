@@ -29,7 +29,7 @@ from reservoir.random import random_key
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.linear import metric_name
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import TASKS
+from reservoir.tasks import TASKS, valid_is_test
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.source import Source, fresh_rows
 from reservoir.tasks.task import Split
@@ -64,6 +64,9 @@ def train(
     """Train some groups of a model's parameters on a task; see `api.train`."""
     if not options.sweep:
         return _train_once(task, reservoir, source, place, options)
+    if valid_is_test(task, source.given):
+        problem = f"--sweep: with --protocol paper the test rows of {task} are its validation rows"
+        raise InputError(f"{problem}, which would choose the value; remove --sweep or --protocol paper")
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
     grid = [dict(zip(options.sweep, numbers, strict=True)) for numbers in itertools.product(*lists)]
     for values in grid:
@@ -118,6 +121,11 @@ class _Job:
     kind: str  # kind of the rows of a step: fresh (generated), augmented (images) or stored
     test: bool  # whether the test split is scored
 
+    @property
+    def keeps_last(self) -> bool:
+        """Whether the last weights are scored, because the test rows are the validation rows."""
+        return valid_is_test(self.prepared.task.name, self.prepared.task.parameters)
+
 
 def _train_once(
     task: str,
@@ -166,6 +174,8 @@ def _train_once(
                 run.start(config)
         if found := _finished_result(job, run):
             return found
+        if job.keeps_last and ranks.first:
+            notify(f"{task}: the test rows are the validation rows, so the last step is scored")
         set_dropout(model.fpt, options.dropout, below=source.published)
         shown = "loss {0:.4f}  accuracy {1:.1%}" if prepared.task.classes else "loss {0:.4f}"
         with frozen_unchanged(model.fpt):
@@ -212,6 +222,8 @@ def _config(job: _Job) -> dict[str, Any]:
     }
     if job.source.published:  # the output layer and dropout of the authors' code
         settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
+    if job.keeps_last:
+        settings["recipe"] |= {"keep": "last"}
     if job.targets:
         settings["targets"] = {name: values.tolist() for name, values in vars(job.targets).items()}
     lengths = prepared.split("train").lengths
@@ -279,7 +291,7 @@ def _steps(job: _Job) -> FPTSteps:
         if not devices.on_gpu(model.device):
             raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
         devices.compile_blocks(model.fpt.backbone.blocks)
-    return FPTSteps(model.fpt, forward, rows, options, seed, job.ranks)
+    return FPTSteps(model.fpt, forward, rows, options, seed, job.ranks, keeps_last=job.keeps_last)
 
 
 def _from_cache(job: _Job) -> Callable[[str], Split]:
@@ -307,7 +319,7 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
 
 
 def _result(job: _Job, run: RunFolder, steps: FPTSteps, state: State, diverged: int | None) -> Training:
-    """Return the result, with the score of the best weights on the test rows in the unit of the data."""
+    """Return the result, with the score of the saved weights on the test rows in the unit of the data."""
     fpt, task, targets, rows = job.model.fpt, job.prepared.task, job.targets, steps.rows
     kept, found, evaluation = job.prepared.kept("test"), None, None
     job.ranks.wait()  # until the first process has written checkpoints and journal

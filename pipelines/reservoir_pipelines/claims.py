@@ -1,0 +1,182 @@
+"""Verdicts on claims about numbers of tables, from the 95% interval of a difference, and the scale of the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+HOLDS, FAILS, UNSEEN = "Holds", "Does not hold here", "Cannot be seen at this size"
+NOT_CHECKED, NOT_MEASURED = "Not checked", "Not measured"
+"""The verdicts on claims without numbers: one is for another scale or other models, or its cells are missing."""
+
+EXACT = (
+    *("blocks", "width", "heads", "parameters", "trained", "paper_share"),
+    *("weight_deviation", "bias_deviation"),
+)
+"""Measures that are counted or read from weights, and so are exact."""
+
+# Parameters of a model without blocks, and of one block, and the blocks of the whole model.
+SHAPES = {"mini": (328_192, 789_760, 6), "gpt2": (39_385_344, 7_087_872, 12)}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with the ends of its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __neg__(self) -> Estimate:
+        return Estimate(-self.mean, -self.high, -self.low)
+
+    def minus(self, other: Estimate) -> Estimate:
+        """Return the difference of two independent estimates by Newcombe's square-and-add.
+
+        Reference: Newcombe (1998), Interval estimation for the difference between independent proportions.
+        """
+        mean = self.mean - other.mean
+        below = hypot(self.mean - self.low, other.high - other.mean)
+        return Estimate(mean, mean - below, mean + hypot(self.high - self.mean, other.mean - other.low))
+
+
+def interval_of(
+    values: Sequence[float], measure: str, over_rows: Sequence[float] | None
+) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean over seeds, or None if a single run gives none.
+
+    ``over_rows`` is the interval over test rows, if there is one. The distances of its ends from the
+    mean and of Student's interval over seeds are added as those of independent errors.
+    """
+    mean, seeds = fmean(values), len(values)
+    if measure in EXACT:
+        return min(values), max(values)
+    if seeds < 2 and over_rows is None:
+        return None
+    over_seeds = 0.0
+    if seeds > 1:
+        from scipy.special import stdtrit
+
+        over_seeds = float(stdtrit(seeds - 1, 0.975)) * stdev(values) / sqrt(seeds)
+    low, high = over_rows or (mean, mean)
+    return mean - hypot(mean - low, over_seeds), mean + hypot(high - mean, over_seeds)
+
+
+def verdict_on(
+    claim: Mapping[str, Any], spots: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return whether a claim holds (None if unknown), the verdict in words, its numbers, and their scale.
+
+    A claim holds, or does not, if all of the 95% interval of the difference is on one side of zero, or
+    of ``-within``. A claim that two numbers are ``near`` each other holds, or does not, if all of the
+    interval is at most ``within`` from zero, or farther.
+    """
+    places = [claim[key] for key in ("more", "less", "near") if key in claim]
+    about = [spots.get((row, column), {}) for row, column in (*places, *claim.get("than", ()))]
+    means = [spot.get("mean") for spot in about] + ([claim["by"]] if "by" in claim else [])
+    is_measured = bool(about) and None not in means
+    numbers = _numbers_text(means) if is_measured else ""
+    verdict = {
+        "holds": None,
+        "interval": "",
+        "size": size_text(about) if is_measured else "",
+        "real": is_measured and "unseen" not in claim and all(spot.get("real") for spot in about),
+    }
+
+    # Claims that cannot be judged, each with its reason and the numbers that there are.
+    if "unseen" in claim:
+        texts = filter(None, (numbers, claim["unseen"]))
+        return {**verdict, "verdict": NOT_CHECKED, "numbers": "; ".join(texts)}
+    if not is_measured:
+        missing = next(spot for spot in about if spot.get("mean") is None)
+        return {**verdict, "verdict": NOT_MEASURED, "numbers": missing.get("reason", "")}
+    if any(spot["ends"] is None for spot in about):
+        return {**verdict, "verdict": UNSEEN, "numbers": f"{numbers}; one run gives no interval"}
+
+    # The first number minus each of the others; a number in the claim itself has no interval.
+    estimates = [Estimate(spot["mean"], *spot["ends"]) for spot in about]
+    if "by" in claim:
+        estimates.append(Estimate(claim["by"], claim["by"], claim["by"]))
+    first, *others = estimates
+    differences = [first.minus(other) for other in others]
+    texts = [f"{one.mean:+.3g} ({one.low:+.3g} to {one.high:+.3g})" for one in differences]
+    if "less" in claim:
+        differences = [-difference for difference in differences]
+    holds = _holds(differences, claim.get("within", 0.0), both_sides="near" in claim)
+    word = {True: HOLDS, False: FAILS, None: UNSEEN}[holds]
+    return {**verdict, "holds": holds, "verdict": word, "numbers": numbers, "interval": ", ".join(texts)}
+
+
+def _holds(differences: Sequence[Estimate], within: float, *, both_sides: bool) -> bool | None:
+    """Return whether all differences are above ``-within`` (and below ``within``), or None if that cannot be seen."""
+    inside = [one.low > -within and (not both_sides or one.high < within) for one in differences]
+    outside = [one.high < -within or (both_sides and one.low > within) for one in differences]
+    return True if all(inside) else False if any(outside) else None
+
+
+def _numbers_text(means: Sequence[float]) -> str:
+    first, *others = [f"{mean:.3g}" if abs(mean) < 1000 else f"{mean:,.0f}" for mean in means]
+    return f"{first} against {', '.join(others)}"
+
+
+def size_of(result: Mapping[str, Any], run: Mapping[str, Any] | None) -> dict[str, str | bool]:
+    """Return model, training rows and steps of a finished cell as texts, and whether the model is of real size.
+
+    ``run`` is the training whose weights an attention cell reads.
+    """
+    cell = run or result
+    settings, values = cell["settings"], cell["values"]
+    rows = settings.get("limit") or settings.get("parameters", {}).get("train_rows")
+    steps = ""
+    if cell["stage"] == "train":
+        batch = settings.get("batch")
+        steps = f"{values['steps']:,} steps" + (f" of {batch} rows" if batch else "")
+    rowless = cell["stage"] in ("backbone", "pretrain")
+    return {
+        "model": _model_text(settings),
+        "train_rows": "" if rowless else f"{rows:,} training rows" if rows else "all training rows",
+        "steps": steps,
+        # A pretrained mini, a model with a changed shape, and one that this project pretrained are small.
+        "real": settings.get("columns") == "raw" or not _is_small(str(settings.get("backbone", ""))),
+    }
+
+
+def _is_small(backbone: str) -> bool:
+    return backbone.startswith(("mini", "cell:")) or ":" in backbone
+
+
+def _model_text(settings: Mapping[str, Any]) -> str:
+    """Return the name of a backbone with its parameters, if they are known, such as ``mini (5.1 M parameters)``."""
+    if settings.get("columns") == "raw":
+        return "raw input, no model"
+    name, _, shape = str(settings.get("backbone", "")).rpartition("/")[2].partition(":")
+    if name == "cell":
+        return "a small model pretrained here"
+    if shape:
+        return f"{name} of {shape}"
+    if name not in SHAPES:
+        return name
+    embeddings, block, blocks = SHAPES[name]
+    # Features of the first blocks need no further ones.
+    layers = str(settings.get("layers", "")).split(",")
+    numbers = [int(layer.removeprefix("block")) for layer in layers if layer.startswith("block")]
+    depth = settings.get("depth") or max(numbers, default=blocks)
+    part = f", {depth} of {blocks} blocks" if depth != blocks else ""
+    return f"{name}{part} ({(embeddings + depth * block) / 1e6:.1f} M parameters)"
+
+
+def size_text(spots: Sequence[Mapping[str, Any]]) -> str:
+    """Return the scale of some numbers: models, training rows, steps, seeds and test rows."""
+    parts = [" and ".join(_distinct(spots, name)) for name in ("model", "train_rows", "steps")]
+    seeds = min((spot["seeds"] for spot in spots if spot.get("seeds")), default=0)
+    parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
+    tested = [spot["rows"] for spot in spots if spot.get("rows")]
+    parts.append(f"{min(tested):,} test rows" if tested else "")
+    return "; ".join(filter(None, parts))
+
+
+def _distinct(spots: Sequence[Mapping[str, Any]], name: str) -> list[str]:
+    return list(dict.fromkeys(spot[name] for spot in spots if spot.get(name)))
