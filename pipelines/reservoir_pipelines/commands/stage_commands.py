@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.training.run_folder import Training
-    from reservoir_pipelines.tuning.tune import Tuning
 
 
 def tasks(given: dict[str, Any]) -> Answer:
@@ -79,7 +78,6 @@ def extract(
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
-SHOWN_TRIALS = 12  # number of the best trials that are printed
 SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
 MAX_RECALLS = 10  # rows of the recall table
@@ -199,28 +197,6 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
 def _spread(interval: tuple[float, float] | None, metric: str) -> str:
     """Return the ends of an interval as text, or "" if there is none."""
     return " to ".join(score_text(end, metric) for end in interval or ())
-
-
-def tuning_answer(done: Tuning) -> Answer:
-    """Return the best candidates of a search, their scores, and the tables of the final fit."""
-    scores = {
-        "winner": done.valid_score,
-        "default": done.default_valid_score,
-        "raw input": done.raw_valid_score,
-    }
-    held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
-    held_out.append(
-        ("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric))
-    )
-    headings = ("#candidate", "#rows", f"#{done.metric}", "#loss", "#time", "reservoir")
-    best = []
-    for t in done.trials[:SHOWN_TRIALS]:
-        score = score_text(t.score, t.metric)
-        best.append((t.number, t.limit or "all", score, f"{t.loss:.3f}", f"{t.seconds:.1f} s", t.title))
-    title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
-    held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
-    commands = ("", ""), [("same result", line) for line in done.commands]
-    return Answer(done, [(headings, best, title), *fit_tables(done.fit), held_out_table, commands])
 
 
 def _difference(score: float, metric: str) -> str:
