@@ -233,7 +233,7 @@ def explain(
     out: StrPath | None = None,
     first: int = 4,
 ) -> Explanation:
-    """Plot what each position adds to the score of a label.
+    """Plot how far the score of a label falls when a position of its sequence is hidden.
 
     The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
     readout's folder by default.

@@ -264,7 +264,7 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 
 @takes(opt.ExplainOptions)
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
-    """Plot what each position adds to the score of a label.
+    """Plot how far the score of a label falls when a position of its sequence is hidden.
 
     The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
     readout's folder by default.

@@ -253,12 +253,10 @@ def predict(
 
 def explanation_answer(done: Explanation) -> Answer:
     """Return the scores of explained sequences, and the position that matters most to each."""
-    if not any(any(row.added) for row in done.rows):
-        notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
     headings, rows = records_table(done.rows, "row", "label", "score")
-    headings = [*headings, "largest contribution", "largest drop per position if hidden"]
+    headings = [*headings, "largest drop per position if hidden"]
     for line, row in zip(rows, done.rows, strict=True):
-        line += [_largest(row.added), _largest(row.occluded)]
+        line.append(_largest(row.occluded))
     return Answer(done, [(headings, rows, f"plot {done.plot}; all scores in {done.unit}")])
 
 
