@@ -5,22 +5,20 @@
     python benchmarks/series.py                               # the sets that are reported, publisher's split
     python benchmarks/series.py --redraws 2                   # also two stratified random splits of the same sizes
     python benchmarks/series.py GunPoint OSULeaf              # some sets by name
-    python benchmarks/series.py --tuned 5m                    # what tune finds in five minutes, instead
     OMP_NUM_THREADS=1 python benchmarks/series.py --time 2000 8000    # processor seconds for training rows, instead
 
-Windows, kernels and poolings of `reservoir.plan`, and what `tune` draws around them, were chosen on DEVELOPMENT and
-on generated sets, before any set of REPORTED was scored. The precision on disk was changed after two sets of REPORTED
-showed a fault. Kernels of differences and the rule for ties were added later, with DEVELOPMENT only. Raw ridge is
-scikit-learn's `RidgeClassifierCV` on standardised values, with shorter series padded with zeros. The peers need equal
-lengths, so shorter series are stretched to the longest for them. All methods read the same rows. Sets and peers whose
-packages are missing are named and left out.
+Windows, kernels and poolings of `reservoir.plan` were chosen on DEVELOPMENT and on generated sets, before any set of
+REPORTED was scored. The precision on disk was changed after two sets of REPORTED showed a fault. Kernels of differences
+and the rule for ties were added later, with DEVELOPMENT only. Raw ridge is scikit-learn's `RidgeClassifierCV` on
+standardised values, with shorter series padded with zeros. The peers need equal lengths, so shorter series are
+stretched to the longest for them. All methods read the same rows. Sets and peers whose packages are missing are named
+and left out.
 
 With --time the rows are chirps of four kinds in noise, 200 values each, with 500 test rows. Each method has been
 imported, compiled and used once before.
 
-Goals: the mean of the default is at least that of MiniRocket minus .03 and above that of raw ridge, and the mean that
-`tune` reaches in five minutes is at least that of MultiRocket-Hydra minus .01. The default takes at most four times the
-processor time of MiniRocket for 2,000 rows, and less for 8,000.
+Goals: the mean of the default is at least that of MiniRocket minus .03 and above that of raw ridge. The default takes
+at most four times the processor time of MiniRocket for 2,000 rows, and less for 8,000.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from reservoir_pipelines import extract, fit, tune
+from reservoir_pipelines import extract, fit
 from sklearn.linear_model import RidgeClassifierCV
 from sklearn.model_selection import StratifiedShuffleSplit
 from sklearn.pipeline import make_pipeline
@@ -112,13 +110,6 @@ def default(data: Series, folder: Path) -> float:
     return found.evaluation.scores["accuracy"]
 
 
-def tuned(budget: str, data: Series, folder: Path) -> float:
-    """Return the accuracy of `tune` with no option but its budget."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        found = tune(str(write(data, folder)), budget=budget, cache=folder / "cache")
-    return found.fit.evaluation.scores["accuracy"]
-
-
 def write(data: Series, folder: Path) -> Path:
     """Return an .npz file with the series."""
     path = folder / "series.npz"
@@ -145,10 +136,8 @@ def peer(kind: type, data: Series, _: Path) -> float:
     return float(np.mean(model.predict(x[~data.train]) == data.y[~data.train]))
 
 
-def methods_of(budget: str | None) -> dict[str, Callable[[Series, Path], float]]:
-    """Return the compared methods by name: those that are installed, or only `tune`."""
-    if budget:
-        return {f"tune, {budget}": partial(tuned, budget)}
+def installed_methods() -> dict[str, Callable[[Series, Path], float]]:
+    """Return the compared methods by name: those that are installed."""
     methods: dict[str, Callable[[Series, Path], float]] = {"default": default, "raw ridge": raw_ridge}
     try:
         from aeon.classification import convolution_based  # pyright: ignore[reportMissingImports]
@@ -171,10 +160,9 @@ def main() -> None:
         "names", nargs="*", default=REPORTED, help="Sets; by default those that are reported."
     )
     parser.add_argument("--redraws", type=int, default=0, help="Further splits of the same sizes.")
-    parser.add_argument("--tuned", metavar="BUDGET", help="Measure only what tune finds in this time.")
     parser.add_argument("--time", nargs="+", type=int, metavar="ROWS", help="Measure only processor time.")
     options = parser.parse_args()
-    methods, found = methods_of(options.tuned), []
+    methods, found = installed_methods(), []
     if options.time:
         print_times(
             options.time, {name: methods[name] for name in ("default", "MiniRocket") if name in methods}

@@ -23,7 +23,6 @@ from reservoir.option_fields import (
     positive,
     seed_number,
     share,
-    span,
     within,
 )
 
@@ -295,16 +294,6 @@ class FitOptions(OutOptions, panel="Readout"):
         None, "balanced: every class has the same weight.", one_of("balanced")
     )
     curve: str | None = option(None, "Numbers of training rows of a learning curve, such as 100,1000.")
-
-
-class TuneOptions(Options, panel="Search"):
-    """How long tune searches for reservoirs, and how many it may join."""
-
-    budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
-    trials: int | None = option(
-        None, "Maximum number of trials.", at_least(1), shown="as the budget allows"
-    )
-    join: int = option(4, "Most reservoirs to concatenate.", at_least(1))
 
 
 class StepOptions(Options, panel="Training"):

@@ -1,4 +1,4 @@
-"""A torch module that maps stored sequences to the logits of ``predict``, and the contribution of each position."""
+"""A torch module that maps stored sequences to the logits of ``predict``, and the effect of hiding parts of them."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from reservoir.features import column_shapes
 from reservoir.inputs.native import PixelReader
-from reservoir.pooling import RawInput, parse_column, pooled_shape, stretch_weights
+from reservoir.pooling import RawInput
 from reservoir.readouts.linear import LinearReadout, check_width
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.task import Scaling, Task
 
 PIECES = 32  # parts of a sequence that are hidden one by one
 DRAWS = 4  # random replacements of hidden symbols
@@ -116,42 +116,6 @@ class PixelsModel(nn.Module):
         return self.model(patches, torch.full_like(patches[:, 0, 0], self.tokens, dtype=torch.int64))
 
 
-def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
-    """Return the contribution of each position to the logits relative to a mean token, (rows, positions, k), float64.
-
-    If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, so are the logits of a linear
-    readout: W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the
-    explained rows. Other poolings, such as quantiles and extremes, contribute nothing here.
-    """
-    scaled = (x - model.offset) * model.scale if model.scaled else x
-    found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)
-    weights = model.weight
-    for branch in model.branches:
-        if isinstance(branch, RawInput):
-            values = branch.values(scaled, lengths)
-            _, width = pooled_shape(branch.pooling, values.shape[2], branch.longest, 1)
-            weight, weights = weights.tensor_split([width])
-            found += _of_tokens(values, lengths, branch.pooling, weight)
-            continue
-        assert isinstance(branch, Branch)
-        windows = branch.windows
-        read, counts = windows.torch(scaled, lengths)
-        for column, (tokens, width) in branch.shapes.items():
-            weight, weights = weights.tensor_split([tokens * width])
-            layer, pooling = parse_column(column)
-            hidden = branch.fpt.features(read, counts, [f"{layer}/all"])[f"{layer}/all"]
-            added = _of_tokens(hidden, counts, pooling, weight)
-            if isinstance(branch.fpt.task.form, Tokens) or windows.plain:
-                found += added
-                continue
-            # The contribution of a window is spread over the values from its own position to the next window's.
-            stride = windows.stride
-            begin = 0 if windows.pad == "same" else (windows.reach - stride) // 2
-            position = (torch.arange(added.shape[1] * stride) + max(begin, 0)).clamp(max=x.shape[1] - 1)
-            found.index_add_(1, position, (added / stride).repeat_interleave(stride, dim=1))
-    return found
-
-
 def occlusion(
     model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0
 ) -> Tensor:
@@ -177,22 +141,3 @@ def occlusion(
         spread = torch.repeat_interleave(drops / sizes[:, None], sizes, dim=0)
         falls.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
     return torch.stack(falls)
-
-
-def _of_tokens(hidden: Tensor, lengths: Tensor, pooling: str, weight: Tensor) -> Tensor:
-    """Return the contribution of each token (rows, tokens, width) under a pooling; 0 if the pooling is not a sum."""
-    rows, tokens, width = hidden.shape
-    weight = weight.double().reshape(-1, width, weight.shape[1])
-    real = torch.arange(tokens) < lengths[:, None]
-    hidden = hidden.double().masked_fill(~real[:, :, None], 0.0)
-    hidden = (hidden - hidden.sum((0, 1)) / real.sum()).masked_fill(~real[:, :, None], 0.0)
-    if pooling in ("tokens", "all"):
-        return torch.einsum("rtw,twk->rtk", hidden, weight[:tokens])
-    if pooling in ("last", "first"):
-        at = lengths - 1 if pooling == "last" else torch.zeros_like(lengths)
-        shares = torch.nn.functional.one_hot(at, tokens)[:, None]
-    elif pooling == "mean" or pooling.startswith("segments"):
-        shares = stretch_weights(lengths, tokens, len(weight))
-    else:
-        return hidden.new_zeros(rows, tokens, weight.shape[2])
-    return torch.einsum("rst,rtw,swk->rtk", shares.double(), hidden, weight)

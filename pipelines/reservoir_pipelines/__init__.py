@@ -13,7 +13,7 @@ from typing import Any
 
 FUNCTIONS = (
     *("attention", "explain", "export", "extract", "fit", "import_features", "plan"),
-    *("predict", "prepare", "pretrain", "report", "reproduce", "train", "tune"),
+    *("predict", "prepare", "pretrain", "report", "reproduce", "train"),
 )
 """The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
 
@@ -36,7 +36,6 @@ PLACES = {
     "ReservoirTransformer": "estimators.estimators",
     "Result": "fitting.results",
     "Training": "training.run_folder",
-    "Tuning": "tuning.tune",
     "import_backbone": "foreign_backbone",
 }
 """The modules of all other public names."""

@@ -26,7 +26,6 @@ from reservoir_pipelines.pretraining.pretrain import Pretraining as Pretraining
 from reservoir_pipelines.reports.report import Report as Report
 from reservoir_pipelines.reproduction.reproduce import Reproduction as Reproduction
 from reservoir_pipelines.training.run_folder import Training as Training
-from reservoir_pipelines.tuning.tune import Tuning as Tuning
 
 __all__ = [
     "Attention",
@@ -47,7 +46,6 @@ __all__ = [
     "ReservoirTransformer",
     "Result",
     "Training",
-    "Tuning",
     "attention",
     "explain",
     "export",
@@ -62,7 +60,6 @@ __all__ = [
     "report",
     "reproduce",
     "train",
-    "tune",
 ]
 
 StrPath = str | PathLike[str]
@@ -236,7 +233,7 @@ def explain(
     out: StrPath | None = None,
     first: int = 4,
 ) -> Explanation:
-    """Plot what each position adds to the score of a label.
+    """Plot how far the score of a label falls when a position of its sequence is hidden.
 
     The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
     readout's folder by default.
@@ -1438,141 +1435,4 @@ def train(
     >>> from reservoir_pipelines import train
     >>> train("bit-xor", depth=1, steps=2, eval_every=2).steps
     2
-    """
-
-def tune(
-    task: StrPath,
-    *,
-    budget: str = '5m',
-    trials: int | None = None,
-    join: int = 4,
-    backbone: str | None = None,
-    seed: int = 0,
-    labels: str | None = None,
-    label: str | None = None,
-    id: str | None = None,
-    time: str | None = None,
-    group: str | None = None,
-    drop: str | Sequence[str] | None = None,
-    text: str | None = None,
-    decimal: str = 'auto',
-    values: bool = False,
-    symbols: bool = False,
-    regression: bool = False,
-    classes: bool = False,
-    missing: str = 'refuse',
-    standardise: bool = True,
-    skip_bad_rows: bool = False,
-    rate: int | None = None,
-    waveform: bool = False,
-    data: StrPath | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    views: int | None = None,
-    protocol: str | None = None,
-    limit: int | None = None,
-    device: str = 'auto',
-    cache: StrPath | None = None,
-    workers: int = 0,
-    scheduler: str | None = None,
-    out: StrPath | None = None,
-) -> Tuning:
-    """Search for the reservoirs that suit your data.
-
-    The candidates are the default reservoir and random variations of it. They are scored by
-    cross-validation on train and valid: first all of them, on so few rows that the budget allows at
-    least ten, then the best quarter on more rows. The best reservoirs are joined as long as the score
-    on held-out rows improves by more than noise. One readout of their columns is then scored on the
-    test rows once. The same call continues an interrupted search.
-
-    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is
-    tried. ``out`` is the folder of the fit.
-
-
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    budget : str, default='5m'
-        Total time, such as 90s, 10m or 1h.
-    trials : int, optional
-        Maximum number of trials. Default: as the budget allows.
-    join : int, default=4
-        Most reservoirs to concatenate.
-    backbone : str, optional
-        Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
-    seed : int, default=0
-        Seed of random weights, the input layer and the order of rows.
-    labels : str, optional
-        Table with the labels of a folder's files or of FASTA records, joined by name.
-    label : str, optional
-        Column of the labels; for FASTA, a regular expression for the header.
-    id : str, optional
-        Column of row names; in long form, of sequence names.
-    time : str, optional
-        Column that orders the rows of a sequence, in long form.
-    group : str, optional
-        Column of groups, each in one split; for FASTA, see --label.
-    drop : str or sequence of str, optional
-        Columns to ignore, comma-separated.
-    text : str, optional
-        Column of texts, or of letter sequences.
-    decimal : str, default='auto'
-        Decimal mark: . or , or auto (that of most numbers).
-    values : bool, default=False
-        Read whole numbers as values.
-    symbols : bool, default=False
-        Read whole numbers as symbols.
-    regression : bool, default=False
-        Read whole-number labels as regression targets.
-    classes : bool, default=False
-        Read whole-number labels as classes.
-    missing : str, default='refuse'
-        NaN and empty cells: refuse, interpolate, or mask (0, with a further channel for the gaps).
-    standardise : bool, default=True
-        Scale each channel to mean 0 and standard deviation 1.
-    skip_bad_rows : bool, default=False
-        Leave out rows that cannot be read, and count them.
-    rate : int, optional
-        Sampling rate of sounds, in Hz. Default: 16000.
-    waveform : bool, default=False
-        Read samples of sounds, not spectra; default for models of samples.
-    data : path-like, optional
-        Folder of the data set's files. Default: RESERVOIR_DATA.
-    parameters : mapping, optional
-        Parameter of the task, NAME=VALUE; repeat for more.
-    views : int, optional
-        Augmented copies of each training row (cifar10).
-    protocol : str, optional
-        paper: data, random weights and training as in the authors' code.
-    limit : int, optional
-        Maximum rows per split, a fixed random sample.
-    device : str, default='auto'
-        cpu, cuda, or auto: a GPU if there is one.
-    cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
-    workers : int, default=0
-        Local worker processes; 0 for none.
-    scheduler : str, optional
-        Address of a dask scheduler: tcp://host:port.
-    out : path-like, optional
-        Folder or file of the results. Default: in the cache.
-
-    Returns
-    -------
-    Tuning
-
-    Raises
-    ------
-    InputError
-        If an option, a name or a file is wrong; the message says what to do.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from reservoir_pipelines import tune
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = tune("waves.npz", budget="5s", trials=1)
-    >>> found.metric
-    'accuracy'
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from os import PathLike
@@ -239,37 +238,6 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     return run(features, *groups_of(fit, options))
 
 
-@takes(
-    opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions
-)
-def tune(task: StrPath, **options: Any) -> results.Tuning:
-    """Search for the reservoirs that suit your data.
-
-    The candidates are the default reservoir and random variations of it. They are scored by
-    cross-validation on train and valid: first all of them, on so few rows that the budget allows at
-    least ten, then the best quarter on more rows. The best reservoirs are joined as long as the score
-    on held-out rows improves by more than noise. One readout of their columns is then scored on the
-    test rows once. The same call continues an interrupted search.
-
-    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other backbone is
-    tried. ``out`` is the folder of the fit.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from reservoir_pipelines import tune
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = tune("waves.npz", budget="5s", trials=1)
-    >>> found.metric
-    'accuracy'
-    """
-    started = time.monotonic()  # the budget includes loading the libraries
-    from reservoir_pipelines.tuning.tune import tune as run
-
-    return run(require_path(task, "tune: task"), *groups_of(tune, options), started=started)
-
-
 @takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions, opt.LabelsOptions)
 def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
     """Apply a saved readout to the sequences of a file.
@@ -296,7 +264,7 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 
 @takes(opt.ExplainOptions)
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
-    """Plot what each position adds to the score of a label.
+    """Plot how far the score of a label falls when a position of its sequence is hidden.
 
     The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
     readout's folder by default.

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_softmax
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import (
@@ -42,7 +41,6 @@ from reservoir.readouts.ridge import (
 
 MAX_ALPHAS = 1000  # the models of all penalties are in memory at once
 ALPHA_LIMITS = 1e-6, 1e10
-SCORING_ALPHAS = np.logspace(-2, 6, 13)
 
 
 @dataclass(eq=False)
@@ -195,67 +193,3 @@ def cross_sweep(
         chosen = [(scorers[0][k](x, best)[0], *labels) for k, x, *labels in by_fold(train)]
         found.held_out = tuple(map(np.concatenate, zip(*chosen, strict=True)))
     return found
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HeldOutScore:
-    """Held-out score of the best penalty, a mean over samples and repeats: the accuracy, or R²."""
-
-    alpha: float
-    score: float
-    losses: np.ndarray  # mean loss of each sample over repeats, (n,)
-
-    @property
-    def loss(self) -> float:
-        """The mean loss of the samples."""
-        return float(self.losses.mean())
-
-    @property
-    def merit(self) -> tuple[float, float]:
-        """The sort key: the score, and for equal scores the smaller loss."""
-        return self.score, -self.loss
-
-
-def kernel_matrix(x: np.ndarray) -> np.ndarray:
-    """Return the kernel matrix (n, n), float32, of samples x (n, w) with standardised features."""
-    return KernelMatrix(x).products.astype(np.float32)
-
-
-def score_by_kernel(
-    kernel: np.ndarray,
-    y: np.ndarray,
-    targets: Targets,
-    folds: np.ndarray,
-    alphas: np.ndarray = SCORING_ALPHAS,
-) -> HeldOutScore:
-    """Return the held-out score of the most accurate penalty; of equally accurate ones, that with the smallest loss.
-
-    ``kernel`` (n, n) is a sum of `kernel_matrix` over concatenated columns, ``y`` (n, outputs) are
-    labels, and ``folds`` (repeats, n) holds the fold of each sample in each repeat.
-    """
-    products, weights, coded = kernel.astype(np.float64), np.ones(len(y)), targets.encode(y)
-    scores = np.stack([held_out_scores(products, weights, coded, fold, alphas) for fold in folds], axis=1)
-    tally = Tally(targets)
-    for repeat in range(len(folds)):
-        tally.update(scores[:, repeat], y)
-    accuracies = tally.accuracy()
-    best = float(accuracies.max())
-    equal = [
-        HeldOutScore(alpha=float(alphas[n]), score=best, losses=_losses(scores[n], y, targets))
-        for n in np.flatnonzero(accuracies == best)
-    ]
-    return min(equal, key=lambda found: (found.loss, -found.alpha))
-
-
-def _losses(scores: np.ndarray, y: np.ndarray, targets: Targets) -> np.ndarray:
-    """Return the mean loss of each sample, (n,), from held-out scores (repeats, n, T).
-
-    It is the cross-entropy at the fitted temperature, or the squared error divided by the variance.
-    """
-    if not targets.classes:
-        variance = np.maximum(y.var(axis=0, dtype=np.float64), np.finfo(np.float64).tiny)
-        return (np.square(scores - y) / variance).mean(axis=(0, 2))
-    flat, labels = scores.reshape(-1, scores.shape[2]), np.tile(y.astype(np.int64), (len(scores), 1))
-    logits = targets.logits(flat) / targets.fit_temperature(flat, labels)
-    log_probabilities = np.take_along_axis(log_softmax(logits, axis=-1), labels[..., None], axis=-1)
-    return -log_probabilities.reshape(len(scores), len(y), -1).mean(axis=(0, 2))

@@ -25,7 +25,7 @@ def test_the_main_path_in_json(answer, tiny_gpt2, tmp_path):
     fitted = answer("fit", "digits")
     assert set(fitted["best"]) >= {"columns", "readout", "alpha", "valid_score", "test_score"}
     assert fitted["best"]["test_score"] == fitted["test_score"] > 0.5
-    assert fitted.keys() >= {"metric", "valid_score", "evaluation"}  # as in the results of train and tune
+    assert fitted.keys() >= {"metric", "valid_score", "evaluation"}  # as in the results of train
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
     found = answer("predict", fitted["readout"], tmp_path / "new.npz")
     assert len(found["predictions"]["label"]) == 3 and found["evaluation"] is None

@@ -25,7 +25,6 @@ from reservoir_pipelines.fitting.sources import (
     stored_moments,
 )
 from reservoir_pipelines.plots import ScoreGrid, plot_sweep
-from reservoir_pipelines.tuning.judge import ColumnKernel
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
@@ -134,10 +133,6 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
         expected = peer.decision_function(scaler.transform(test) * share)
         order = np.r_[width - 64 : width, 0 : width - 64] if columns.startswith("raw") else np.arange(width)
         np.testing.assert_allclose(done.readout.scores(test[:, order]), expected, atol=1e-5)
-    # `tune` uses the same features: the sum of its kernels is the kernel of the features of `fit`
-    sides = [ColumnKernel.of(Pool.of(features).column(name)) for name in ("final/mean", "raw")]
-    z = scaler.transform(x) * share
-    np.testing.assert_allclose((sides[0] + sides[1]).matrix(), z @ z.T, rtol=1e-4, atol=1e-3)
 
 
 def test_predict_equals_the_readout_on_cached_features(extracted, fitted, tmp_path):

@@ -10,7 +10,6 @@ from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, draw_folds, groups_of
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
-from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
 from reservoir.readouts.evaluation import accuracy_interval
@@ -155,10 +154,6 @@ def test_fit_assigns_folds_by_group_with_a_note(cache, tmp_path, capsys):
     path = table(tmp_path / "t.csv", subject=subjects.tolist())
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
-    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # as in `tune`
-    groups = groups_of(features.store)
-    assert judge.folds.max() == count - 1
-    assert all(len(np.unique(folds[groups == one])) == 1 for folds in judge.folds for one in np.unique(groups))
     fit(features)
     text = capsys.readouterr().err
     assert f"{count}-fold cross-validation by group" in text

@@ -195,7 +195,7 @@ def _summary(each: store.EntrySummary) -> dict[str, Any]:
     entry, spec = each.entry, each.entry.spec
     whole = each.blocks_done == each.blocks
     state = "complete" if whole else f"{each.blocks_done} of {each.blocks} blocks"
-    state = "candidate of tune" if entry.intermediate else state
+    state = "used by another command" if entry.intermediate else state
     return {
         "entry": str(entry.path),
         "name": entry.path.name,

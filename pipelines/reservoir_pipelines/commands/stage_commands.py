@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.training.run_folder import Training
-    from reservoir_pipelines.tuning.tune import Tuning
 
 
 def tasks(given: dict[str, Any]) -> Answer:
@@ -79,7 +78,6 @@ def extract(
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
-SHOWN_TRIALS = 12  # number of the best trials that are printed
 SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
 MAX_RECALLS = 10  # rows of the recall table
@@ -201,28 +199,6 @@ def _spread(interval: tuple[float, float] | None, metric: str) -> str:
     return " to ".join(score_text(end, metric) for end in interval or ())
 
 
-def tuning_answer(done: Tuning) -> Answer:
-    """Return the best candidates of a search, their scores, and the tables of the final fit."""
-    scores = {
-        "winner": done.valid_score,
-        "default": done.default_valid_score,
-        "raw input": done.raw_valid_score,
-    }
-    held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
-    held_out.append(
-        ("gain over the default", _difference(done.valid_score - done.default_valid_score, done.metric))
-    )
-    headings = ("#candidate", "#rows", f"#{done.metric}", "#loss", "#time", "reservoir")
-    best = []
-    for t in done.trials[:SHOWN_TRIALS]:
-        score = score_text(t.score, t.metric)
-        best.append((t.number, t.limit or "all", score, f"{t.loss:.3f}", f"{t.seconds:.1f} s", t.title))
-    title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
-    held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
-    commands = ("", ""), [("same result", line) for line in done.commands]
-    return Answer(done, [(headings, best, title), *fit_tables(done.fit), held_out_table, commands])
-
-
 def _difference(score: float, metric: str) -> str:
     """Return a difference of two scores as text."""
     return f"{100 * score:.1f} points" if is_share(metric) else f"{score:.3f}"
@@ -277,12 +253,10 @@ def predict(
 
 def explanation_answer(done: Explanation) -> Answer:
     """Return the scores of explained sequences, and the position that matters most to each."""
-    if not any(any(row.added) for row in done.rows):
-        notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
     headings, rows = records_table(done.rows, "row", "label", "score")
-    headings = [*headings, "largest contribution", "largest drop per position if hidden"]
+    headings = [*headings, "largest drop per position if hidden"]
     for line, row in zip(rows, done.rows, strict=True):
-        line += [_largest(row.added), _largest(row.occluded)]
+        line.append(_largest(row.occluded))
     return Answer(done, [(headings, rows, f"plot {done.plot}; all scores in {done.unit}")])
 
 

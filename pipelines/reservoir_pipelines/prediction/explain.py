@@ -1,4 +1,4 @@
-"""The stage ``explain``: what each position of a sequence adds to the score of its label."""
+"""The stage ``explain``: how far the score of a label falls when a position of its sequence is hidden."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ import torch
 
 from reservoir import InputError
 from reservoir.options import ExplainOptions
-from reservoir.sequence_model import contributions, occlusion
+from reservoir.sequence_model import occlusion
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
@@ -21,18 +21,15 @@ from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
 MAX_LETTERS = 120  # letters that are legible in one row
-LEGEND = ("raises the score", "lowers the score", "drop if hidden, per position")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained(Record):
-    """What each position of a sequence adds to the score of its label."""
+    """How far the score of a sequence's label falls when a position of the sequence is hidden."""
 
     row: int  # its number in the file, from 0
     label: Any
     score: float  # the logit of the class minus the mean of all logits, or the predicted value
-    added: list[float]  # what each position adds, compared with the mean token of the explained sequences
-    elsewhere: float  # the rest of the score: the intercept, and poolings that are not sums over positions
     occluded: list[float]  # drop of the score if positions are hidden, divided by their number
 
 
@@ -46,7 +43,7 @@ class Explanation(Record):
 
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
-    """Plot what each position of some sequences adds to the score of their predicted class."""
+    """Plot how far the score of some sequences' labels falls when a position is hidden."""
     bundle = open_readout(readout, linear=True)
     task, most = bundle.task, bundle.task.max_tokens
     if task.readout_tokens * task.outputs > 1:
@@ -84,27 +81,29 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
     given = torch.from_numpy(x.astype(np.int64 if symbols else np.float32))
     sizes = torch.from_numpy(lengths.astype(np.int64))
     logits = model(given, sizes).flatten(1).double()
-    parts = [contributions(model, given, sizes), occlusion(model, given, sizes, symbols)]
+    drops = occlusion(model, given, sizes, symbols)
     if task.classes:
-        logits, *parts = (part - part.mean(-1, keepdim=True) for part in (logits, *parts))
-    found = []
+        logits = logits - logits.mean(-1, keepdim=True)
+        drops = drops - drops.mean(-1, keepdim=True)
+    explanations = []
     for row, length in enumerate(lengths):
-        of = int(logits[row].argmax())
-        added, occluded = (part[row, :length, of].tolist() for part in parts)
-        score = float(logits[row, of])
-        label = task.label(of) if task.classes else score
-        parts_of_row = {"added": added, "elsewhere": score - sum(added), "occluded": occluded}
-        found.append(Explained(row=row, label=label, score=score, **parts_of_row))
-    return found
+        output = int(logits[row].argmax())
+        score = float(logits[row, output])
+        label = task.label(output) if task.classes else score
+        occluded = drops[row, :length, output].tolist()
+        explanations.append(Explained(row=row, label=label, score=score, occluded=occluded))
+    return explanations
 
 
 def _plot(
     path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained], unit: str
 ) -> None:
-    """Save two plots for each row, one above the other: its values, and what each position adds to the score."""
+    """Save two plots for each row, one above the other: its values, and the drop of its score by position."""
     line = "steps-mid" if isinstance(task.form, Tokens) else "default"
     height = 2.9 * len(rows) + 0.4
-    with saved_figure(path, 9, height, f"{task.name}: what each position adds to the score") as figure:
+    with saved_figure(
+        path, 9, height, f"{task.name}: how far the score falls if a position is hidden"
+    ) as figure:
         panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=[1.0, 1.6] * len(rows))[
             :, 0
         ]
@@ -117,16 +116,15 @@ def _plot(
             style(above, "", "input")
             above.tick_params(labelbottom=False)
             below.sharex(above)
-            _draw_parts(below, row, (None, None, None) if number else LEGEND)
+            _draw_drops(below, row)
             if task.alphabet and int(lengths.max()) <= MAX_LETTERS:
                 letters = [printable(task.alphabet[int(symbol)]) for symbol in values]
                 below.set_xticks(range(len(values)), letters, fontsize=8)
-            style(below, "position" if row is rows[-1] else "", f"score in\n{unit}")
+            style(below, "position" if row is rows[-1] else "", f"drop in\n{unit}")
 
 
-def _draw_parts(axes: Any, row: Explained, legend: Sequence[str | None]) -> None:
-    """Draw what each position adds to the score of a row, and how much the score drops if the position is hidden."""
-    positions = range(len(row.added))
-    axes.bar(positions, np.maximum(row.added, 0), width=1.0, color=COLOURS[0], label=legend[0])
-    axes.bar(positions, np.minimum(row.added, 0), width=1.0, color=COLOURS[1], label=legend[1])
-    axes.step(positions, row.occluded, "k", where="mid", lw=1.2, label=legend[2])
+def _draw_drops(axes: Any, row: Explained) -> None:
+    """Draw how far the score of a row falls per hidden position, falls in one colour and rises in another."""
+    positions = range(len(row.occluded))
+    axes.bar(positions, np.maximum(row.occluded, 0), width=1.0, color=COLOURS[0])
+    axes.bar(positions, np.minimum(row.occluded, 0), width=1.0, color=COLOURS[1])
