@@ -1,65 +1,177 @@
-"""Draw the first plot of the README: an untrained GPT-2 small on all training rows, next to published results.
+"""The README's table, the leaderboard's table and the README's picture, from finished cells.
 
-    python benchmarks/headline.py        # writes docs/pictures/headline.png
-
-The accuracies of this project come from the table `full-size` of RESULTS.md, and the published ones from the recipe
-`headline`. If a task has several rows, the most accurate one is drawn.
+``reproductions.py`` writes them. The numbers are those of the recipe `headline` in ``reproductions/full``, as means
+over the seeds with 95% intervals over test rows and seeds. ``published.toml`` has the published numbers.
 """
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import reservoir_pipelines
 from reservoir_pipelines.plots import COLOURS, GRID, INK
-from results import block, parsed
 
-OUT = Path(__file__).parent.parent / "docs" / "pictures" / "headline.png"
-RECIPE = Path(reservoir_pipelines.__file__).parent / "recipes" / "headline.toml"
-# the order of the recipe
-TASKS = ("bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology")
-OURS, BASELINE = "untrained GPT-2 small, exact readout", "best baseline without a transformer"
-# Marker, colour and size of each series. The published rows have the recipe's names.
-STYLES = {
-    BASELINE: ("|", INK, 15),
-    "paper: output only, random GPT-2": ("o", "white", 7),
-    "paper: FPT, random GPT-2": ("^", COLOURS[1], 8),
-    "Rothermel et al. 2021: frozen random, rate swept": ("D", COLOURS[4], 7),
-    OURS: ("o", COLOURS[0], 11),
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from reservoir_pipelines.reproduction_folder import ReproductionFolder
+
+# Names of rows of the recipe `headline`.
+BLOCKS, INPUT, RAW = (
+    "untrained GPT-2 small, exact readout",
+    "its input layer alone, no transformer",
+    "raw input, linear",
+)
+OUTPUT_ONLY, FPT_RANDOM, FPT = "paper: output only, random GPT-2", "paper: FPT, random GPT-2", "paper: FPT"
+TASKS = ("bit-xor", "mnist", "cifar10", "cifar10-lra", "listops", "homology", "bit-memory")
+PUBLISHED_KINDS = {
+    "random": "blocks random and frozen",
+    "pretrained": "blocks pretrained and frozen",
+    "trained": "everything trained",
 }
 
 
-def accuracies() -> dict[str, dict[str, float]]:
-    """Return the accuracies in percent of each series, by task."""
-    rows = parsed(block("full-size"))
-    best: dict[str, dict[str, str]] = {}
-    for row in sorted(rows, key=lambda row: float(row["test"])):
-        best[row["task"].partition(",")[0]] = row
-    found = {
-        OURS: {task: float(row["test"]) for task, row in best.items()},
-        BASELINE: {task: float(row["best baseline"].split()[0]) for task, row in best.items()},
+@dataclass(frozen=True)
+class Score:
+    """A mean test accuracy in percent, with its 95% interval and the number of seeds."""
+
+    mean: float
+    interval: tuple[float, float]
+    seeds: int
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.mean:.1f}% ({low:.1f} to {high:.1f})"
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What the committed cells say about one task."""
+
+    train_rows: int
+    baseline: float  # best test accuracy of a baseline, in percent
+    baseline_name: str
+    input_alone: Score | None
+    blocks: Score
+    published: Mapping[str, float | None]  # by row of the recipe
+    minutes: float  # processor minutes of one seed
+
+
+def headline_results(folder: ReproductionFolder) -> dict[str, TaskResult]:
+    """Return the results of each task of the recipe `headline` from a folder of cells and tables."""
+    table = next(table for table in folder.tables() if table["name"] == "headline")
+    rows = {row["name"]: row for row in table["rows"]}
+    return {task: _task_result(folder, rows, table["columns"].index(task)) for task in TASKS}
+
+
+def _task_result(folder: ReproductionFolder, rows: Mapping[str, Any], place: int) -> TaskResult:
+    spots = {name: row["spots"][place] for name, row in rows.items()}
+    cells = {
+        name: [result for keys in spots[name]["cells"] for key in keys if (result := folder.result(key))]
+        for name in (BLOCKS, INPUT, RAW)
     }
-    for row in tomllib.loads(RECIPE.read_text())["rows"]:
-        if row["name"] in STYLES and row["name"] != OURS:
-            published = zip(TASKS, row["published"], strict=True)
-            found[row["name"]] = {task: value for task, value in published if value != ""}
-    return found
+    # The best baseline on the test rows, which favours the baselines. Each stands on all training rows of its result.
+    baselines: dict[str, list[float]] = {}
+    for cell in [*cells[BLOCKS], *cells[INPUT], *cells[RAW]]:
+        for name, score in cell["values"]["baselines"].items():
+            baselines.setdefault(name, []).append(100 * score)
+    best_name = max(baselines, key=lambda name: max(baselines[name]))
+    rows_note = next(note for note in cells[BLOCKS][0]["notes"] if note.startswith("fit "))
+    train_rows = re.search(r"on ([\d,]+) rows", rows_note)
+    assert train_rows, rows_note
+    return TaskResult(
+        train_rows=int(train_rows[1].replace(",", "")),
+        baseline=max(baselines[best_name]),
+        baseline_name=best_name,
+        input_alone=_score(spots[INPUT]),
+        blocks=_score(spots[BLOCKS]) or Score(float("nan"), (0, 0), 0),
+        published={name: spot["published"] for name, spot in spots.items() if spot["published"]},
+        minutes=median(cell["cpu_seconds"] for cell in cells[BLOCKS]) / 60,
+    )
 
 
-def main() -> None:
+def _score(spot: Mapping[str, Any]) -> Score | None:
+    if spot["mean"] is None:
+        return None
+    low, high = spot["ends"]
+    return Score(spot["mean"], (low, high), spot["seeds"])
+
+
+def readme_table(by_task: Mapping[str, TaskResult]) -> str:
+    """Return the README's table as Markdown."""
+    heads = (
+        "task | train rows | best baseline | input layer alone | with the first block | "
+        "paper, output only | paper, FPT of random blocks | paper, FPT | minutes"
+    )
+    lines = [f"| {heads} |", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    for task, result in by_task.items():
+        published = [
+            "" if (value := result.published.get(name)) is None else f"{value:g}%"
+            for name in (OUTPUT_ONLY, FPT_RANDOM, FPT)
+        ]
+        cells = [
+            task,
+            f"{result.train_rows:,}",
+            f"{result.baseline:.1f}%",
+            str(result.input_alone or ""),
+            f"{result.blocks}{', all twelve blocks' if task == 'bit-xor' else ''}",
+            *published,
+            f"{result.minutes:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def leaderboard_table(by_task: Mapping[str, TaskResult], published: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the table of the leaderboard as Markdown; ``published`` holds the texts of its other columns by row."""
+    heads = ["task", "here: untrained, linear readout", "here: otherwise"]
+    heads += [f"published: {kind}" for kind in PUBLISHED_KINDS.values()]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, entry in published.items():
+        ours = by_task.get(name)
+        best = ours and max(filter(None, (ours.input_alone, ours.blocks)), key=lambda score: score.mean)
+        cells = [name, str(best or ""), entry.get("here", "")]
+        cells += [entry.get(kind, "") for kind in PUBLISHED_KINDS]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_headline(figure: Figure, by_task: Mapping[str, TaskResult]) -> None:
     """Draw one line per task, the most accurate first."""
-    found = accuracies()
-    order = sorted(TASKS, key=lambda task: found[OURS][task])
-    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    # Marker, colour and size of each series, with its accuracies by task.
+    series: dict[str, tuple[tuple[str, str, int], dict[str, float | None]]] = {
+        "best baseline: raw input or statistics, linear": (
+            ("|", INK, 15),
+            {task: result.baseline for task, result in by_task.items()},
+        ),
+        "paper: output only, random GPT-2": (
+            ("o", "white", 7),
+            {task: result.published.get(OUTPUT_ONLY) for task, result in by_task.items()},
+        ),
+        "paper: FPT, random GPT-2": (
+            ("^", COLOURS[1], 8),
+            {task: result.published.get(FPT_RANDOM) for task, result in by_task.items()},
+        ),
+        "paper: FPT, language-pretrained GPT-2": (
+            ("D", COLOURS[4], 7),
+            {task: result.published.get(FPT) for task, result in by_task.items()},
+        ),
+        "untrained input layer alone, exact readout": (
+            ("s", COLOURS[5], 9),
+            {task: result.input_alone and result.input_alone.mean for task, result in by_task.items()},
+        ),
+        "with untrained blocks of GPT-2 small, exact readout": (
+            ("o", COLOURS[0], 11),
+            {task: result.blocks.mean for task, result in by_task.items()},
+        ),
+    }
+    order = sorted(by_task, key=lambda task: by_task[task].blocks.mean)
+    axes = figure.subplots()
     axes.hlines(range(len(order)), 0, 100, color=GRID, linewidth=1, zorder=0)
-    for name, (marker, colour, size) in STYLES.items():
-        points = [(found[name][task], place) for place, task in enumerate(order) if task in found[name]]
-        edge = {"markeredgewidth": 3 if marker == "|" else 1, "markeredgecolor": INK}
+    for name, ((marker, colour, size), accuracies) in series.items():
+        points = [(value, place) for place, task in enumerate(order) if (value := accuracies[task])]
         axes.plot(
             *zip(*points, strict=True),
             marker,
@@ -67,12 +179,12 @@ def main() -> None:
             markersize=size,
             label=name,
             linestyle="",
-            **edge,
+            markeredgewidth=3 if marker == "|" else 1,
+            markeredgecolor=INK,
         )
     for place, task in enumerate(order):
-        axes.annotate(
-            f"{found[OURS][task]:.1f}", (104, place), va="center", color=COLOURS[0], weight="bold"
-        )
+        label = f"{by_task[task].blocks.mean:.1f}"
+        axes.annotate(label, (104, place), va="center", color=COLOURS[0], weight="bold")
     axes.set_yticks(range(len(order)), order)
     axes.set_xlim(0, 112)
     axes.set_xticks(range(0, 101, 20))
@@ -80,8 +192,3 @@ def main() -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params("y", length=0)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(OUT, dpi=130)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,6 +3,8 @@
     python benchmarks/reproductions.py            # write; runs nothing, and takes seconds
     python benchmarks/reproductions.py --check    # name the files that would change, with exit code 1
 
+It also writes the tables between marks in README.md, docs/leaderboard.md and docs/reproduce.md, and three pictures.
+
 The cells are those below benchmarks/reproductions. The recipes of the package give tables and claims, so that a new
 claim needs no new run. reproductions.toml names the tables of each folder, and the sentences of other pages whose
 numbers are written. REPRODUCTION.md begins with reproductions/opening.md; its numbers are written as {folder | table |
@@ -18,13 +20,15 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from headline import draw_headline, headline_results, leaderboard_table, readme_table
 from PIL import Image
+from pretraining import claims_table, draw_pretraining
 from reservoir_pipelines import report
 from reservoir_pipelines.claims import FAILS, HOLDS, UNSEEN
 from reservoir_pipelines.files import json_digest
@@ -36,7 +40,9 @@ from reservoir_pipelines.reproduction_folder import ReproductionFolder
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path("benchmarks")
 PAGE, CELLS, SETTINGS = HERE / "REPRODUCTION.md", HERE / "reproductions", HERE / "reproductions.toml"
-OPENING, PICTURE = CELLS / "opening.md", Path("docs/pictures/reproduction-hour.png")
+OPENING, PUBLISHED = CELLS / "opening.md", HERE / "published.toml"
+README, LEADERBOARD, ANSWER = Path("README.md"), Path("docs/leaderboard.md"), Path("docs/reproduce.md")
+PICTURES = Path("docs/pictures")
 NUMBER = r"[\d,]*\.?\d+"
 PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 
@@ -164,36 +170,91 @@ def pages(root: Path, cells: Path) -> dict[Path, str]:
         base = f"{entry['base']} | " if "base" in entry else ""
         sentence = PLACEHOLDER.sub(lambda match, base=base: f"{{{base}{match[1]}}}", entry["text"])
         texts[path] = fill_sentence(text, sentence, numbers, entry["file"])
+    for (path, name), table in marked_tables(root, cells, numbers).items():
+        texts[path] = fill_block(texts.get(path) or (root / path).read_text(), name, table)
     return texts
 
 
-def cost_plots(cells: Path) -> list[PagePlot]:
-    """Return the plots of accuracy over cost at hour scale, one for each task."""
-    return reproduction_part(ReproductionFolder(cells / "hour"), 1)["plots"]
+def marked_tables(root: Path, cells: Path, numbers: Numbers) -> dict[tuple[Path, str], str]:
+    """Return the tables that stand between marks on other pages, by page and name."""
+    results = headline_results(ReproductionFolder(cells / "full"))
+    published = {
+        row: {column: fill_opening(text, numbers) for column, text in texts.items()}
+        for row, texts in tomllib.loads((root / PUBLISHED).read_text()).items()
+    }
+    return {
+        (README, "headline"): readme_table(results),
+        (LEADERBOARD, "leaderboard"): leaderboard_table(results, published),
+        (ANSWER, "claims"): claims_table(numbers.tables),
+    }
 
 
-def digest_of(plots: Sequence[PagePlot]) -> str:
-    """Return the SHA-256 of the numbers that plots show."""
-    return json_digest({"plots": [plot.text for plot in plots]})
+def fill_block(text: str, name: str, table: str) -> str:
+    """Return a page with a table between the marks of its name."""
+    before, mark, rest = text.partition(f"<!-- {name} -->\n")
+    return f"{before}{mark}{table}{rest[rest.index('<!-- end -->') :]}"
 
 
-def drawn_digest(picture: Path) -> str:
-    """Return the digest of the numbers from which a picture was drawn, or an empty text."""
-    with Image.open(picture) as image:
-        return str(image.info.get("Description", ""))
+@dataclass(frozen=True)
+class Picture:
+    """A picture that is drawn from finished cells; it is drawn again when ``shown``, its numbers, changes."""
+
+    path: Path
+    size: tuple[float, float]
+    draw: Callable[[Any], None]
+    shown: Any
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the numbers that the picture shows."""
+        return json_digest({"shown": self.shown})
+
+    def is_current(self, root: Path) -> bool:
+        """Whether the file was drawn from these numbers."""
+        if not (root / self.path).exists():
+            return False
+        with Image.open(root / self.path) as image:
+            return image.info.get("Description", "") == self.digest
+
+    def save(self, root: Path) -> None:
+        """Draw the picture."""
+        with new_figure(*self.size) as figure:
+            self.draw(figure)
+            metadata = {"Description": self.digest, "Software": None}
+            figure.savefig(root / self.path, dpi=130, metadata=metadata)
 
 
-def draw(plots: Sequence[PagePlot], path: Path) -> None:
+def pictures(cells: Path, numbers: Numbers) -> list[Picture]:
+    """Return the pictures of accuracy over cost, of the headline, and of what pretraining adds."""
+    costs = reproduction_part(ReproductionFolder(cells / "hour"), 1)["plots"]
+    results = headline_results(ReproductionFolder(cells / "full"))
+    inits = [
+        numbers.tables[key] for key in (("hour", "table2"), ("day", "table2"), ("mpnet", "table-inits"))
+    ]
+    scores = {task: [str(result), str(result.published)] for task, result in results.items()}
+    return [
+        Picture(
+            PICTURES / "reproduction-hour.png", (13, 6), partial(draw_costs, costs), [p.text for p in costs]
+        ),
+        Picture(PICTURES / "headline.png", (9, 4.4), partial(draw_headline, by_task=results), scores),
+        Picture(
+            PICTURES / "pretraining.png",
+            (9, 5),
+            partial(draw_pretraining, tables=numbers.tables),
+            [row for table in inits for row in table["rows"]],
+        ),
+    ]
+
+
+def draw_costs(plots: Sequence[PagePlot], figure: Any) -> None:
     """Draw one panel for each plot, and the legend in the place of the last one."""
-    with new_figure(13, 6) as figure:
-        *panels, last = figure.subplots(2, (len(plots) + 2) // 2).flat
-        for axes, plot in zip(panels, plots, strict=True):
-            plot.draw(axes, *plot.arguments)
-            axes.set_title(plot.name, fontsize=11)
-            axes.get_legend().remove()
-        last.axis("off")
-        last.legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)
-        figure.savefig(path, dpi=130, metadata={"Description": digest_of(plots), "Software": None})
+    *panels, last = figure.subplots(2, (len(plots) + 2) // 2).flat
+    for axes, plot in zip(panels, plots, strict=True):
+        plot.draw(axes, *plot.arguments)
+        axes.set_title(plot.name, fontsize=11)
+        axes.get_legend().remove()
+    last.axis("off")
+    last.legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)
 
 
 def changes(root: Path, cells: Path) -> dict[Path, str]:
@@ -219,18 +280,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = Path(folder) / "cells"
         shutil.copytree(ROOT / CELLS, cells)
         changed = changes(ROOT, cells)
-        plots = cost_plots(cells)
-    if outdated := drawn_digest(ROOT / PICTURE) != digest_of(plots):
-        print(f"{PICTURE}: {'differs from its cells' if check else 'written'}")
+        numbers = save_tables(cells, tomllib.loads((ROOT / SETTINGS).read_text()))
+        outdated = [picture for picture in pictures(cells, numbers) if not picture.is_current(ROOT)]
+    for picture in outdated:
+        print(f"{picture.path}: {'differs from its cells' if check else 'written'}")
         if not check:
-            draw(plots, ROOT / PICTURE)
+            picture.save(ROOT)
     for path, text in changed.items():
         print(f"{path}: {'differs from its cells' if check else 'written' if text else 'removed'}")
         if not check and text:
             (ROOT / path).write_text(text)
         elif not check:
             (ROOT / path).unlink()
-    return int(check and (outdated or bool(changed)))
+    return int(check and bool(outdated or changed))
 
 
 if __name__ == "__main__":
