@@ -299,7 +299,7 @@ def compute_blocks(
     """Compute the blocks that no other process has claimed; return the number of rows computed."""
     # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
     computed, layout = 0, entry.layout
-    with ShardWriter(entry) as writer:
+    with devices.exact_products(), ShardWriter(entry) as writer:
 
         def claimed() -> Iterator[tuple[tuple[str, int], tuple[str, ...], Any]]:
             for split, block in blocks:
