@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.errors import InputError
+from reservoir.private_torch import compiled_code_folder
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -55,10 +55,8 @@ def compile_blocks(blocks: nn.ModuleList) -> None:
 
 def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
     """Return ``torch.compile`` of a function; raise `InputError` if others can have written its stored code."""
-    from torch._inductor.runtime.runtime_utils import default_cache_dir  # pyright: ignore
-
     # A folder of /tmp with a known name, which anyone may make. torch runs what it finds there.
-    folder = Path(default_cache_dir())
+    folder = compiled_code_folder()
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     owners = {folder.lstat().st_uid, folder.stat().st_uid}
