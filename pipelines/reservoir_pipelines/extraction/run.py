@@ -47,6 +47,7 @@ from reservoir_pipelines.extraction.encoding import start_encoding
 from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import count_text, notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.weight_files import weight_stamps
 from reservoir_pipelines.workers import map_pieces, process_number, this_worker
 
 Load = Callable[[str, int, int], Iterable[Any]]
@@ -133,6 +134,7 @@ class Run:
             "call": {**call, "settings": self.settings},
             "reservoir": model.settings.to_dict(),
             "weights": describe_weights(model.fpt.backbone, model.settings.init),
+            "weight_files": weight_stamps(model.settings),
             "device": str(model.device),
             "instructions": devices.describe(model.device),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
