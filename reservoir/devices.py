@@ -2,10 +2,10 @@
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.errors import InputError
+from reservoir.private_torch import compiled_code_folder
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -54,10 +55,8 @@ def compile_blocks(blocks: nn.ModuleList) -> None:
 
 def compile_safely(function: Any, *, dynamic: bool | None = None) -> Any:
     """Return ``torch.compile`` of a function; raise `InputError` if others can have written its stored code."""
-    from torch._inductor.runtime.runtime_utils import default_cache_dir  # pyright: ignore
-
     # A folder of /tmp with a known name, which anyone may make. torch runs what it finds there.
-    folder = Path(default_cache_dir())
+    folder = compiled_code_folder()
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     owners = {folder.lstat().st_uid, folder.stat().st_uid}
@@ -77,14 +76,35 @@ def fetch(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     return [part.view(x.shape).numpy() for part, x in zip(parts, tensors, strict=True)]
 
 
+class _Precision:
+    """The settings of TF32, which are those of the whole process, and how many contexts keep it disabled."""
+
+    lock = threading.Lock()
+    contexts = 0
+    products = "highest"  # what the process had set before the first of the contexts
+    convolutions = True
+
+
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Disable TF32, whose mantissa has 10 bits, for float32 products inside the context."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    """Disable TF32, whose mantissa has 10 bits, for float32 products and convolutions of the process.
+
+    Enter it once around all work of a run, because the settings are those of all threads: if one thread
+    restored them after a batch, another that loads the next batch would compute with either precision.
+    The last context that ends restores what the process had set before the first.
+    """
+    with _Precision.lock:
+        if not _Precision.contexts:
+            _Precision.products = torch.get_float32_matmul_precision()
+            _Precision.convolutions = torch.backends.cudnn.allow_tf32
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = False
+        _Precision.contexts += 1
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        with _Precision.lock:
+            _Precision.contexts -= 1
+            if not _Precision.contexts:
+                torch.set_float32_matmul_precision(_Precision.products)
+                torch.backends.cudnn.allow_tf32 = _Precision.convolutions

@@ -117,7 +117,7 @@ class Launched:
 
 
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launched:
-    """Run the model over loaded rows, without waiting for the device."""
+    """Run the model over loaded rows, inside `exact_products`, without waiting for the device."""
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
@@ -133,8 +133,7 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launch
         places = None if batch.places is None else put(batch.places)
         if batch.stored is not None:
             x = _cut(model, x, put(batch.stored))[:, : batch.tokens].contiguous()
-        with exact_products():
-            pooled = model.fpt.features(x, lengths, list(columns))
+        pooled = model.fpt.features(x, lengths, list(columns))
         for column, values in pooled.items():
             found = values
             if places is not None:  # zeros for the position -1
@@ -156,7 +155,8 @@ def forward(
 ) -> dict[str, np.ndarray]:
     """Return the pooled hidden states (rows, kept tokens, kept width) of stored sequences by column."""
     # The result depends on these rows and the batch size alone, because rows of similar length share a batch.
-    return launch(model, load(model, scaling, x, lengths, batch_rows), columns)()
+    with exact_products():
+        return launch(model, load(model, scaling, x, lengths, batch_rows), columns)()
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:

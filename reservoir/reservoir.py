@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-import timeit
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
 
 import numpy as np
 import torch
@@ -20,6 +17,7 @@ from reservoir.fpt import FPT, InputLayer, kernels
 from reservoir.inputs.edges import edges
 from reservoir.inputs.native import Reader, open_native
 from reservoir.options import ReservoirOptions
+from reservoir.processor import faster_precision
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
@@ -163,30 +161,8 @@ def choose_compute(name: str, device: torch.device) -> str:
         return name
     if on_gpu(device):
         native = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        # These functions are private in torch; without them the answer is float32. The first one asks
-        # oneDNN, which can be limited to fewer instructions than the processor has (ONEDNN_MAX_CPU_ISA).
-        used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
-        tiles, products = (
-            getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16")
-        )
-        native = device.type == "cpu" and used and (tiles or (products and bfloat16_is_faster()))
-    return "bfloat16" if native else "float32"
-
-
-@cache
-def bfloat16_is_faster() -> bool:
-    """Return whether a short trial takes less processor time in bfloat16 than in float32."""
-
-    # Some processors with bfloat16 instructions but no tiles (AMX) are slower in bfloat16: a Xeon
-    # whose tiles are disabled takes 1.6 times as long. The ratio is so far from 1 that all trials
-    # agree, as the cache key must.
-    def seconds(dtype: torch.dtype) -> float:
-        x, weight = torch.ones(512, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)
-        multiply = partial(torch.nn.functional.linear, x, weight)
-        return min(timeit.repeat(multiply, timer=time.process_time, number=1))
-
-    return seconds(torch.bfloat16) < seconds(torch.float32)
+        return "bfloat16" if native else "float32"
+    return faster_precision() if device.type == "cpu" else "float32"
 
 
 def reads_samples(model: ReservoirOptions) -> bool:

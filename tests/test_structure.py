@@ -126,6 +126,16 @@ def test_the_cache_needs_h5py_and_numpy_only():
         assert imported(path) <= allowed, path.name
 
 
+def test_hdf5_files_are_opened_for_reading_in_one_place_of_each_package():
+    places = [
+        path.relative_to(ROOT).as_posix()
+        for folder in PACKAGES.values()
+        for path in folder.rglob("*.py")
+        if "h5py.File(" in path.read_text().replace('h5py.File(image, "w")', "")
+    ]
+    assert sorted(places) == ["cache/reservoir_cache/hdf5.py", "reservoir/tasks/own/hdf5.py"]
+
+
 def test_nothing_unpickles():
     for folder in PACKAGES.values():
         for path in folder.rglob("*.py"):

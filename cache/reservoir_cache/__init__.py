@@ -37,6 +37,7 @@ from reservoir_cache.spec import FORMAT, STORES, Layout, Spec, rows_per_block
 
 if TYPE_CHECKING:
     from reservoir_cache.derived import load_arrays, save_arrays
+    from reservoir_cache.hdf5 import open_hdf5
     from reservoir_cache.reader import FeatureStore, SplitFeatures
     from reservoir_cache.shard import STORED_DTYPE, Encoded, encode, new_file
     from reservoir_cache.verification import repair, verify
@@ -67,6 +68,7 @@ __all__ += [
     "SplitFeatures",
     "ahead",
     "new_file",
+    "open_hdf5",
     "refuse_links",
     "repair",
     "untracked",
@@ -76,7 +78,7 @@ __all__ += ["STORED_DTYPE", "Arrays", "Encoded", "ShardWriter", "encode", "read_
 
 # Modules that are imported when a name in them is first used, because h5py would slow down the
 # command line's start.
-_LATER = ("derived", "reader", "shard", "verification", "writer")
+_LATER = ("derived", "hdf5", "reader", "shard", "verification", "writer")
 
 
 def __getattr__(name: str) -> Any:

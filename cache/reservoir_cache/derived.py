@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import NAME, Entry
+from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, file_crc32, is_regular, publish, publish_json, read_json
 from reservoir_cache.shard import UNREADABLE, dataset_names, file_content, read_array
@@ -45,7 +45,7 @@ def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, 
     if line is None or fault(path, line):
         return None
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             names = [found for found in dataset_names(file) if found.startswith("arrays/")]
             meta = json.loads(read_array(file, "meta").tobytes())
             return {found.removeprefix("arrays/"): read_array(file, found) for found in names}, meta

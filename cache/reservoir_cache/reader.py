@@ -6,12 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
 from reservoir_cache.entry import NAME, Entry, Shard, TargetFile, is_sound
+from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import (
@@ -140,7 +140,7 @@ class SplitFeatures:
             stamp = (*_stamp(path.stat()), "")
             if stamp not in _checked and file_crc32(path) != line.crc32:
                 raise self._damaged(line)
-            with h5py.File(path, "r", locking=False) as file:
+            with open_hdf5(path) as file:
                 names = [name for name in TARGET_RANKS if name != "groups" or name in file]
                 found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
@@ -189,7 +189,7 @@ class SplitFeatures:
                 stamp = _stamp(os.fstat(file.fileno()))
                 # the structure is read once for all columns of the file
                 if (shard.file, stamp) not in self._extents:
-                    with h5py.File(self._folder / shard.file, "r", locking=False) as opened:
+                    with open_hdf5(self._folder / shard.file) as opened:
                         self._extents[shard.file, stamp] = find_columns(opened, shard.columns)
                 extents = self._extents[shard.file, stamp]
                 if not is_stored(extents, column, shape, store, layout.offset_rows):

@@ -21,6 +21,7 @@ from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Column, check_column_name
+from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.publish import CacheError
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
@@ -319,7 +320,7 @@ def inspect_shard(
 ) -> tuple[dict[str, int | str], dict[str, Column], dict[str, str]]:
     """Return the header of a shard, and the shapes and CRC-32s of its columns, checked against those in the file."""
     shapes, crcs = {}, {}
-    with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
+    with open_hdf5(path) as file, path.open("rb") as raw:
         header = {name: v.decode() if isinstance(v, bytes) else int(v) for name, v in file.attrs.items()}
         for name in [
             name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")

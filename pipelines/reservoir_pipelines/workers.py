@@ -2,21 +2,19 @@
 
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from importlib.metadata import version
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from reservoir.errors import InputError, as_input_error
+from reservoir_pipelines.cluster import compute_on_cluster
 from reservoir_pipelines.output import notify
 
 PAYS_OFF = 5.0
 """Seconds of work below which starting processes takes longer than it saves (``benchmarks/prepare.py``)."""
-
-PATIENCE = 30  # seconds to wait for the answer of a scheduler
 
 
 def map_pieces(
@@ -35,7 +33,9 @@ def map_pieces(
     """
     tasks, found = list(arguments), {}
     if scheduler is not None:
-        _on_cluster(work, tasks, scheduler, found, done)
+        for number, result in compute_on_cluster(work, dict(enumerate(tasks)), scheduler):
+            found[number] = result
+            done(result)
     elif workers > 1 and len(tasks) > 1:
         _in_processes(work, tasks, workers, found, done)
     for number, task in enumerate(tasks):
@@ -121,11 +121,6 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def program_versions() -> dict[str, str]:
-    """Return the versions of this program and of the libraries that affect its results."""
-    return {name: version(name) for name in ("reservoir-features", "torch", "transformers")}
-
-
 def process_number() -> int:
     """Return the number of this process among those that its parent started, from 1; 0 for the first process."""
     number = multiprocessing.current_process().name.rpartition("-")[2]  # a name such as SpawnProcess-2
@@ -133,42 +128,10 @@ def process_number() -> int:
 
 
 def this_worker() -> str:
-    """Return the name of this process for messages."""
+    """Return the name of this process for messages, which for a worker of dask is its name there."""
+    if "distributed" in sys.modules:
+        from distributed import get_worker
+
+        with suppress(ValueError):  # this process is no worker of dask
+            return f"worker {get_worker().name}"
     return f"worker {os.uname().nodename}, process {os.getpid()}"
-
-
-def _on_cluster(
-    work: Callable[..., Any],
-    tasks: list[tuple],
-    address: str,
-    found: dict[int, Any],
-    done: Callable[[Any], None],
-) -> None:
-    """Add all results to ``found`` by number."""
-    with as_input_error(
-        "--scheduler needs the package distributed", "install distributed, or pass --workers N"
-    ):
-        from distributed import CancelledError, Client, KilledWorker, as_completed
-        from distributed.comm.core import CommClosedError
-    while len(found) < len(tasks):
-        try:
-            client = Client(address, timeout=PATIENCE, set_as_default=False)
-        except (OSError, ValueError) as error:
-            problem = f"no dask scheduler answers at {address} ({error})"
-            raise InputError(f"{problem}; start one, or pass --workers N") from None
-        with client:
-            if not client.scheduler_info()["workers"]:
-                notify(f"{address}: waiting for a worker")
-            left = [number for number in range(len(tasks)) if number not in found]
-            numbers = {client.submit(work, *tasks[number], pure=False): number for number in left}
-            try:
-                for future in as_completed(numbers, loop=client.loop):
-                    found[numbers[future]] = result = future.result()
-                    done(result)
-            except KilledWorker as error:
-                raise InputError(
-                    f"{address}: {error}; if memory ran out, give each worker more memory"
-                ) from None
-            except (CancelledError, CommClosedError):
-                # the scheduler drops submitted pieces with the connection
-                notify(f"{address}: the connection was lost; submitting unfinished pieces again")

@@ -31,6 +31,7 @@ from reservoir.backbones.family import (
     draw_normal,
     run_unmasked,
 )
+from reservoir.private_torch import gelu_of_linear
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")  # names of the tanh approximation of GELU in transformers
 
@@ -143,8 +144,8 @@ class Attention(nn.Module):
 
 def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs); see `has_joined_kernel`."""
-    # Computed separately, GELU takes longer than the product. torch's compiler uses this private kernel for both.
-    return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias, "gelu", [], "tanh")
+    # Computed separately, GELU takes longer than the product.
+    return gelu_of_linear(x, weight.t(), bias)
 
 
 @cache

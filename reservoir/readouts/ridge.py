@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
@@ -77,16 +77,11 @@ class Arithmetic:
         return x if self.device is None else x.cpu().numpy()
 
     def product(self, a: Any, b: Any) -> Any:
-        """Return the matrix product, computed without TF32 whatever the process has set."""
+        """Return the matrix product; `products_on` disables TF32."""
         if self.device is None:
             with blas_threads(many=a.size * b.shape[-1] >= LARGE_PRODUCT):
                 return a @ b
-        import torch
-
-        from reservoir.devices import exact_products
-
-        with exact_products():
-            return torch.matmul(a, b)
+        return a @ b
 
     def add_square(self, total: Any, x: Any) -> None:
         """Add x'x (float64) to the lower triangle of a total, in place."""
@@ -105,10 +100,16 @@ arithmetic = _current.get  # the arithmetic of the innermost `products_on`
 
 @contextmanager
 def products_on(chosen: Arithmetic) -> Iterator[None]:
-    """Use one arithmetic for all readouts that are fitted inside the ``with`` block."""
+    """Use one arithmetic for all readouts that are fitted inside the ``with`` block, on a device without TF32."""
+    exact: AbstractContextManager[None] = nullcontext()
+    if chosen.device is not None:
+        from reservoir.devices import exact_products  # imports torch
+
+        exact = exact_products()
     token = _current.set(chosen)
     try:
-        yield
+        with exact:
+            yield
     finally:
         _current.reset(token)
 

@@ -5,8 +5,11 @@ import io
 import json
 import os
 import pickle
+import platform
 import re
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from contextlib import suppress
@@ -453,3 +456,38 @@ def test_a_quarter_gigabyte_of_nuls_and_two_encodings_in_one_file(tmp_path, refu
     text = {".ts": SERIES, ".fasta": ">a b\nACGT\n", ".jsonl": '{"text": "a b", "label": 1}\n', ".tsv": BARE}
     path.write_bytes(text.get(suffix, "label,text\na,b c\n").encode() + "é\n".encode("latin-1"))
     assert "not UTF-8" in refused(path)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc which libraries it opens")
+@pytest.mark.parametrize(
+    ("code", "opened"),
+    [
+        ("import h5py; h5py.File(path)['x'][:]", True),
+        ("from reservoir_cache import open_hdf5; open_hdf5(path)['x'][:]", False),
+        ("from reservoir.tasks.own.hdf5 import Hdf5; Hdf5(path, checked=True).read('x', 0, 8)", False),
+        ("from reservoir.tasks.own.hdf5 import Hdf5; Hdf5(path)", False),  # reads the file in a child process
+        ("from reservoir_pipelines.extraction.import_features import _open_hdf5; _open_hdf5(path, s)['x'][:]", False),
+    ],
+)
+def test_no_library_is_loaded_for_a_filter_that_a_file_names(tmp_path, code, opened):
+    path = tmp_path / "mine.h5"
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(8) % 2
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((8, 3))
+        properties.set_filter(32123, h5py.h5z.FLAG_OPTIONAL, ())  # nobody has registered this number
+        space = h5py.h5s.create_simple((8, 3))
+        dataset = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_FLOAT, space, properties)
+        dataset.write_direct_chunk((0, 0), np.zeros((8, 3), "f4").tobytes(), 0)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "libfake.so").write_bytes(b"not a library")
+    start = f"from contextlib import ExitStack; from pathlib import Path; path = Path({str(path)!r}); s = ExitStack(); "
+    settings = {
+        "HDF5_PLUGIN_PATH": str(tmp_path / "plugins"),
+        "LD_DEBUG": "files",
+        "LD_DEBUG_OUTPUT": str(tmp_path / "log"),
+    }
+    command, quiet = [sys.executable, "-c", start + code], {"capture_output": True, "text": True, "check": False}
+    found = subprocess.run(command, env=os.environ | settings, **quiet)
+    assert found.returncode == 1 and ("plugin" in found.stderr or "InputError" in found.stderr)
+    assert any("libfake.so" in log.read_text() for log in tmp_path.glob("log.*")) == opened

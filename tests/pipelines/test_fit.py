@@ -1,6 +1,7 @@
 """`fit` gives the same readouts as scikit-learn, and chooses, saves and plots one; invalid options are refused."""
 
 import csv
+import os
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -570,3 +571,38 @@ def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, 
     assert all(on_all[result.name, result.alpha] == result.valid_score for result in done.table)
     for asked in ({"select": "cv5"}, {"columns": "block01/mean,block01/max,block02/mean,block02/last"}):
         assert not fit(extracted, **asked).left_out
+
+
+def test_fit_says_that_the_weights_of_the_model_folder_have_changed_since(
+    cache, tiny_gpt2, tmp_path, capsys, monkeypatch
+):
+    from reservoir_pipelines import weight_files
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    done = extract("digits", backbone=str(folder), limit=60, layers="final", pool="mean", compute="float32")
+    loads = Mock(side_effect=weight_files.load_model)
+    monkeypatch.setattr(weight_files, "load_model", loads)
+
+    def cautions():
+        capsys.readouterr()
+        weight_files.caution_if_changed(done.store.entry)
+        return [line for line in capsys.readouterr().err.splitlines() if "CAUTION" in line]
+
+    assert cautions() == [] and not loads.called  # the stamps are the same
+    file = folder / "model.safetensors"
+    os.utime(file, ns=(0, 0))
+    assert cautions() == [] and loads.called  # other stamps, the same weights
+    tensors = load_file(file)
+    name = next(name for name in tensors if "ln_f" in name)
+    save_file(tensors | {name: tensors[name] + 1}, file, {"format": "pt"})
+    capsys.readouterr()
+    fit(done, columns="final/mean", out=tmp_path / "readout")
+    said = [line for line in capsys.readouterr().err.splitlines() if "CAUTION: the weights" in line]
+    assert len(said) == 1 and str(folder) in said[0] and "have changed since" in said[0]
+    file.write_bytes(b"")
+    assert "can no longer be read" in cautions()[0]
+    shutil.rmtree(folder)
+    assert cautions() == []
+    drawn = extract("digits", backbone=str(tiny_gpt2), init="random", limit=60, layers="final", pool="mean")
+    assert drawn.store.entry.made_with["weight_files"] == {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from reservoir_pipelines import import_backbone
 
-from reservoir.backbones import load_backbone, weights_digest
+from reservoir.backbones import load_backbone, weights, weights_digest
 from reservoir.errors import InputError
 from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
 
@@ -126,3 +126,13 @@ def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, re
         assert message in refusal("backbone", "--import", tmp_path / source, "--out", tmp_path / out)
     for arguments in ([], ["--import", tmp_path / "other.onnx"], ["mini", "--import", "x.onnx", "--out", "y"]):
         assert "--out FOLDER" in refusal("backbone", *arguments)
+
+
+def test_a_dry_run_reads_the_settings_of_a_gguf_file_and_dequantises_nothing(cache, tmp_path, monkeypatch, answer):
+    gguf = pytest.importorskip("gguf")
+    save_as_gguf(save("llama", tmp_path / "llama"), tmp_path / "tiny.gguf")
+    for place in (gguf, gguf.quants):
+        monkeypatch.setattr(place, "dequantize", lambda *_: pytest.fail("the weights were dequantised"))
+    monkeypatch.setattr(weights, "_read_gguf_tensors", lambda name: pytest.fail("the weights were read"))
+    found = answer("extract", "digits", "--backbone", tmp_path / "tiny.gguf", "--dry-run")
+    assert found["layers"]["value"] == "embed,block01,block02,block03,final"

@@ -2,19 +2,29 @@
 
 import csv
 import json
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.training.run_folder import load_run
 from scipy.io import wavfile
 
-from reservoir import InputError
+from reservoir import InputError, plan
+from reservoir.fpt import FPT
+from reservoir.inputs.native import SoundReader
 from reservoir.tasks.own.images import decoded
+from tests.files import contents
 from tests.reservoir.models import WORDS, save_with_extractor, save_with_processor, save_with_tokenizer
 
 
@@ -51,16 +61,53 @@ def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
     assert extract(str(file), backbone=str(folder)).entry != done.entry
 
 
+def write_sounds(folder: Path, rows: int) -> str:
+    draw = np.random.default_rng(0)
+    for row in range(rows):
+        path = folder / ["low", "high"][row % 2] / f"{row}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        wavfile.write(path, 16_000, draw.normal(0, 1000, 1600).astype(np.int16))
+    return str(folder)
+
+
 def test_sounds_are_trained_on_as_the_model_hears_them(cache: Path, tmp_path: Path):
     pytest.importorskip("soundfile")
     folder = save_with_extractor("wav2vec2", tmp_path / "model")
-    draw = np.random.default_rng(0)
-    for row in range(30):
-        path = tmp_path / "sounds" / ["low", "high"][row % 2] / f"{row}.wav"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        wavfile.write(path, 16_000, draw.normal(0, 1000, 1600).astype(np.int16))
-    sounds = str(tmp_path / "sounds")
+    sounds = write_sounds(tmp_path / "sounds", 30)
     assert load_run(train(sounds, backbone=str(folder), steps=1, batch=2).path, "cpu").reader
+
+
+def test_no_thread_of_an_extraction_sees_tf32_however_the_threads_are_delayed(cache, tmp_path, monkeypatch):
+    """The loader convolves sounds while the main thread computes features; TF32 is a setting of the whole process."""
+    pytest.importorskip("soundfile")
+    folder, sounds = save_with_extractor("wav2vec2", tmp_path / "model"), write_sounds(tmp_path / "sounds", 40)
+    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 4)  # many blocks, so that loading and computing overlap
+    seen: dict[str, set[tuple[str, bool]]] = {"load": set(), "compute": set()}
+    delays = random.Random(0)
+
+    def watched(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            time.sleep(delays.uniform(0, 0.02))
+            for _ in range(2):
+                seen[what].add((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+                result = function(*arguments)
+            return result
+
+        return call
+
+    monkeypatch.setattr(SoundReader, "__call__", watched("load", SoundReader.__call__))
+    monkeypatch.setattr(FPT, "features", watched("compute", FPT.features))
+    call = partial(extract, sounds, backbone=str(folder), layers="final", pool="mean")
+    torch.set_float32_matmul_precision("medium")
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            first, second = threads.map(lambda name: call(cache=tmp_path / name), ["first", "second"])
+        assert torch.get_float32_matmul_precision() == "medium" and torch.backends.cudnn.allow_tf32 == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == {"load": {("highest", False)}, "compute": {("highest", False)}}
+    assert contents(first.entry, "*.h5") == contents(second.entry, "*.h5")
 
 
 @pytest.mark.parametrize("broken", ["code", "json", "none"])

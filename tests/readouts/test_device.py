@@ -86,7 +86,9 @@ def test_matmul_precision_of_the_process_is_neither_used_nor_changed(place):
     x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
     torch.set_float32_matmul_precision("medium")
     try:
-        found = place.fetch(place.product(place.put(x), place.put(x)))
+        with products_on(place):
+            assert torch.get_float32_matmul_precision() == "highest"
+            found = place.fetch(place.product(place.put(x), place.put(x)))
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -1,6 +1,8 @@
 """Options and the plan: which options are refused, and the defaults of each kind of data with their reasons."""
 
 import json
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from reservoir import InputError, options, reservoir
+from reservoir import InputError, options, processor, reservoir
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
 from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, readout_candidates, resolve, resolve_model
@@ -248,20 +250,42 @@ def test_every_option_has_a_type_that_is_checked():
         kind()
 
 
+AVX512 = "avx512f avx512bw avx512dq avx512vl"
+
+
 @pytest.mark.parametrize(
-    ("used", "tiles", "products", "faster", "precision"),
+    ("vendor", "flags", "limit", "precision"),
     [
-        (True, True, True, False, "bfloat16"),  # no trial is run
-        (True, False, True, True, "bfloat16"),
-        (True, False, True, False, "float32"),
-        (True, False, False, True, "float32"),
-        (False, True, True, True, "float32"),  # the library was limited to fewer instructions
+        ("GenuineIntel", f"{AVX512} avx512_bf16 amx_tile amx_bf16", "", "bfloat16"),
+        ("GenuineIntel", f"{AVX512} avx512_bf16 amx_tile amx_bf16", "avx512_core_amx", "bfloat16"),
+        ("GenuineIntel", f"{AVX512} avx512_bf16 amx_tile amx_bf16", "AVX512_CORE_BF16", "float32"),
+        ("GenuineIntel", f"{AVX512} avx512_bf16 amx_tile", "", "float32"),  # tiles without products of bfloat16
+        ("GenuineIntel", f"{AVX512} avx512_bf16", "", "float32"),
+        ("GenuineIntel", "avx512_bf16 amx_tile amx_bf16", "", "float32"),  # oneDNN needs AVX-512 for its tiles
+        ("AuthenticAMD", f"{AVX512} avx512_bf16", "", "bfloat16"),
+        ("AuthenticAMD", f"{AVX512} avx512_bf16", "AVX512_CORE_BF16", "bfloat16"),
+        ("AuthenticAMD", f"{AVX512} avx512_bf16", "AVX2", "float32"),
+        ("AuthenticAMD", "avx avx2 fma", "", "float32"),
     ],
 )
-def test_bfloat16_trial_runs_only_if_instructions_do_not_decide(monkeypatch, used, tiles, products, faster, precision):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used, raising=False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: products)
-    monkeypatch.setattr(reservoir, "bfloat16_is_faster", lambda: faster)
-    assert reservoir.choose_compute("auto", torch.device("cpu")) == precision
+def test_the_processor_decides_the_precision_without_a_trial(monkeypatch, tmp_path, vendor, flags, limit, precision):
+    first = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu {flags} x\n\n"
+    second = f"processor\t: 1\nflags\t\t: {AVX512} amx_tile amx_bf16\n"  # only the first processor is read
+    (tmp_path / "cpuinfo").write_text(first + second)
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert {reservoir.choose_compute("auto", torch.device("cpu")) for _ in range(20)} == {precision}
     assert reservoir.choose_compute("float32", torch.device("cpu")) == "float32"
+
+
+def test_arm_has_a_list_of_features_and_other_systems_have_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    assert processor.faster_precision() == "float32"
+    for features, precision in [("fp asimd bf16 i8mm", "bfloat16"), ("fp asimd", "float32")]:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nFeatures\t: {features}\nCPU part\t: 0xd40\n")
+        assert processor.faster_precision() == precision
+
+
+def test_the_precision_is_decided_without_torch():
+    code = "import sys, reservoir.processor as p; p.faster_precision(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"

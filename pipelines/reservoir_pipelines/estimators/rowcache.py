@@ -22,6 +22,7 @@ from reservoir_cache import (
 )
 from sklearn.preprocessing import StandardScaler
 
+from reservoir.devices import exact_products
 from reservoir.features import Loaded, column_shapes, launch, load
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
@@ -214,8 +215,9 @@ class RowCache:
             if len(new) >= FEW:
                 self._compute(model, x[numbers], lengths[numbers], list(new))
             elif new:
-                loaded = load(model, None, x[numbers], lengths[numbers], self.layout.batch_rows)
-                few = launch(model, loaded, self.columns)()
+                with exact_products():
+                    loaded = load(model, None, x[numbers], lengths[numbers], self.layout.batch_rows)
+                    few = launch(model, loaded, self.columns)()
             batches: list[Any] = [*self._batches, few]
             unstored = {digest: (len(self._batches), row) for row, digest in enumerate(new)}
             found = [self._places.get(digest) or unstored[digest] for digest in digests]

@@ -147,8 +147,9 @@ def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:
 
 def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Any]:
     import h5py
+    from reservoir_cache import open_hdf5
 
-    file, found = stack.enter_context(h5py.File(path, "r", locking=False)), dict[str, Any]()
+    file, found = stack.enter_context(open_hdf5(path)), dict[str, Any]()
 
     def visit(name: str, item: Any) -> None:  # links to other files are not followed
         if isinstance(item, h5py.Dataset):

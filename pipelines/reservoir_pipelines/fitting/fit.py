@@ -22,6 +22,7 @@ from reservoir_pipelines.fitting.publish import publish
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
 from reservoir_pipelines.output import count_text, notify
+from reservoir_pipelines.weight_files import caution_if_changed
 
 FAR_BELOW = 0.2  # difference of R² between validation and test rows from which a caution is printed
 
@@ -34,6 +35,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     if valid_is_test(task.name, task.parameters):
         problem = f"{task.name}: with --protocol paper its test rows are its validation rows, which choose readouts"
         raise InputError(f"{problem}; extract it without --protocol paper")
+    for store in pool.stores:
+        caution_if_changed(store.entry)
     tried = choose_columns(pool, options)
     rows, folds = pool.rows, tried.folds
     fitter = make_fitter(options, task.classes, folds, tried.repeats)

@@ -201,10 +201,10 @@ def scaling_from_json(values: Mapping[str, Any] | None, task: Task) -> Scaling |
 @contextmanager
 def _opened(path: Path) -> "Iterator[h5py.File]":
     """Open a file for reading; raise `InputError` with one line if it is damaged or missing."""
-    import h5py
+    from reservoir_cache import open_hdf5  # imports h5py
 
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with open_hdf5(path) as file:
             yield file
     except (OSError, KeyError) as error:
         # no others, because they may come from the caller: memory may run out

@@ -34,9 +34,7 @@ class Hdf5(Arrays):
         self._path = path
         if not checked:
             _check_apart(path)
-        import h5py
-
-        with h5py.File(path, "r", locking=False) as file:
+        with _opened(path) as file:
             for name in (name for name in file if name in NAMES):
                 self.shapes[name], self.dtypes[name] = _shape_and_type(path, file, name)
         row = math.prod(self.shapes["x"][1:]) * self.dtypes["x"].itemsize if "x" in self.shapes else 0
@@ -46,11 +44,22 @@ class Hdf5(Arrays):
         """Return the rows ``lo`` to ``hi`` of a dataset."""
         import h5py
 
-        with h5py.File(self._path, "r", locking=False) as file:
+        with _opened(self._path) as file:
             dataset: Any = file[name]
             if h5py.check_string_dtype(dataset.dtype) is not None:
                 return np.asarray(dataset.asstr()[lo:hi]).astype(str)
             return dataset[lo:hi]
+
+
+def _opened(path: Path) -> Any:
+    """Open a file for reading, without loading filters that it names as code from plugin folders."""
+    import h5py
+    from h5py import h5pl  # pyright: ignore[reportAttributeAccessIssue]
+
+    # The same as `reservoir_cache.open_hdf5`, which this package does not import.
+    for _ in range(h5pl.size()):
+        h5pl.remove(0)
+    return h5py.File(path, "r", locking=False)
 
 
 def dataset_of(file: Any, name: str) -> Any:
@@ -89,7 +98,6 @@ def _check_apart(path: Path) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")])),
-        "HDF5_PLUGIN_PRELOAD": "::",  # a file may name a filter that the library would load as code
     }
     code = f"import sys; from {__name__} import check; check(sys.argv[1])"
     command = [sys.executable, "-P", "-c", code, str(path)]

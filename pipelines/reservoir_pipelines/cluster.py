@@ -1,0 +1,166 @@
+"""Independent pieces of work on a dask cluster, without its workers that would compute other results."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from reservoir.errors import InputError, as_input_error, first_line
+from reservoir_pipelines.output import notify
+from reservoir_pipelines.versions import program_versions
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+PATIENCE = 30  # seconds to wait for the answer of a scheduler
+CHECK = 2.0  # seconds between questions to the scheduler about its workers
+QUEUED = 2  # pieces for each thread of a worker: one that it computes, and one that waits for it
+REMEDY = "give all machines the same commit, libraries and files, and pass --compute"
+
+
+class UnfitWorker(InputError):
+    """A worker whose results would differ from those of the process that started the command."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A worker's answer in place of a result: its address, and how its results would differ."""
+
+    worker: str
+    problem: str
+
+
+def compute_on_cluster(
+    work: Callable[..., Any], tasks: Mapping[int, tuple], address: str
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the result of each task as soon as a worker has computed it."""
+    with as_input_error(
+        "--scheduler needs the package distributed", "install distributed, or pass --workers N"
+    ):
+        from distributed import CancelledError, Client, KilledWorker
+        from distributed.comm.core import CommClosedError
+    left = dict(tasks)
+    while left:
+        try:
+            client = Client(address, timeout=PATIENCE, set_as_default=False)
+        except (OSError, ValueError) as error:
+            problem = f"no dask scheduler answers at {address} ({error})"
+            raise InputError(f"{problem}; start one, or pass --workers N") from None
+        with client:
+            try:
+                for number, result in _results(Crew(client, address), work, left):
+                    del left[number]
+                    yield number, result
+            except KilledWorker as error:
+                raise InputError(
+                    f"{address}: {error}; if memory ran out, give each worker more memory"
+                ) from None
+            except (CancelledError, CommClosedError):
+                # the scheduler drops submitted pieces with the connection
+                notify(f"{address}: the connection was lost; submitting unfinished pieces again")
+
+
+def _results(
+    crew: "Crew", work: Callable[..., Any], tasks: Mapping[int, tuple]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the result of each task; raise `InputError` if no worker may compute them."""
+    from distributed import Future, wait
+
+    waiting = deque(tasks)
+    running: dict[Future[Any], tuple[int, set[str]]] = {}  # number of the task, workers that may compute it
+    while waiting or running:
+        crew.update()
+        # The scheduler keeps a piece for the workers that it may run on, even if all of them have ended.
+        for future, (number, workers) in list(running.items()):
+            if not workers & crew.names.keys():
+                del running[future]
+                future.cancel()
+                waiting.appendleft(number)
+        # Few pieces are submitted at a time, so that later ones can go to workers that join.
+        while waiting and len(running) < QUEUED * crew.threads:
+            number = waiting.popleft()
+            workers = set(crew.names)
+            future = crew.client.submit(
+                attempt, work, tasks[number], pure=False, workers=sorted(workers), allow_other_workers=False
+            )
+            running[future] = number, workers
+        if not running:
+            time.sleep(CHECK)
+            continue
+        with suppress(TimeoutError), crew.client.as_current():
+            wait(list(running), timeout=CHECK, return_when="FIRST_COMPLETED")
+        for future in [future for future in running if future.done()]:
+            number, _ = running.pop(future)
+            result = future.result()
+            if isinstance(result, Refusal):
+                crew.leave_out(result.worker, result.problem)
+                waiting.appendleft(number)
+            else:
+                yield number, result
+
+
+def attempt(work: Callable[..., Any], task: tuple) -> Any:
+    """Return the result of a piece, or a `Refusal` if this worker would compute another one."""
+    from distributed import get_worker
+
+    try:
+        return work(*task)
+    except UnfitWorker as error:
+        return Refusal(get_worker().address, str(error))
+
+
+@dataclass
+class Crew:
+    """The workers of a scheduler that compute what this process would compute."""
+
+    client: "Client"
+    scheduler: str
+    names: dict[str, str] = field(default_factory=dict)  # name of each worker by its address
+    left_out: dict[str, str] = field(default_factory=dict)  # reason for each other worker by its address
+    threads: int = 0
+    _updated: float = 0.0
+    _waits: bool = False
+
+    def update(self) -> None:
+        """Ask for the present workers, compare the programs of new ones with this one, and report changes."""
+        if self.names and time.monotonic() < self._updated + CHECK:
+            return
+        present: Mapping[str, Any] = self.client.scheduler_info()["workers"]
+        self._updated = time.monotonic()
+        for worker in [worker for worker in self.names if worker not in present]:
+            notify(f"{self.scheduler}: worker {self.names.pop(worker)} was lost; others compute its pieces")
+        new = [worker for worker in present if worker not in self.names.keys() | self.left_out.keys()]
+        ask: Callable[..., Any] = self.client.run
+        answers = ask(program_versions, workers=new, on_error="return") if new else {}
+        for worker, answer in answers.items():
+            if isinstance(answer, OSError):
+                continue  # it ended meanwhile, or is asked again
+            self.names[worker] = str(present[worker]["name"])
+            if problem := difference(answer):
+                self.leave_out(worker, f"worker {self.names[worker]}: {problem}; {REMEDY}")
+        self.threads = sum(present[worker]["nthreads"] for worker in self.names)
+        if not self.names and (reasons := [self.left_out[w] for w in present if w in self.left_out]):
+            raise InputError(f"{self.scheduler}: no worker can be used; {reasons[0]}")
+        if not present and not self._waits:
+            notify(f"{self.scheduler}: waiting for a worker")
+        self._waits = not present
+
+    def leave_out(self, worker: str, problem: str) -> None:
+        """Send no more pieces to a worker, and say why."""
+        if worker in self.names:
+            del self.names[worker]
+            self.left_out[worker] = problem
+            notify(f"{self.scheduler}: continuing without {problem}")
+
+
+def difference(answer: "Mapping[str, str] | Exception") -> str:
+    """Return how the versions of a worker differ from those here; empty if they do not."""
+    if isinstance(answer, Exception):
+        return f"it cannot import this program ({first_line(answer)})"
+    here = program_versions()
+    for name, version in here.items():
+        if answer.get(name) != version:
+            return f"{name} is {answer.get(name, 'another version')} there, but {version} where the command was started"
+    return ""

@@ -1,0 +1,52 @@
+"""The files with a local model's weights: their stamps when features were extracted, and whether they have changed."""
+
+from pathlib import Path
+
+from reservoir_cache import Entry
+
+from reservoir.backbones.weights import WEIGHTS
+from reservoir.errors import InputError, first_line
+from reservoir.reservoir import Reservoir, load_model
+from reservoir.tasks.task import Task
+from reservoir_pipelines.output import notify
+
+
+def weight_stamps(settings: Reservoir) -> dict[str, list[int]]:
+    """Return size and modification time of each file of a local model's weights; empty if they are drawn or published.
+
+    These two survive a copy of folder and cache to another machine.
+    """
+    place = Path(settings.backbone)
+    if settings.init not in ("pretrained", "statistics"):
+        return {}
+    patterns = ("config.json", *WEIGHTS)
+    files = [file for pattern in patterns for file in place.glob(pattern)] if place.is_dir() else [place]
+    stats = {file.name: file.stat() for file in sorted(files) if file.is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
+def caution_if_changed(entry: Entry) -> None:
+    """Print a line if the model's weights are no longer those that an entry was extracted with.
+
+    The model is loaded, and its SHA-256 compared, only if the stamps of its files differ. Entries of older
+    versions have no stamps.
+    """
+    before = entry.made_with.get("weight_files")
+    if not isinstance(before, dict) or not before:
+        return
+    settings = Reservoir(**entry.made_with["reservoir"])
+    now = weight_stamps(settings)
+    if not now or now == before:  # the folder was removed, or is the same
+        return
+    problem = "have changed since"
+    try:
+        model = load_model(Task.from_dict(entry.spec.task), settings, "cpu", "float32")
+        inputs = {name: entry.spec.input.get(name) for name in model.input_digests}
+        if model.digest == entry.spec.backbone["digest"] and model.input_digests == inputs:
+            return
+    except InputError as error:
+        problem = f"can no longer be read ({first_line(error)}), but could when"
+    remedy = "these features are those of the old weights; run reservoir extract again for the new ones"
+    notify(
+        f"CAUTION: the weights in {settings.backbone} {problem} {entry.path.name} was extracted; {remedy}"
+    )

@@ -1,0 +1,56 @@
+"""The precision in which this processor multiplies faster, decided by its model and instruction sets without torch.
+
+The precision is part of the cache key, so nothing is timed: on a busy machine a trial can give either answer.
+
+| instruction sets | processor | precision | measured time of a product in bfloat16, relative to float32 |
+|---|---|---|---|
+| AMX (``amx_tile``, ``amx_bf16``) | Intel since Sapphire Rapids | bfloat16 | not measured here |
+| ``avx512_bf16`` without AMX | AMD since Zen 4 | bfloat16 | 0.22 on an EPYC of family 26; not measured on family 25 |
+| ``avx512_bf16`` without AMX | Intel | float32 | 1.6 on a Xeon whose tiles are disabled |
+| ``bf16`` of ARM | any | bfloat16 | not measured |
+| others | any | float32 | bfloat16 would be emulated |
+
+On Linux the instruction sets are those of ``/proc/cpuinfo``, which leaves out what the kernel or a virtual
+machine has disabled. Other systems count as having none.
+"""
+
+import os
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+"""Instruction sets without which oneDNN, torch's library for products, converts bfloat16 to float32."""
+
+TILES = {"amx_tile", "amx_bf16"}
+
+
+def faster_precision() -> str:
+    """Return ``bfloat16`` if this processor multiplies it natively and faster, else ``float32`` (table above)."""
+    vendor, flags = _vendor_and_flags()
+    flags -= _disabled_in_onednn()
+    on_x86 = flags >= AVX512 and (flags >= TILES or (vendor == "AuthenticAMD" and "avx512_bf16" in flags))
+    return "bfloat16" if on_x86 or "bf16" in flags else "float32"
+
+
+def _vendor_and_flags() -> tuple[str, set[str]]:
+    """Return the vendor and the instruction sets of the first processor; both are empty if the system has no list."""
+    fields: dict[str, str] = {}
+    if CPUINFO.is_file():
+        with CPUINFO.open() as lines:
+            for line in lines:
+                if not line.strip():  # the end of the first processor; large machines list hundreds
+                    break
+                name, _, value = line.partition(":")
+                fields[name.strip()] = value.strip()
+    return fields.get("vendor_id", ""), set(fields.get("flags", fields.get("Features", "")).split())
+
+
+def _disabled_in_onednn() -> set[str]:
+    """Return the instruction sets that a variable of oneDNN forbids it to use."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
+    limit = limit.upper()
+    if limit in ("ALL", "DEFAULT") or "AMX" in limit:
+        return set()
+    has_bfloat16 = limit in ("AVX512_CORE_BF16", "AVX512_CORE_FP16") or limit.startswith("AVX10")
+    return TILES if has_bfloat16 else TILES | {"avx512_bf16"}
