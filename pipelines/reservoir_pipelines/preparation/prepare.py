@@ -73,7 +73,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     raise InputError(f"{problem}; try again, or download it yourself and give --data DIR")
 
 
-VERSION = 8  # version of the file format; part of the folder's name, so that other versions are not read
+VERSION = 9  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 def prepare(
