@@ -99,8 +99,11 @@ def extract(
     started = time.monotonic()
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
-    notify(*prepared.notes)
+    notes = prepared.notes_for(native=True)
+    notify(*notes)
     run = start_run(options, prepared, root, splits)
+    if not run.model.reader:
+        notify(*(note for note in prepared.notes if note not in notes))
     entry, todo = run.open({"task": origin_of(task), "command": typed("extract", [task], options)})
     with meter("extract", row_count(entry, todo)) as bar:
         shared = todo and (cluster.workers > 1 or cluster.scheduler)
