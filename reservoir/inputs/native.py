@@ -115,7 +115,7 @@ class TextReader:
         return nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1).numpy()
 
     def may_be_long(self, lengths: np.ndarray) -> np.ndarray:
-        """Return which texts of so many letters may have too many tokens, (rows,); few tokenizers need 4 per letter."""
+        """Return which texts of these lengths may have too many tokens, (rows,); few tokenizers need 4 per letter."""
         return 4 * lengths + len(self._tokenizer("")["input_ids"]) > self.max_tokens
 
     def check_places(self, x: np.ndarray, lengths: np.ndarray) -> None:
