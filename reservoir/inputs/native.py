@@ -114,13 +114,26 @@ class TextReader:
         found = [torch.from_numpy(self._places(text)) for text in self._texts(x, lengths)]
         return nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=-1).numpy()
 
-    def _places(self, text: str) -> np.ndarray:
-        read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
-        tokens = len(read["input_ids"])
-        ends = np.array([match.end() for match in re.finditer(r"\S+" if self.spaced else r".", text, re.S)])
+    def may_be_long(self, lengths: np.ndarray) -> np.ndarray:
+        """Return which texts of these lengths may have too many tokens, (rows,); few tokenizers need 4 per letter."""
+        return 4 * lengths + len(self._tokenizer("")["input_ids"]) > self.max_tokens
+
+    def check_places(self, x: np.ndarray, lengths: np.ndarray) -> None:
+        """Refuse stored texts that have more tokens than the model reads, because their labels would be lost."""
+        texts = self._texts(x, lengths)
+        for text, numbers in zip(texts, self._tokenize(texts)["input_ids"], strict=True):
+            self._refuse_long(text, len(numbers))
+
+    def _refuse_long(self, text: str, tokens: int) -> None:
         if tokens > self.max_tokens:
             start = f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads"
             raise InputError(f"{start} {self.max_tokens:,}; split the row, or leave it out")
+
+    def _places(self, text: str) -> np.ndarray:
+        read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
+        tokens = len(read["input_ids"])
+        self._refuse_long(text, tokens)
+        ends = np.array([match.end() for match in re.finditer(r"\S+" if self.spaced else r".", text, re.S)])
         if self._tokenizer.is_fast:
             spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
             begins, numbers = np.array(spans).T

@@ -222,9 +222,9 @@ CASES = {
     "own halves as symbols": (npz("--symbols", x=np.full((30, 4), 0.5)), "row 0, token 0: 0.5 is not a symbol"),
     "own X": (npz(x=None, X=np.ones((30, 4, 2))), "no array 'x'; call the sequences x and the labels y, not X"),
     "own bad lengths": (npz(lengths=np.full(30, 5)), "length 5 in row 0 is not between 1 and 4"),
-    "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),
+    "own odd split": (npz(split=np.array(["train", "later"] * 15)), "split is 'later' in row 1"),
     "own no test": (npz(split=np.array(["train", "valid"] * 15)), "the split 'test'"),
-    "own few rows": (npz(x=np.ones((2, 4, 2)), y=np.zeros(2)), "give more rows"),
+    "own few rows": (npz(x=np.ones((2, 4, 2)), y=np.array([0.5, 2])), "give more rows"),
     "own short for the labels": (
         npz(y=np.eye(30, 3, dtype=int)[:, :, None], lengths=np.full(30, 2)),
         "length 2 is not between 3",

@@ -144,3 +144,17 @@ def test_labels_that_do_not_fit_their_tokens_are_refused(tmp_path, cache, refusa
     assert "--pool: every token has its own label" in refusal("extract", path, "--pool", "mean")
     with pytest.raises(InputError, match="every token has a label, which train does not support; use extract and fit"):
         train(path, steps=1, **{k: v for k, v in SMALL.items() if k != "layers"})
+
+
+def test_a_text_that_is_too_long_for_its_labels_is_refused_before_the_first_batch(tmp_path, cache, refusal):
+    folder = save_with_tokenizer("esm", tmp_path / "esm")
+    rows = [(one.translate(str.maketrans("AGV", "AGL")), label) for one, label in proteins(60)]
+    splits = ["train"] * 40 + ["valid"] * 10 + ["test"] * 10
+    rows = [(*row, split) for row, split in zip(rows, splits, strict=True)]
+    rows[-1] = ("AGL" * 200, "HCE" * 200, "test")
+    path = write_csv(tmp_path / "long.csv", rows, "sequence,label,split")
+    message = refusal("extract", path, "--backbone", folder)
+    assert "the text 'AGLAGL" in message and "tokens with labels, and the model reads" in message
+    assert not (cache / "features").exists()
+    path = write_csv(tmp_path / "short.csv", rows[:-1], "sequence,label,split")
+    assert extract(path, backbone=folder).rows["test"] == 9

@@ -38,6 +38,19 @@ def write_texts(path: Path, rows: int, *, labelled: bool = True, more: str = "")
     return path
 
 
+def test_letters_are_not_called_unknown_if_the_models_own_tokenizer_reads_them(cache, tmp_path, capfd):
+    folder, file = save_with_tokenizer("bert", tmp_path / "bert"), tmp_path / "pets.csv"
+    split = [("train", "valid", "test")[row % 3] for row in range(60)]
+    cells = [f"{WORDS[row % 5]}{'z' if name == 'test' else ''},{row % 2},{name}" for row, name in enumerate(split)]
+    file.write_text("text,label,split\n" + "\n".join(cells) + "\n")
+    drawn = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
+    for settings, unknown in (({"backbone": folder, "input": "native"}, False), (drawn, True)):
+        saved = fit(extract(file, layers="final", pool="mean", **settings), columns="final/mean").saved
+        assert ("letters that no training row has, read as unknown: z" in capfd.readouterr().err) == unknown
+        list(predict(saved, file))
+        assert ("are in no training row: z" in capfd.readouterr().err) == unknown
+
+
 def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     file = write_texts(tmp_path / "pets.jsonl", 120)

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
@@ -38,7 +39,7 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
     found = find_entry(cache, path, label="ward").spec.task["parameters"]
     assert found == {"label": "ward", "drop": "number", "columns": ["v0", "v1", "v2", "v3"]}
     with pytest.raises(InputError, match=r"nothing extracted for .* with label number"):
-        find_entry(cache, path, label="number")
+        find_entry(cache, path, label="number", drop="ward")
     assert prepare(path, label="ward", drop=["number"]).path == prepare(path, label="ward", drop="number").path
     for n in range(20):  # files that a table names, with columns that only flags tell apart
         (tmp_path / f"{n}.csv").write_text(f"u\n{n}\n{n + 1}\n")
@@ -229,6 +230,95 @@ def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
     assert find_entry(cache, str(path)).path == after != before
     write_random(path, 1)  # the old content with a new modification time
     assert find_entry(cache, str(path)).path == before
+
+
+def rows_in(path):
+    """Write 60 rows of 4 values with two classes to a table of any format; return its path."""
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 4)).round(3), columns=list("abcd"))
+    frame["label"] = np.where(np.arange(60) % 2, "north", "south")
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_parquet(path)
+    return path
+
+
+PAGE = b"<!DOCTYPE html>\n<html><body><h1>503 Service Unavailable</h1></body></html>\n"
+LATIN = "a,b,label\n1,2,s\xfcd\n3,4,n\xf6rd\n".encode("latin-1")
+DAMAGES = {
+    ("csv", "another encoding"): LATIN,
+    ("csv", "UTF-16"): "a,b,label\n1,2,x\n".encode("utf-16"),
+    ("csv", "empty"): b"",
+    ("csv", "header only"): b"a,b,c,d,label\n",
+    ("csv", "open quote"): b'a,b,label\n1,2,"north\n3,4,south\n',
+    ("csv", "NUL byte"): b"a,b,label\n1,2,nor\0th\n3,4,south\n",
+    ("csv", "error page"): PAGE,
+    ("jsonl", "another encoding"): b'{"a": 1, "label": "s\xfcd"}\n',
+    ("jsonl", "empty"): b"",
+    ("jsonl", "blank lines"): b"\n\n",
+    ("jsonl", "open quote"): b'{"a": 1, "label": "north}\n',
+    ("jsonl", "NUL byte"): b'{"a": 1, "label": "nor\0th"}\n',
+    ("jsonl", "error page"): PAGE,
+    ("parquet", "empty"): b"",
+    ("parquet", "no rows"): None,
+    ("parquet", "cut"): b"PAR1" + bytes(200),
+    ("parquet", "error page"): PAGE,
+}
+
+
+@pytest.fixture(scope="module", params=["csv", "jsonl", "parquet"])
+def extracted_table(request, tmp_path_factory):
+    """Return a table that was extracted and its cache."""
+    if request.param == "parquet":
+        pytest.importorskip("pyarrow")
+    folder = tmp_path_factory.mktemp("tables")
+    path = rows_in(folder / f"mine.{request.param}")
+    extract(path, cache=folder / "cache", pool="mean", **SMALL)
+    return path, folder / "cache"
+
+
+def test_a_file_that_can_no_longer_be_read_is_never_answered_with_old_data(extracted_table, refusal, monkeypatch):
+    path, cache = extracted_table
+    monkeypatch.setenv("RESERVOIR_CACHE", str(cache))
+    model = [word for name in SMALL for word in (f"--{name}", SMALL[name])]
+    content = path.read_bytes()
+    for (kind, damage), written in DAMAGES.items():
+        if kind != path.suffix[1:]:
+            continue
+        if written is None:
+            pd.read_parquet(path).iloc[:0].to_parquet(path)
+        else:
+            path.write_bytes(written)
+        for command in (["prepare", path], ["extract", path, *model, "--pool", "mean"], ["fit", path]):
+            message = refusal(*command)
+            assert "mine" in message and "run reservoir extract" not in message, (damage, command)
+        path.write_bytes(content)
+    assert prepare(path).reused and find_entry(cache, str(path))
+
+
+def test_a_path_that_is_gone_is_refused_with_the_key_of_its_features(cache, tmp_path, refusal, call, monkeypatch):
+    path = write_random(tmp_path / "a" / "data.npz", 1)
+    key = extract(str(path), pool="mean", **SMALL).store.entry.key
+    path.unlink()
+    for command in ("prepare", "extract"):
+        assert f"{path}: no such file; give the path" in refusal(command, path)
+    remedy = f"give the path of your data, or run reservoir fit {key[:12]} to use the features"
+    assert f"{path}: no such file; {remedy}" in refusal("fit", path)
+    assert call("fit", key[:12])[0] == 0
+    assert "nowhere.npz: no such file; give the path of your data" in refusal("fit", tmp_path / "nowhere.npz")
+    monkeypatch.chdir(tmp_path)  # the name alone may stand for a file of any folder
+    code, _, err = call("fit", "data.npz")
+    assert code == 0 and f"data.npz not found; using the last extraction of {path}" in err
+
+
+def test_fit_says_why_extract_refused_a_file(cache, tmp_path, refusal):
+    (tmp_path / "one.csv").write_text("a,b,label\n" + "1.5,2.5,north\n2.5,1.0,north\n" * 20)
+    for command in ("extract", "fit"):
+        assert "all labels are the same ('north')" in refusal(command, tmp_path / "one.csv")
+    path = table(tmp_path / "t.csv")
+    assert "run reservoir extract" in refusal("fit", path, "--label", "ward")
 
 
 def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):

@@ -181,6 +181,9 @@ def test_a_file_that_is_not_found_is_named_with_the_extraction_that_is_used(tmp_
     assert run(["fit", "a b/t.npz", "--cache", "cache", "--json"]) == 0
     assert "no such file" not in capsys.readouterr().err
     assert run(["fit", "a b/u.npz", "--cache", "cache"]) == 2
+    assert "a b/u.npz: no such file; give the path of your data" in capsys.readouterr().err
+    write(tmp_path / "a b" / "u.npz", x, y)
+    assert run(["fit", "a b/u.npz", "--cache", "cache"]) == 2
     assert "run reservoir extract 'a b/u.npz' first" in capsys.readouterr().err
 
 

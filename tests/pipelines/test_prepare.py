@@ -193,7 +193,10 @@ def test_data_is_listed_as_here_then_as_prepared_and_used_when_its_source_is_mis
     monkeypatch.setenv("RESERVOIR_DATA", str(tmp_path))
     prepared = prepare("mnist")
     monkeypatch.delenv("RESERVOIR_DATA")
-    assert prepare("mnist").digest == prepared.digest
+    earlier = prepare("mnist")
+    assert earlier.digest == prepared.digest and earlier.notes == [
+        f"task 'mnist': its files are not here; using the data prepared before, {prepared.path}"
+    ]
     row = {row["task"]: row for row in task_table()}["mnist"]
     assert (row["data"], row["splits"], row["remedy"]) == ("prepared", prepared.rows, "")
 

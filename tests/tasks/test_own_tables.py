@@ -39,7 +39,7 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert source.task.form == Vectors(1) and source.task.max_tokens == 2 and source.task.classes == 2
     assert np.array_equal(read_splits(source)["train"].x[:, :, 0], np.stack([a, b], 1)[::3].astype(np.float32))
     assert [note for note in source.notes() if "'Unnamed: 0'" in note] and len(source.notes()) == 3
-    whole = source_of(tmp_path / "t.csv", text.replace(".", ""), label="a")
+    whole = source_of(tmp_path / "t.csv", text.replace("0.", "").replace(".", ""), label="a")
     assert "t.csv: a read as targets of a regression" in whole.notes()[-1]
     assert source.task.parameters == {"label": "ward", "drop": "noise", "columns": ["a", "b"]}
 
@@ -572,3 +572,168 @@ def test_a_small_parquet_that_unpacks_to_gigabytes_is_refused(tmp_path, bomb):
     parquet.write_table(pyarrow.table({"x": x, "y": [f"c{n % 2}" for n in range(len(x))]}), path, compression="zstd")
     assert path.stat().st_size < 10_000
     assert_refused("are stored", path)
+
+
+APART = {
+    "zeros": (["007", "7", "8"], ["007", "7", "8"]),
+    "plus": (["+7", "7", "-7"], ["+7", "-7", "7"]),
+    "underscore": (["1_000", "1000"], ["1000", "1_000"]),
+    "Arabic": (["\u0667", "7"], ["7", "\u0667"]),
+    "minus zero": (["-0", "0"], ["-0", "0"]),
+    "padded alike": (["01", "02"], ["01", "02"]),
+    "whole": (["7", "-3", "0"], [-3, 0, 7]),
+    "too long": (["1" * 30, "0" * 5000], ["0" * 5000, "1" * 30]),
+}
+"""Cells of a label column, and the names of its classes."""
+
+
+def classes_of(path, **asked):
+    source = task_named(str(path), **asked)
+    labels = {name: split.y for name, split in read_splits(source).items()}
+    counts = np.bincount(np.concatenate([y.ravel() for y in labels.values()]))
+    assert len(set(counts.tolist())) == 1, "classes of different sizes are merged"
+    return list(source.task.labels or range(source.task.classes))
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("form", ["label", "other name", "jsonl", "outputs", "each token", "folder", "npz", "fasta"])
+def test_labels_that_are_written_differently_are_different_classes(tmp_path, name, form):
+    cells, expected = APART[name]
+    asked = {"classes": True} if name == "too long" else {}
+    label, path = (cells * 60)[:60], tmp_path / "mine.csv"
+    x = RNG.normal(size=(60, 2)).round(3).astype(str)
+    if form in ("label", "outputs"):
+        y = {"label": label} if form == "label" else {"y0": label, "y10": label[::-1]}
+        path.write_text(wide({"a": x[:, 0], "b": x[:, 1], **y}))
+    elif form == "other name":
+        path.write_text(wide({"text": [f"A{'CG' * n}" for n in range(60)], "kind": label}))
+    elif form == "jsonl":
+        path = tmp_path / "mine.jsonl"
+        path.write_text("".join(json.dumps({"a": n, "b": -n, "label": one}) + "\n" for n, one in enumerate(label)))
+    elif form == "each token":
+        path = tmp_path / "mine.jsonl"
+        rows = [{"text": "ACDE"[: len(cells)], "label": np.roll(cells, n).tolist()} for n in range(60)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert task_named(str(path), **asked).task.each == "token"
+    elif form == "npz":
+        path = tmp_path / "mine.npz"
+        np.savez(path, x=x.astype(float), y=np.array(label))
+    elif form == "fasta":
+        path = tmp_path / "mine.fasta"
+        path.write_text("".join(f">p{n} {one}\nACDEFG\n" for n, one in enumerate(label)))
+    else:
+        path = tmp_path / "runs"
+        path.mkdir()
+        for n in range(60):
+            (path / f"{n}.csv").write_text(f"u\n{x[n, 0]}\n{x[n, 1]}\n")
+        (tmp_path / "labels.csv").write_text(wide({"file": range(60), "state": label}))
+        asked["labels"] = str(tmp_path / "labels.csv")
+    classes = classes_of(path, **asked)
+    assert classes == (sorted(map(str, expected)) if form == "npz" else expected)
+
+
+def test_a_note_says_that_unusual_numbers_are_names_and_a_flag_makes_them_numbers(tmp_path):
+    path = write(tmp_path / "t.csv", {**WIDE, "label": [("007", "7", "08")[n % 3] for n in range(ROWS)]})
+    assert "label read as names of classes, because the number '007' is not written as usual" in stored(path)[2]
+    task = stored(path, regression=True)[0]
+    assert task.classes == 0
+
+
+@pytest.mark.parametrize(
+    ("cells", "asked", "expected"),
+    [
+        (["1.0", "2.0"], {}, 0),
+        (["1.0", "2.0"], {"classes": True}, [1, 2]),
+        (["1.0", "1", "2"], {}, 0),
+        (["1.0", "1", "2"], {"classes": True}, ["1", "1.0", "2"]),
+        (["1e3", "2e3"], {}, 0),
+        (["1e3", "1000"], {"classes": True}, ["1000", "1e3"]),
+        (["1.5", "+2.5", "02", "3"], {}, 0),
+        (["-1", "1"], {}, [-1, 1]),
+    ],
+)
+def test_decimal_numbers_and_exponents_are_targets_and_whole_ones_may_be_classes(tmp_path, cells, asked, expected):
+    path = write(tmp_path / "t.csv", {**WIDE, "label": [cells[n % len(cells)] for n in range(ROWS)]})
+    task = stored(path, **asked)[0]
+    assert task.classes == 0 if expected == 0 else list(task.labels) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([True, 1], ["1", "True"]),
+        ([False, 0, 1], ["0", "1", "False"]),
+        ([True, False], [False, True]),
+        ([[1, 0], [True, 0]], ["0", "1", "True"]),
+        ([["07", "7"], ["7", "07"]], ["07", "7"]),
+    ],
+)
+def test_a_switch_of_json_is_not_a_number(tmp_path, values, expected):
+    path, label = tmp_path / "t.jsonl", (values * 60)[:60]
+    path.write_text("".join(json.dumps({"a": n, "b": -n, "label": one}) + "\n" for n, one in enumerate(label)))
+    assert list(task_named(str(path)).task.labels) == expected
+
+
+def test_groups_that_are_written_differently_are_different_groups(tmp_path):
+    group, label = [("07", "7", "+7", "a")[n % 4] for n in range(ROWS)], LABEL
+    table = write(tmp_path / "t.csv", {**WIDE, "label": label, "site": group})
+    assert "4 groups, each in one split" in stored(table, group="site")[2]
+    (tmp_path / "runs").mkdir()
+    for n in range(ROWS):
+        (tmp_path / "runs" / f"{n}.csv").write_text("u\n1\n2\n")
+    for columns in ({"group": "site"}, {}):
+        name = columns.get("group", "groups")
+        cells = [one.replace("a", "8") for one in group]
+        written = write(tmp_path / "labels.tsv", {"file": range(ROWS), "label": label, name: cells}, "\t")
+        notes = " ".join(task_named(str(tmp_path / "runs"), labels=str(written), **columns).notes())
+        assert "4 groups, each in one split" in notes
+
+
+LABELS_OUT_OF_RANGE = {
+    "constant": ([2.5] * ROWS, {}, r"all labels are the same \(2.5\); give rows with different labels"),
+    "a constant output": (np.stack([RNG.normal(size=ROWS), np.full(ROWS, 2.5)], 1), {}, "all values of output 1 of y"),
+    "constant as targets": ([7] * ROWS, {"regression": True}, r"all labels are the same \(7\)"),
+    "infinite": ([np.inf, *range(1, ROWS)], {}, "y is inf in row 0, which is not a finite float32 number"),
+    "infinite class": ([np.inf, *[1.0, 2.0] * 20][:ROWS], {"classes": True}, "y is inf in row 0"),
+    "large": (np.arange(ROWS, dtype="u8") % 2 + 2**63, {}, "y holds 9223372036854775809, which does not fit into 64"),
+}
+
+
+@pytest.mark.parametrize("name", LABELS_OUT_OF_RANGE)
+@pytest.mark.filterwarnings("error")
+def test_labels_that_no_readout_can_learn_are_refused_in_arrays(tmp_path, name):
+    y, asked, message = LABELS_OUT_OF_RANGE[name]
+    np.savez(tmp_path / "t.npz", x=RNG.normal(size=(ROWS, 3)), y=np.asarray(y))
+    assert_refused(message, tmp_path / "t.npz", **asked)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_labels_that_no_readout_can_learn_are_refused_in_tables(tmp_path, form):
+    path = tmp_path / f"t.{form}"
+    flags = "pass --classes to read labels as names, or --regression for targets"
+    cases = [
+        (["2.5"], "", "all labels are the same \\(2.5\\)"),
+        (["0", "1", str(2**64)], "line ", f"the label {2**64} in column 'label' does not fit into 64 bits.* {flags}"),
+        (["0.5", "1.5", "1.75", "Infinity"], "line ", "the label '(Infinity|inf)' in column 'label' is not a finite"),
+        (["0", "1", "0", "Infinity"], "line ", "the label '(Infinity|inf)' in column 'label' is not a finite"),
+    ]
+    for cells, place, message in cases:
+        label = [cells[n % len(cells)] for n in range(ROWS)]
+        if form == "csv":
+            write(path, {**WIDE, "label": label})
+        else:
+            path.write_text("".join(f'{{"a": {n}, "b": 2, "label": {cell}}}\n' for n, cell in enumerate(label)))
+        assert_refused(f"{place}.*{message}", path)
+    label = [str(2**64 + n % 2) for n in range(ROWS)]
+    write(path.with_suffix(".csv"), {**WIDE, "label": label})
+    assert stored(path.with_suffix(".csv"), classes=True)[0].labels == (str(2**64), str(2**64 + 1))
+
+
+@pytest.mark.parametrize("name", ["val", "dev", "validation"])
+def test_usual_names_of_the_validation_split_are_accepted(tmp_path, name):
+    split = [("train", name, "test")[n % 3] for n in range(ROWS)]
+    np.savez(tmp_path / "t.npz", x=VALUES, y=LABEL, split=split)
+    write(tmp_path / "t.csv", {**WIDE, "label": LABEL, "split": split})
+    for path in (tmp_path / "t.npz", tmp_path / "t.csv"):
+        parts = read_splits(task_named(str(path)))
+        assert {part: len(rows) for part, rows in parts.items()} == {"train": 14, "valid": 13, "test": 13}

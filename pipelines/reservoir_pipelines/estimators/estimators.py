@@ -124,6 +124,20 @@ def _refuse_missing(name: str, values: np.ndarray) -> None:
         )
 
 
+def _refuse_one_row(x: Any, channels: int, *, channels_first: bool) -> None:
+    """Refuse a single sequence (values,), or (values, channels) of several channels, in place of rows."""
+    plain = isinstance(x, list) and len(x) > 0 and isinstance(x[0], float | int)
+    array = np.asarray(x) if plain else x
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        return
+    of_channels = array.ndim == 2 and channels > 1 and array.shape[-2 if channels_first else -1] == channels
+    if array.ndim == 1 or of_channels:
+        # scikit-learn's checks of estimators look for its words "Reshape your data".
+        raise ValueError(
+            f"X is one row, of shape {array.shape}. Reshape your data: for one row: x[:1], not x[0]"
+        )
+
+
 class _ReservoirEstimator(BaseEstimator):
     """Base class of the estimators of raw sequences, which computes their features."""
 
@@ -185,6 +199,7 @@ class _ReservoirEstimator(BaseEstimator):
     def _rows(self, x: Any) -> Rows:
         """Return new sequences in the form of the sequences that the estimator was fitted on."""
         check_is_fitted(self)
+        _refuse_one_row(x, self.n_channels_in_, channels_first=self.channels_first)
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_, self.missing)
         if rows.channels != self.n_channels_in_:

@@ -1,11 +1,11 @@
 """The stage ``extract``: one frozen forward pass, whose pooled hidden states are cached."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from reservoir_cache import Entry, FeatureStore, SplitFeatures, folder_bytes, last_entry, list_entries
 
@@ -99,8 +99,11 @@ def extract(
     started = time.monotonic()
     root = cache_root(options.cache)
     prepared = prepare(task, options, cache=root, model=options)
-    notify(*prepared.notes)
+    notes = prepared.notes_for(native=True)
+    notify(*notes)
     run = start_run(options, prepared, root, splits)
+    if not run.model.reader:
+        notify(*(note for note in prepared.notes if note not in notes))
     entry, todo = run.open({"task": origin_of(task), "command": typed("extract", [task], options)})
     with meter("extract", row_count(entry, todo)) as bar:
         shared = todo and (cluster.workers > 1 or cluster.scheduler)
@@ -126,42 +129,76 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     ]
     if len(named) > 1:
         raise InputError(f"{name!r} matches {len(named)} entries; give more digits of the key")
-    if named:
-        return named[0]
+    return named[0] if named else _entry_of_task(root, name, flags)
+
+
+def _entry_of_task(root: Path, name: str, flags: Mapping[str, Any]) -> Entry:
+    """Return the last entry of a task, or of the present content of a file, that was extracted with these flags."""
     own = name not in TASKS and Path(name).exists()
+    if "/" in name and ":" not in name and not own:
+        _refuse_lost(name, root)
     task = own_name(name) if own or ":" in name else name
-    wanted = {flag: value for flag, value in flags.items() if value not in (None, "auto")}
-    labels = wanted.pop("labels", None)  # compared by content, as the data is
-    if "init" in wanted and Path(wanted["init"]).is_dir():
-        wanted |= {"backbone": str(Path(wanted["init"]).resolve()), "init": "pretrained"}
-    elif "backbone" in wanted:
-        wanted["backbone"] = full_name(wanted["backbone"])
+    chosen = {flag: value for flag, value in flags.items() if value not in (None, "auto")}
+    labels = chosen.pop("labels", None)  # compared by content, as the data is
+    if "init" in chosen and Path(chosen["init"]).is_dir():
+        chosen |= {"backbone": str(Path(chosen["init"]).resolve()), "init": "pretrained"}
+    elif "backbone" in chosen:
+        chosen["backbone"] = full_name(chosen["backbone"])
+    # The file as the options of each entry read it, or the reason why they cannot.
+    readings = list[Prepared | InputError]()
 
     def matches(entry: Entry) -> bool:
-        fits = wanted.items() <= _settings(entry).items()
-        return fits and (not own or _same_data(entry, name, root, labels))
+        settings = _settings(entry) | ({"labels": labels} if labels else {})
+        if not chosen.items() <= settings.items():
+            return False
+        if not own:
+            return True
+        options = as_group(settings, RowOptions)
+        readings.append(_reading(name, options, root))
+        return _holds(entry, readings[-1], options.limit)
 
-    if found := last_entry(root, task, matches):
+    if entry := last_entry(root, task, matches):
         if not own and task not in TASKS and ":" not in name:
-            origin = found.made_with.get("call", {}).get("task")
+            origin = entry.made_with.get("call", {}).get("task")
             notify(f"{name} not found; using the last extraction of {origin}")
-        return found
+        return entry
+    if own:
+        # `extract` would refuse a file that no options can read, so the reason is the answer here, too.
+        readings = readings or [_reading(name, as_group(flags, RowOptions), root)]
+        unreadable = [reading for reading in readings if isinstance(reading, InputError)]
+        if len(unreadable) == len(readings):
+            raise unreadable[-1]
     what = f"the present content of {name}" if own else repr(name)
-    given = ", ".join(f"{flag} {value}" for flag, value in wanted.items())
-    problem = f"the cache {root} has nothing extracted for {what}{f' with {given}' if given else ''}"
+    options = ", ".join(f"{flag} {value}" for flag, value in chosen.items())
+    problem = f"the cache {root} has nothing extracted for {what}{f' with {options}' if options else ''}"
     raise InputError(f"{problem}; run reservoir extract {quote(name)} first")
 
 
-def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
-    """Return whether an entry was extracted from the present content of a file."""
+def _refuse_lost(file: str, root: Path) -> NoReturn:
+    """Refuse the path of a file that is gone; name the features that were extracted from it, if there are any."""
+    path, remedy = str(Path(file).resolve()), "give the path of your data"
+    if entry := last_entry(
+        root, own_name(file), lambda entry: entry.made_with.get("call", {}).get("task") == path
+    ):
+        remedy += f", or run reservoir fit {entry.key[:12]} to use the features extracted from it"
+    raise InputError(f"{file}: no such file; {remedy}")
+
+
+def _reading(file: str, options: RowOptions, root: Path) -> Prepared | InputError:
+    """Return the present content of a file as some options read it, or the reason why they cannot."""
+    try:
+        return prepare(file, options, cache=root)
+    except InputError as error:
+        return error
+
+
+def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> bool:
+    """Return whether an entry was extracted from up to ``limit`` rows of prepared data; False if there is none."""
+    if isinstance(reading, InputError):
+        return False
     from reservoir_pipelines.extraction.run import data_digest, draw_rows  # imports torch
 
-    options = as_group(_settings(entry) | ({"labels": labels} if labels else {}), RowOptions)
-    try:
-        prepared = prepare(file, options, cache=root)
-    except InputError:  # the file can no longer be read with these options, so it has changed
-        return False
-    return entry.spec.data["digest"] == data_digest(prepared, draw_rows(prepared, options.limit))
+    return entry.spec.data["digest"] == data_digest(reading, draw_rows(reading, limit))
 
 
 def _settings(entry: Entry) -> dict[str, Any]:

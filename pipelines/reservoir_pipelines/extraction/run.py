@@ -37,6 +37,7 @@ from reservoir import devices
 from reservoir.backbones import describe_weights
 from reservoir.errors import InputError
 from reservoir.features import Loaded, forward, launch, load
+from reservoir.inputs.native import TextReader
 from reservoir.option_fields import as_group
 from reservoir.options import ClusterOptions, ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
@@ -60,6 +61,7 @@ PADDING = "right, masked"
 MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
 MIN_BLOCKS = 8  # blocks of an entry of several parts, so that workers can share them
 LOADED_AHEAD = 2  # parts of a block that are loaded before the model needs them
+CHECKED_ROWS = 256  # texts that are tokenized at a time before an extraction
 POLL = 0.5  # seconds between checks of the blocks that other processes have claimed
 
 MAX_TASKS = 512  # pieces of work that are sent to workers
@@ -140,7 +142,21 @@ class Run:
             "versions": versions("torch", "transformers", "h5py", "numpy"),
         }
         title, cut = model.settings.title, (self.layout, self.shapes, self.splits)
+        if not _entry_folder(self.root, title, self.spec).is_dir():
+            self._refuse_long_texts()
         return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, made_with)
+
+    def _refuse_long_texts(self) -> None:
+        """Refuse texts of too many tokens before the first batch, if every token has a label."""
+        reader = self.model.reader
+        if not (self.prepared.task.each and isinstance(reader, TextReader)):
+            return
+        for name in self.splits:
+            split = self.prepared.split(name)
+            index = self.rows[name][reader.may_be_long(split.lengths[self.rows[name]])]
+            for start in range(0, len(index), CHECKED_ROWS):
+                part = split.take(index[start : start + CHECKED_ROWS])
+                reader.check_places(part.x, part.lengths)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -190,7 +206,7 @@ def open_entry(
         "kept": {split: prepared.kept(split) for split in rows},
         "scaling": scaling_to_json(prepared.scaling),
     }
-    if not (root / "features" / spec.task["name"] / f"{title}-{spec.key[:16]}").is_dir():
+    if not _entry_folder(root, title, spec).is_dir():
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
@@ -214,6 +230,10 @@ def open_entry(
         notify(f"{spec.task['name']} x {title}: {count}, {size_text(space)} on disk")
         check_space(root, space)
     return entry, todo
+
+
+def _entry_folder(root: Path, title: str, spec: Spec) -> Path:
+    return root / "features" / spec.task["name"] / f"{title}-{spec.key[:16]}"
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:

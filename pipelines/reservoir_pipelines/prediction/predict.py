@@ -129,7 +129,7 @@ def predict(
     rows = new._replace(x=x, lengths=lengths, groups=new.groups if bundle.groups else None)
     rows = _without_misfits(file, rows, [length_limits(model) for model in models if model])
     notify_skipped(file, rows.skipped, len(rows.x))
-    _warn(bundle, file, rows)
+    _warn(bundle, file, rows, symbols=any(model is None or not model.reader for model in models))
     truths = (
         [None] * len(rows.x) if rows.y is None else _truths(file, task, rows.y, np.asarray(rows.lengths))
     )
@@ -241,15 +241,15 @@ class Predictions(Iterator[Prediction]):
         return np.concatenate(read, axis=1)
 
 
-def _warn(bundle: Bundle, file: Path, rows: NewRows) -> None:
-    """Print reasons why predictions are less reliable than they look."""
+def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
+    """Print reasons why predictions are less reliable than they look; ``symbols`` if letters are read as symbols."""
     most, lengths = bundle.task.max_tokens, np.asarray(rows.lengths)
     long = int((lengths > most).sum())
     by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
     if long and by_position and not bundle.task.each:
         read = f"{', '.join(by_position)} read the first {most:,} tokens"
         notify(f"{file}: {long:,} rows are longer than any that the readout was fitted on; {read}")
-    if alphabet := bundle.task.alphabet.removeprefix(UNKNOWN):
+    if symbols and (alphabet := bundle.task.alphabet.removeprefix(UNKNOWN)):
         codes, numbers = np.unique(rows.x, return_counts=True)
         new = np.isin(codes, [0, *map(ord, alphabet)], invert=True)  # 0 is padding
         if number := int(numbers[new].sum()):

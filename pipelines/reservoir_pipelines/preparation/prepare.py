@@ -73,7 +73,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     raise InputError(f"{problem}; try again, or download it yourself and give --data DIR")
 
 
-VERSION = 8  # version of the file format; part of the folder's name, so that other versions are not read
+VERSION = 9  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 def prepare(
@@ -89,21 +89,23 @@ def prepare(
 
     The data is in ``<root>/prepared/<task>-<settings>/<files>/``, where ``settings`` and ``files``
     are digests of the task's parameters and of the names and contents of the source files. Such a
-    folder never changes.
+    folder never changes. A named task without a data folder may use the folder that was prepared
+    last, with a note; your own data never does, because its files say which data is meant.
     """
     folder = download(task, cache=cache) if files.fetch else data_folder(options.data)
     source = task_named(task, data=folder, **options.given)
     try:
-        found = source.files()
-        if model and _reads_samples(model, found):
-            source = task_named(task, data=folder, **options.given | {"waveform": True})
-        settings = _settings_folder(task, source, cache)
-        origin = source_contents(found, Path(task), settings)
+        source_files = source.files()
     except InputError:
-        earlier = _latest(_settings_folder(task, source, cache))
-        if folder is not None or earlier is None:
+        earlier = _latest(_settings_folder(task, source, cache)) if task in TASKS and not folder else None
+        if earlier is None:
             raise
-        return earlier
+        note = f"task {task!r}: its files are not here; using the data prepared before, {earlier.path}"
+        return replace(earlier, warnings=(*earlier.warnings, note))
+    if model and _reads_samples(model, source_files):
+        source = task_named(task, data=folder, **options.given | {"waveform": True})
+    settings = _settings_folder(task, source, cache)
+    origin = source_contents(source_files, Path(task), settings)
     final = path_below(settings, _hash(origin))
     if final.exists():
         try:

@@ -15,6 +15,7 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.records import check_arrays
 from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
 from reservoir.tasks.own.hdf5 import dataset_of
+from reservoir.tasks.own.texts import UNSEEN
 
 if TYPE_CHECKING:
     import h5py
@@ -140,6 +141,10 @@ class Prepared:
             found = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
             lines += [f"task {self.task.name!r}: {found} {what}"] if found else []
         return lines
+
+    def notes_for(self, *, native: bool) -> list[str]:
+        """Return the lines to print; a model with ``native`` input may know letters that no training row has."""
+        return [note for note in self.notes if not (native and UNSEEN in note)]
 
     def split(self, name: str) -> PreparedSplit:
         """Return a split by its name; raise `InputError` if the task has none of that name."""

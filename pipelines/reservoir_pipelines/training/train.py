@@ -142,7 +142,7 @@ def _train_once(
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
             prepared = prepare(task, source, cache=place.cache, model=reservoir)
-        notify(*(prepared.notes if ranks.first else ()))
+        notify(*(prepared.notes_for(native=settings.input == "native") if ranks.first else ()))
         generator = TASKS[task](**prepared.task.parameters) if task in TASKS else Source()
         kind = _kind_of_rows(generator, task, options)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):

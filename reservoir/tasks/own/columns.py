@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.labels import read_labels
+from reservoir.tasks.own.labels import are_numbers, is_large, read_labels, written_numbers
 from reservoir.tasks.own.tables import EMPTY, EMPTY_CELL, MAX_TEXT, SUFFIXES, THOUSANDS, Table, read_table
 
 USUAL_LABELS = (
@@ -28,7 +28,8 @@ NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 # a number, a date, or a number with a unit: 1.2 mV or €1.234,56
 MEASURED = r"\W{0,2}\d[\d.,:/-]*\s?\D{0,8}"
-DIGITS = r"[-+]?\d[\d.,]*"
+DIGITS = r"[-+]?[0-9][0-9.,]*"
+MAX_OUTPUTS = 1000  # columns y0, y1 ... whose cells are read as text
 MIN_COUNTED = 4  # rows that a column needs to be recognised as row numbers or times
 # Dates with dots name the day first. Dates with slashes are refused, because 1/2/2026 has two meanings.
 DATES = ("ISO8601", *(f"%d.%m.%Y{clock}" for clock in ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f")))
@@ -62,7 +63,8 @@ class Roles:
 def text_columns(asked: OwnDataOptions) -> list[str]:
     """Return the names of columns whose cells are read as text, even if they look like numbers."""
     named = filter(None, (asked.label, asked.id, asked.group, asked.text))
-    return [*named, *USUAL_LABELS, *SEQUENCES, *IDS, "groups", "split", *(f"y{n}" for n in range(10))]
+    outputs = [f"y{n}" for n in range(MAX_OUTPUTS)]
+    return [*named, *USUAL_LABELS, *SEQUENCES, *IDS, "groups", "split", *outputs]
 
 
 def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
@@ -101,6 +103,7 @@ def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] |
     rest = [name for name in frame if name not in taken]
     label = _only_other_column(frame, rest) if known is None and not roles.labels else ""
     if label:
+        frame[label] = _as_written(table, label, asked)
         roles.labels = [label]
         roles.chosen["label"] = label
         roles.notes.append(f"the column {label!r} is the label")
@@ -151,6 +154,14 @@ def _only_other_column(frame: Any, names: Sequence[str]) -> str:
     sequences = [n for n in names if is_sequences(frame[n]) or (different[n] and is_text(frame[n]))]
     others = [name for name in names if name not in sequences]
     return others[0] if len(sequences) == len(others) == 1 else ""
+
+
+def _as_written(table: Table, name: str, asked: OwnDataOptions) -> Any:
+    """Return a column of numbers as the texts of its file, because 007 and 7 may be two labels."""
+    column, path = table.frame[name], table.path
+    if column.dtype.kind not in "iuf" or path.suffix.lower() not in (".csv", ".tsv"):
+        return column
+    return read_table(path, [name], asked.decimal).frame[name]
 
 
 def _sequence(table: Table, roles: Roles, rest: list[str], known: Mapping[str, Any] | None) -> str:
@@ -412,6 +423,8 @@ def joined_labels(
     """Return columns of labels, (rows,) or (rows, outputs); refuse texts and numbers together."""
     found = [labels_of(table, name, asked, required=required) for name in names]
     kinds = {y.dtype.kind for y in found}
+    if kinds == {"U", "i"} and all(are_numbers(y.ravel().tolist()) for y in found if y.dtype.kind == "U"):
+        found, kinds = [y.astype(str) for y in found], {"U"}  # 07 in one column makes 7 a text in another
     if "U" in kinds and len(kinds) > 1:
         problem = f"{table.path}: some of the labels {', '.join(names)} are numbers and some are not"
         raise InputError(f"{problem}; fit one at a time, with --label, and --drop for the others")
@@ -432,16 +445,21 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
             row, f"the label {texts[row][:40]!r} in column {name!r} is not a finite number, as most are"
         )
         given[row] = False
-    labels = typed(where, points[given].tolist())
-    if labels.dtype.kind == "U" and table.decimal == ",":
-        labels = np.array([str(cell).strip() for cell in column[given]])
-    if (
-        labels.dtype.kind == "U"
-        and not asked.classes
-        and all(re.fullmatch(DIGITS, str(one)) for one in labels.flat)
-    ):
-        problem = f"{where}: labels like {labels.item(0)!r} are not numbers with the decimal mark {table.decimal!r}"
-        raise InputError(f"{problem}; write numbers, or pass --decimal or --classes")
+    if required and not (asked.classes or asked.regression) and are_numbers(texts[given].tolist()):
+        for row in (int(row) for row in np.flatnonzero(given) if is_large(points[row])):
+            table.bad.add(row, f"the label {texts[row][:40]} in column {name!r} does not fit into 64 bits")
+            table.bad.remedies[row] = "pass --classes to read labels as names, or --regression for targets"
+            given[row] = False
+    labels = typed(where, points[given].tolist(), asked)
+    if labels.dtype.kind == "U":
+        cells = [str(label) for label in labels.flat]
+        if table.decimal == ",":
+            labels = np.array([str(cell).strip() for cell in column[given]])
+        # With a mark for decimals or thousands, and not a number as it is: not names, unless the user says so.
+        odd = all(re.fullmatch(DIGITS, str(label)) for label in labels.flat) and not are_numbers(cells)
+        if odd and not asked.classes:
+            problem = f"{where}: labels like {labels.item(0)!r} are not numbers with the decimal mark"
+            raise InputError(f"{problem} {table.decimal!r}; write numbers, or pass --decimal or --classes")
     shape = (len(given), *labels.shape[1:])
     full = np.zeros_like(labels, shape=shape) if required or given.all() else np.full(shape, None, object)
     full[given] = labels
@@ -449,26 +467,40 @@ def labels_of(table: Table, name: str, asked: OwnDataOptions, *, required: bool)
 
 
 def _odd_labels(texts: Any, asked: OwnDataOptions) -> np.ndarray:
-    """Return which labels are not finite numbers, (rows,), if most are targets of a regression."""
+    """Return which labels are not finite numbers, (rows,), if most are targets of a regression, or all are numbers."""
     import pandas as pd
 
     numbers = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64)
     odd = ~np.isfinite(numbers)
-    if asked.classes or odd.sum() > MAX_TEXT * len(odd) or not len(odd):
+    if odd.sum() > MAX_TEXT * len(odd) or not len(odd):
         return np.zeros_like(odd)
+    if not np.isnan(numbers).any():
+        return odd
     whole = bool((numbers[~odd] % 1 == 0).all())
-    return odd & (asked.regression or not (whole and read_labels(numbers[~odd]).names))
+    classes = asked.classes or (whole and not asked.regression and read_labels(numbers[~odd]).names)
+    return odd & (not classes)
 
 
-def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
-    """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length."""
+def typed(where: str, cells: Sequence[Any], asked: OwnDataOptions) -> np.ndarray:
+    """Return cells as integers, else as floats, else as texts: (rows,), or (rows, n) for lists of one length.
+
+    Cells that become equal as numbers but are not equal as labels are texts, such as 007 and 7, and
+    true and 1.
+    """
+    if asked.regression:
+        with suppress(ValueError, TypeError, OverflowError):
+            return np.array(list(cells), np.float64)
     if all(isinstance(cell, str) for cell in cells):
-        for kind in (int, float):
-            with suppress(ValueError, OverflowError):
-                return np.array([kind(cell) for cell in cells])
-        return np.array([cell.strip() for cell in cells], dtype=str)
+        texts = [cell.strip() for cell in cells]
+        numbers = written_numbers(texts, classes=asked.classes)
+        return np.array(texts, str) if numbers is None else numbers
+    values = [value for cell in cells for value in _leaves(cell)]
+    kinds = {type(value) for value in values}
+    mixed = bool in kinds and len(kinds) > 1
+    large = float not in kinds and any(map(is_large, values))
+    as_texts = kinds <= {bool, int, float, str} and (mixed or large)
     try:
-        array = np.array(list(cells))
+        array = np.array(list(cells), dtype=str if as_texts else None)
     except (ValueError, OverflowError):
         array = np.empty(0, object)
     if array.dtype.kind not in "biufU":
@@ -476,3 +508,12 @@ def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
             f"{where}: labels are not all numbers, all texts, or lists of one length; use one form"
         )
     return array
+
+
+def _leaves(cell: Any) -> Iterator[Any]:
+    """Yield the values of nested lists."""
+    if not isinstance(cell, list | np.ndarray):
+        yield cell
+        return
+    for inner in cell:
+        yield from _leaves(inner)

@@ -28,7 +28,7 @@ from reservoir.tasks.own.labels import (
     split_rows,
 )
 from reservoir.tasks.own.tables import OR_FILL
-from reservoir.tasks.own.texts import UNKNOWN, alphabet_of, are_words, shown, texts_of
+from reservoir.tasks.own.texts import UNKNOWN, UNSEEN, alphabet_of, are_words, shown, texts_of
 from reservoir.tasks.own.values import as_values, check_rounding, clean_lengths, rounding, standardisation
 from reservoir.tasks.source import Piece, Source, clean_symbols
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
@@ -157,10 +157,10 @@ class OwnData(Source):
         if (groups := self._column("groups")) is not None:
             lines.append(f"{len(np.unique(groups)):,} groups, each in one split")
         if alphabet:
-            unknown = f"; letters that no training row has, read as unknown: {shown(others)}"
             letters = alphabet.removeprefix(UNKNOWN)
             read = "x holds texts of" if are_words(alphabet) else f"x read as {len(letters)} symbols,"
-            lines.append(f"{read} the letters {shown(letters)}{unknown if others else ''}")
+            lines.append(f"{read} the letters {shown(letters)}")
+            lines += [f"{UNSEEN}, read as unknown: {shown(others)}"] if others else []
         elif self._reading and self._symbols:
             lines.append(
                 f"x read as {self._vocabulary:,} symbols ({self._reading.why}); pass --values for values"

@@ -1,5 +1,7 @@
 """Rules that read your own numbers as symbols or values, as classes or targets, and split the rows."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,6 +33,12 @@ HEAD = 0.1  # the most frequent 1% of many symbols make up more than this share 
 FEW_CLASSES = 20
 FEW_ROWS_PER_CLASS = 5
 ROWS_PER_CLASS = 50
+
+
+WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")  # a whole number as Python and JSON write it
+PADDED = re.compile(r"[-+]?[0-9]+")
+NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
+INT64 = np.iinfo(np.int64)
 
 
 class Reading(NamedTuple):
@@ -92,6 +100,39 @@ def counted_through(numbers: np.ndarray) -> bool:
     return bool(numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1)
 
 
+def is_large(label: object) -> bool:
+    """Return whether a label is a whole number that does not fit into 64 bits."""
+    text = str(label).strip() if isinstance(label, int | str) else ""
+    if not PADDED.fullmatch(text):
+        return False
+    digits = text.lstrip("+-0")  # Python refuses to convert thousands of digits
+    return len(digits) > len(str(INT64.max)) or not INT64.min <= int(text) <= INT64.max
+
+
+def are_numbers(texts: Sequence[str]) -> bool:
+    """Return whether each text is a number, in any way of writing it."""
+    return all(NUMBER.fullmatch(text) for text in texts)
+
+
+def written_numbers(texts: Sequence[str], *, classes: bool = False) -> np.ndarray | None:
+    """Return labels as integers or floats, or None for labels that are texts.
+
+    Whole numbers that are not written as usual are texts (007, +7, 1_000), because they may differ
+    from 7. Numbers with a decimal point or an exponent are floats, but as ``classes`` only if each is
+    written in one way.
+    """
+    if all(WHOLE.fullmatch(text) for text in texts) and not any(map(is_large, texts)):
+        return np.array([int(text) for text in texts])
+    if not are_numbers(texts):
+        return None
+    numbers = np.array([float(text) for text in texts])
+    if not np.isfinite(numbers).all() or (numbers % 1 != 0).any():
+        return numbers  # targets: equal numbers are equal targets, however they are written
+    unusual = any(PADDED.fullmatch(text) and not WHOLE.fullmatch(text) for text in texts)
+    several = classes and len(set(texts)) > len(set(numbers.tolist()))
+    return None if unusual or several else numbers
+
+
 @dataclass(frozen=True)
 class Labels:
     """Labels as a task stores them: class numbers (int64) or targets (float32), (rows, readout_tokens, outputs)."""
@@ -115,6 +156,9 @@ def encode_labels(
         raise InputError(
             f"{problem}; give (rows,) or (rows, outputs) of integers or strings, or floats for targets"
         )
+    if y.dtype.kind == "u" and not asked.regression and int(y.max()) > INT64.max:
+        problem = f"{where}: {label} holds {int(y.max())}, which does not fit into 64 bits with a sign"
+        raise InputError(f"{problem}; give names of classes as strings, or pass --regression for targets")
     if units is not None:
         present = np.arange(y.shape[1]) < units[:, None]
         labels = encode_labels(where, y[present], asked, None, label)
@@ -127,7 +171,9 @@ def encode_labels(
     notes = (note,) if note else ()
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
-        return Labels(_single(where, shaped, label), 0, (), notes)
+        targets = _single(where, shaped, label)
+        _refuse_constant(where, targets, label)
+        return Labels(targets, 0, (), notes)
     found, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = found.tolist()
@@ -137,7 +183,12 @@ def encode_labels(
         )
     if y.dtype.kind == "U" and len(names) == y.size > 2:
         problem = f"{where}: no two rows have the same label ({names[0]!r}, ...), as if these were names of"
-        raise InputError(f"{problem} rows; name the column of the labels with --label")
+        or_numbers = ", or pass --regression for numbers" if are_numbers(names) else ""
+        raise InputError(f"{problem} rows; name the column of the labels with --label{or_numbers}")
+    if y.dtype.kind == "U" and not asked.classes and are_numbers(names):
+        unusual = next((name for name in names if not WHOLE.fullmatch(name)), None)
+        why = f"the number {unusual!r} is not written as usual; pass --regression for targets"
+        notes += (f"{label} read as names of classes, because {why}",) if unusual else ()
     plain = y.dtype.kind != "b" and names == list(range(len(names)))
     odd = [name for name in names if str(name).strip().lower() in EMPTY]
     notes += tuple(
@@ -161,6 +212,8 @@ def _read_as(where: str, y: np.ndarray, asked: OwnDataOptions, label: str) -> tu
         with as_input_error(f"{where}: {label} holds texts", "give numbers, or leave out --regression"):
             return y.astype(np.float64), ""
     floats = y.dtype.kind == "f"
+    if floats and not np.isfinite(y).all():
+        return y, ""  # targets, which are refused with the row
     whole = not floats or bool((y % 1 == 0).all())
     if asked.classes and not whole:
         raise InputError(f"{where}: {label} holds numbers that are not whole; leave out --classes")
@@ -189,6 +242,15 @@ def _single(where: str, y: np.ndarray, label: str) -> np.ndarray:
     return stored
 
 
+def _refuse_constant(where: str, targets: np.ndarray, label: str) -> None:
+    """Refuse targets (rows, readout_tokens, outputs) of which an output is the same everywhere."""
+    flat = targets.reshape(-1, targets.shape[2])
+    for output in np.flatnonzero((flat == flat[0]).all(axis=0)).tolist():
+        which = f"all values of output {output} of {label}" if flat.shape[1] > 1 else "all labels"
+        remedy = "leave the output out" if flat.shape[1] > 1 else "give rows with different labels"
+        raise InputError(f"{where}: {which} are the same ({flat[0, output]:g}); {remedy}")
+
+
 def split_rows(
     where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None
 ) -> np.ndarray:
@@ -205,7 +267,8 @@ def split_rows(
     if split is None:
         names = divided(np.arange(len(classes)), SHARES)
     else:
-        names = np.asarray(split).astype("U16")
+        written = np.asarray(split).astype("U16")
+        names = np.array([SPLIT_NAMES.get(name, name) for name in written.tolist()])
         unknown = ~np.isin(names, list(SHARES))
         if unknown.any():
             row = int(np.argmax(unknown))

@@ -124,7 +124,8 @@ class TableReader:
             counts = np.array([len(part) for part in parts], np.int64)
             for row in np.flatnonzero(counts == 0):
                 bad.add(row, f"no labels in column {label!r}")
-            flat = columns.typed(f"{bad.where}, column {label!r}", [one for part in parts for one in part])
+            cells = [cell for part in parts for cell in part]
+            flat = columns.typed(f"{bad.where}, column {label!r}", cells, self.asked)
             self.arrays["y"] = np.zeros((len(counts), counts.max()), flat.dtype)
             self.arrays["y"][np.arange(counts.max()) < counts[:, None]] = flat
             self.chosen["each"] = "token"

@@ -8,6 +8,9 @@ from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays, check_padding
 
 UNKNOWN = "\ufffd"  # comes first in every alphabet, for the letters that no training row has
+UNSEEN = (
+    "letters that no training row has"  # begins a note, which does not apply to a model's own tokenizer
+)
 MAX_LETTERS = 64
 PIECE_LETTERS = 2**23
 
