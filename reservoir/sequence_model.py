@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from reservoir.features import column_shapes
 from reservoir.inputs.native import PixelReader
-from reservoir.pooling import RawInput, parse_column, pooled_shape, stretch_weights
+from reservoir.pooling import RawInput, parse_column, pooled_shape, token_weights
 from reservoir.readouts.linear import LinearReadout, check_width
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
@@ -188,11 +188,7 @@ def _of_tokens(hidden: Tensor, lengths: Tensor, pooling: str, weight: Tensor) ->
     hidden = (hidden - hidden.sum((0, 1)) / real.sum()).masked_fill(~real[:, :, None], 0.0)
     if pooling in ("tokens", "all"):
         return torch.einsum("rtw,twk->rtk", hidden, weight[:tokens])
-    if pooling in ("last", "first"):
-        at = lengths - 1 if pooling == "last" else torch.zeros_like(lengths)
-        shares = torch.nn.functional.one_hot(at, tokens)[:, None]
-    elif pooling == "mean" or pooling.startswith("segments"):
-        shares = stretch_weights(lengths, tokens, len(weight))
-    else:
+    shares = token_weights(pooling, lengths, tokens)
+    if shares is None:
         return hidden.new_zeros(rows, tokens, weight.shape[2])
     return torch.einsum("rst,rtw,swk->rtk", shares.double(), hidden, weight)
