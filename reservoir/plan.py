@@ -158,7 +158,9 @@ class Plan:
             differ = f"features differ from {exact} by about 2% of their standard deviation"
             return f"{how}: {differ}; --compute float32 avoids this"
         return how + (
-            f": features equal published activations, up to rounding to {self.store}" if native else ""
+            f": features equal published activations in float32, up to rounding to {self.store}"
+            if native
+            else ""
         )
 
     @property

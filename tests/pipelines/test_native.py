@@ -83,7 +83,10 @@ def test_a_protein_model_reads_fasta_natively_and_gives_the_mean_over_residues(k
     assert features.columns == tuple(f"{layer}/{pool}" for layer in layers for pool in ("cls", "mean", "words"))
     message = capfd.readouterr().err
     assert "read by the model's own tokenizer, with 17 tokens" in message
-    assert "computed in float32 (given): features equal published activations, up to rounding to float32" in message
+    assert (
+        "computed in float32 (given): features equal published activations in float32, up to rounding to float32"
+        in message
+    )
     # The embedding of a protein, as in a script.
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     split = prepare(str(file)).split("test").read(0, 4)
@@ -138,7 +141,8 @@ def test_extract_says_in_which_precision_it_computes(cache, tmp_path, capfd):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     file = write_texts(tmp_path / "pets.jsonl", 20)
     expected = {
-        "float32": "computed in float32 (given): features equal published activations, up to rounding to float16",
+        "float32": "computed in float32 (given): features equal published activations in float32, up to rounding to "
+        "float16",
         "bfloat16": "computed in bfloat16 (given): features differ from published activations by about 2% of their "
         "standard deviation; --compute float32 avoids this",
     }
