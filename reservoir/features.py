@@ -10,7 +10,7 @@ from torch import Tensor
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
-from reservoir.pooling import parse_column, pooled_shape, read_values
+from reservoir.pooling import join_pieces, parse_column, pooled_shape, read_values
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
@@ -50,6 +50,7 @@ class Loaded:
     batches: Sequence[Batch]
     lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
+    special: tuple[int, int] = (0, 0)  # special tokens before and after each row or piece
 
 
 def load(
@@ -81,7 +82,7 @@ def load(
         )
         for rows, tokens in model_batches(model, lengths, batch_rows)
     ]
-    return Loaded(batches, lengths, owner)
+    return Loaded(batches, lengths, owner, model.fpt.inputs.special)
 
 
 @dataclass(frozen=True)
@@ -97,23 +98,16 @@ class Launched:
         return next(iter(self.columns.values())).device
 
     def __call__(self) -> dict[str, np.ndarray]:
-        """Wait for the device and return the features of rows.
-
-        The pieces of a text are combined by minimum, maximum, or a mean weighted by tokens.
-        """
+        """Wait for the device and return the features of rows, in which the pieces of a text are joined."""
         found = dict(zip(self.columns, fetch(list(self.columns.values())), strict=True))
         if self.loaded.owner is None:
             return found
         starts = np.flatnonzero(np.diff(self.loaded.owner, prepend=-1))
-        weights = self.loaded.lengths.astype(np.float32)[:, None, None]
-        total = np.add.reduceat(weights, starts)
-        for column, values in found.items():
-            pooling = parse_column(column)[1]
-            if pooling in {"min", "max"}:
-                found[column] = (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
-            else:
-                found[column] = np.add.reduceat(values * weights, starts) / total
-        return found
+        lengths, special = self.loaded.lengths, self.loaded.special
+        return {
+            column: join_pieces(parse_column(column)[1], values, lengths, starts, special)
+            for column, values in found.items()
+        }
 
 
 def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launched:

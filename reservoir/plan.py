@@ -15,16 +15,17 @@ from typing import Any, Literal
 from reservoir import devices
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import check_layers, choose_init, find, find_shape, layer_names
+from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
-from reservoir.inputs.native import Reader, has_tokenizer, open_reader
+from reservoir.inputs.native import Reader, TextReader, has_tokenizer, open_reader
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir, choose_compute, choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
-from reservoir.tasks.own.texts import are_words
+from reservoir.tasks.own.texts import UNKNOWN, are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 Names = tuple[str, ...]
@@ -94,6 +95,7 @@ class Plan:
 
     task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
+    native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     shapes: Mapping[str, tuple[int, int]]  # tokens and width of a row of each column
@@ -137,6 +139,31 @@ class Plan:
         ]
 
     @property
+    def title(self) -> str:
+        """Short name for folders and tables; it ends in the input layer if a model of such data does not read it."""
+        return self.reservoir.title + (f"-{self.reservoir.input}" if self.native_obstacle else "")
+
+    @property
+    def input_note(self) -> str:
+        """A message if a named model of this kind of data does not read it natively."""
+        how = f"a random input layer ({self.reservoir.input}) replaces the one of {self.reservoir.title}"
+        return f"{self.task.name}: {how}: {self.native_obstacle}" if self.native_obstacle else ""
+
+    def precision_note(self, compute: str) -> str:
+        """Return in which precision the model computes, why, and how features compare with published activations."""
+        how = f"{self.task.name}: computed in {compute} ({self.reasons['compute']})"
+        native = self.reservoir.input == "native"
+        if compute == "bfloat16":
+            exact = "published activations" if native else "those in float32"
+            differ = f"features differ from {exact} by about 2% of their standard deviation"
+            return f"{how}: {differ}; --compute float32 avoids this"
+        return how + (
+            f": features equal published activations in float32, up to rounding to {self.store}"
+            if native
+            else ""
+        )
+
+    @property
     def note(self) -> str:
         """A message if default poolings are few, or if default windows skip a part of each row."""
         windows, note = self.reservoir.windows(self.task), self.more
@@ -160,15 +187,13 @@ def resolve(
         return value if given is None or defaults[option] is not None else given
 
     kind, train, valid = kind_of(task), rows.get("train", 0), rows.get("valid", 0)
-    reservoir, why = _resolve_reservoir(task, options, sum(rows.values()), longest or task.max_tokens)
+    reservoir, why, obstacle = _resolve_reservoir(task, options, rows, longest or task.max_tokens)
     for option, reason in why.items():
         decide(option, None, reason)
     family, shape = find_shape(reservoir.backbone, reservoir.depth)
-    seen, reader = reservoir.windowed(task), None
-    if reservoir.input == "native":
-        reader = open_reader(seen, reservoir.backbone, reservoir.init)
-        seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens)
-    native = reader is not None
+    seen, native = reservoir.windowed(task), reservoir.input == "native"
+    reader = open_reader(seen, reservoir.backbone, reservoir.init) if native else None
+    seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens) if reader else seen
     layers = split_names(decide("layers", *default_layers(kind, native=native)))
     layers = layer_names(shape.depth) if layers == ("all",) else layers
     poolings = split_names(decide("pool", *_default_poolings(task, kind, shape.width, reader)))
@@ -208,6 +233,7 @@ def resolve(
     return Plan(
         task=task,
         reservoir=reservoir,
+        native_obstacle=obstacle,
         layers=layers,
         poolings=poolings,
         shapes=shapes,
@@ -238,15 +264,36 @@ def kind_of(task: Task) -> Kind:
 
 
 def is_native(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether a model was pretrained on the task's kind of data: words, images, sounds, or letters."""
+    """Return whether a model was pretrained on the task's kind of data, and can read it by its own input."""
+    return suits(task, reservoir) and not native_obstacle(task, reservoir)
+
+
+def suits(task: Task, reservoir: Reservoir) -> bool:
+    """Return whether a model was pretrained on the task's kind of data: text or letters, images, or sounds."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
-    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
+    if reservoir.init != "pretrained" or not (task.alphabet or media):
         return False
-    family, _ = find(reservoir.backbone)
-    if media:
-        return family.reads == media
-    fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
-    return fits and has_tokenizer(reservoir.backbone)
+    reads = find(reservoir.backbone)[0].reads
+    return reads == media if media else reads in ("letters", "text")
+
+
+def native_obstacle(task: Task, reservoir: Reservoir) -> str:
+    """Return why a model that suits the task cannot read it natively; empty if it can."""
+    if not reservoir.plain:
+        return "the options of windows, such as --patch, do not fit its own input"
+    if task.alphabet and not has_tokenizer(reservoir.backbone):
+        return "its folder has no tokenizer, such as a tokenizer.json or a vocab.txt"
+    words = are_words(task.alphabet) and find(reservoir.backbone)[0].reads == "text"
+    if words or not task.alphabet:  # the processor of images or sounds is checked when it is opened
+        return ""
+    if reservoir.backbone in SHIPPED:
+        return "random kernels suit letters better than a model of words"
+    try:
+        reader = open_reader(task, reservoir.backbone, reservoir.init)
+    except InputError as error:  # with a random input layer the model needs no tokenizer
+        return str(error)
+    letters = task.alphabet.removeprefix(UNKNOWN).replace(" ", "")
+    return reader.obstacle(letters) if isinstance(reader, TextReader) else ""
 
 
 def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -355,22 +402,34 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
 
 
 def _resolve_reservoir(
-    task: Task, options: ExtractOptions, rows: int, longest: int
-) -> tuple[Reservoir, dict[str, str]]:
-    """Return the model for a task and the reason for each option; native input if the data suit it."""
+    task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int
+) -> tuple[Reservoir, dict[str, str], str]:
+    """Return the model for a task, the reason for each option, and why a model of such data does not read it natively.
+
+    Native input is the default if the model can read the data.
+    """
     reservoir, why = resolve_model(options, published=options.published), PLAIN
-    native = options.input is None and is_native(task, reservoir)
-    windows = {"input": "native"} if native else default_windows(task, rows, longest)
+    suited, obstacle = suits(task, reservoir), ""
+    if suited and options.input is None:
+        obstacle = native_obstacle(task, reservoir)
+    elif suited and options.input != "native":
+        obstacle = "--input was given"
+    native = suited and options.input is None and not obstacle
+    if reservoir.backbone in SHIPPED:  # the defaults for letters are found with it, so nothing is missed
+        obstacle = ""
+    windows = {"input": "native"} if native else default_windows(task, sum(rows.values()), longest)
     # Windows that suit one input layer may not suit another, which gets plain windows.
     if windows and options.input in (None, windows["input"]):
         reservoir = resolve_model(options, windows, published=options.published)
         why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
-    return reservoir.with_dilations(longest), reasons | {
+    reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
+    reasons |= {
         "backbone": "comes with this package" if options.init is None else "has the weights of --init",
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
     }
+    return reservoir.with_dilations(longest), reasons, obstacle
 
 
 def resolve_model(
@@ -423,10 +482,8 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     """Return the default poolings at a hidden width, and the reason."""
     if kind == "labels of every token":
         return "all", "every token has a label"
-    if reader and holds_samples(task):
-        return "mean,std", "sounds"
     if reader:
-        return ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
+        return _native_poolings(task, reader)
     if kind == "series":
         return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
     if kind == "named task" or task.readout_tokens > 1:
@@ -435,6 +492,17 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
     return poolings, f"these show which {kind} occur, and where"
+
+
+def _native_poolings(task: Task, reader: Reader) -> tuple[str, str]:
+    """Return the default poolings of a model that reads the task natively, and the reason."""
+    if holds_samples(task):
+        return "mean,std", "sounds"
+    poolings, why = ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
+    if task.alphabet and not are_words(task.alphabet) and any(reader.special):
+        # The usual embedding of a protein is the mean over its residues, without special tokens.
+        return f"{poolings},words", f"{why}; words is the mean over letters alone"
+    return poolings, why
 
 
 def _columns_that_fit(

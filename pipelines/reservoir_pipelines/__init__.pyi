@@ -457,8 +457,9 @@ def extract(
         Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
         run prints it.
     pool : str or sequence of str, optional
-        Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
+        Poolings over the tokens, comma-separated: last, mean, words (mean without special tokens), std, min,
+        max, first, cls, segmentsK, quantilesK, sharesK, gridK, tokens, all. Default: depends on the data;
+        extract --dry-run prints it.
     batch_rows : int, optional
         Rows of full length per batch of a new entry.
     device : str, default='auto'
@@ -803,8 +804,9 @@ def plan(
         Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
         run prints it.
     pool : str or sequence of str, optional
-        Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
+        Poolings over the tokens, comma-separated: last, mean, words (mean without special tokens), std, min,
+        max, first, cls, segmentsK, quantilesK, sharesK, gridK, tokens, all. Default: depends on the data;
+        extract --dry-run prints it.
     batch_rows : int, optional
         Rows of full length per batch of a new entry.
     device : str, default='auto'

@@ -97,7 +97,7 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     starter = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
     return Forecast(
         task=prepared.task.name,
-        backbone=run.model.settings.title,
+        backbone=run.title,
         rows=rows,
         columns=len(run.columns),
         tokens=float(block.lengths.mean()),

@@ -97,8 +97,7 @@ def start_run(
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     if model.reader:
         notify(f"{prepared.task.name}: read by {model.reader.description}")
-    if plan.note:
-        notify(plan.note)
+    notify(*filter(None, (plan.input_note, plan.precision_note(model.compute), plan.note)))
     rows = draw_rows(prepared, options.limit)
     for split, index in rows.items():
         model.windows.checked_counts(prepared.split(split).lengths[index])
@@ -112,7 +111,8 @@ def start_run(
     settings |= as_group(options, FeatureOptions).to_dict() | as_group(options, RowOptions).to_dict()
     settings |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
     settings["waveform"] = bool(prepared.task.parameters.get("waveform"))
-    return Run(root, prepared, plan.shapes, layout, model, rows, spec, settings, splits or list(rows))
+    shares = splits or list(rows)
+    return Run(root, prepared, plan.title, plan.shapes, layout, model, rows, spec, settings, shares)
 
 
 @dataclass
@@ -121,6 +121,7 @@ class Run:
 
     root: Path
     prepared: Prepared
+    title: str  # first part of the name of the entry
     shapes: Mapping[str, tuple[int, int]]  # (tokens, width) of each column
     layout: Layout  # for a new entry; an existing entry keeps its own
     model: LoadedModel
@@ -141,10 +142,10 @@ class Run:
             "instructions": devices.describe(model.device),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
         }
-        title, cut = model.settings.title, (self.layout, self.shapes, self.splits)
-        if not _entry_folder(self.root, title, self.spec).is_dir():
+        cut = self.layout, self.shapes, self.splits
+        if not _entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
-        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, made_with)
+        return open_entry(self.root, self.title, self.prepared, self.rows, self.spec, *cut, made_with)
 
     def _refuse_long_texts(self) -> None:
         """Refuse texts of too many tokens before the first batch, if every token has a label."""
