@@ -58,11 +58,11 @@ def test_ids_come_back_and_are_row_numbers_if_there_are_none(entry, toy, ids):
     write_targets(entry, "test", toy.targets(4))
     np.testing.assert_array_equal(FeatureStore(entry)["test"].ids, toy.targets(4)["index"])
     # other ids replace those in the entry, and only those
-    for given in (np.arange(4) + 5, ids):
-        write_targets(entry, "test", toy.targets(4) | {"ids": given})
+    for expected in (np.arange(4) + 5, ids):
+        write_targets(entry, "test", toy.targets(4) | {"ids": expected})
         test = FeatureStore(entry)["test"]
-        assert test.ids.dtype.kind == given.dtype.kind
-        np.testing.assert_array_equal(test.ids, given)
+        assert test.ids.dtype.kind == expected.dtype.kind
+        np.testing.assert_array_equal(test.ids, expected)
         np.testing.assert_array_equal(test.y, toy.targets(4)["y"])
     before = toy.digest(entry.path)
     write_targets(entry, "test", toy.targets(4) | {"ids": ids})

@@ -340,6 +340,8 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     order = sorted(range(len(letters_of)), key=lambda row: len(letters_of[row]))
     longest = {row: len(letters_of[order[at // 4 * 4 + 3]]) + 2 for at, row in enumerate(order)}
     kept = [row for row in range(len(letters_of)) if longest[row] <= 30]
+    (read,) = (source.read(piece)["valid"] for piece in source.pieces() if piece.part == "valid")
+    assert read.ids.tolist() == kept  # numbers of the records in the file
     assert 0 < len(kept) < len(letters_of) and valid.lengths.tolist() == [longest[row] for row in kept]
     letters_of = [letters_of[row] for row in kept]
     for row, text in zip(valid.x.tolist(), letters_of, strict=True):

@@ -153,15 +153,19 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 
 
 def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
-    """Return whether an entry was extracted from the present content of a file."""
-    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # imports torch
+    """Return whether an entry was extracted from the present content of a file; if so, it gets the present ids."""
+    from reservoir_pipelines.extraction.run import data_digest, draw_rows, write_labels  # imports torch
 
     options = as_group(_settings(entry) | ({"labels": labels} if labels else {}), RowOptions)
     try:
         prepared = prepare(file, options, cache=root)
     except InputError:  # the file can no longer be read with these options, so it has changed
         return False
-    return entry.spec.data["digest"] == data_digest(prepared, draw_rows(prepared, options.limit))
+    rows = draw_rows(prepared, options.limit)
+    if entry.spec.data["digest"] != data_digest(prepared, rows):
+        return False
+    write_labels(entry, prepared, rows)  # ids may have changed, because they are not part of the digest
+    return True
 
 
 def _settings(entry: Entry) -> dict[str, Any]:

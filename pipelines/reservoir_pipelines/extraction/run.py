@@ -187,13 +187,7 @@ def open_entry(
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
-    for split, index in rows.items():
-        whole = prepared.split(split)
-        targets = {"y": whole.y, "lengths": whole.lengths}
-        targets |= {} if whole.groups is None else {"groups": whole.groups}
-        if len(index) < len(whole):
-            targets = {name: array[index] for name, array in targets.items()}
-        write_targets(entry, split, targets | {"index": index})
+    write_labels(entry, prepared, rows)
     todo = missing_blocks(entry, splits, tuple(shapes))
     if todo:
         left, whole = row_count(entry, todo), sum(spec.rows.values())
@@ -207,6 +201,19 @@ def open_entry(
         notify(f"{spec.task['name']} x {title}: {count}, {size_text(space)} on disk")
         check_space(root, space)
     return entry, todo
+
+
+def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray]) -> None:
+    """Write labels, lengths, groups and ids of the rows of an entry, unless it has them."""
+    for split, index in rows.items():
+        whole = prepared.split(split)
+        targets = {"y": whole.y, "lengths": whole.lengths, "ids": whole.ids}
+        targets |= {} if whole.groups is None else {"groups": whole.groups}
+        if len(index) < len(whole):
+            targets = {name: array[index] for name, array in targets.items()}
+        if np.array_equal(targets["ids"], index):
+            del targets["ids"]
+        write_targets(entry, split, targets | {"index": index})
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
@@ -349,6 +356,9 @@ class Share:
     threads: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     probe: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    state: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # that of the prepared data, verified
 
 
 def share_blocks(
@@ -370,6 +380,7 @@ def share_blocks(
         threads=max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None,
         versions=program_versions() if cluster.scheduler else {},
         probe=probe(run) if cluster.scheduler else {},
+        state=run.prepared.state,
     )
     _runs[entry.key] = run  # so that this process does not load the model twice
     size = -(-len(todo) // MAX_TASKS)
@@ -397,6 +408,11 @@ def _open(share: Share) -> Run:
         torch.set_num_threads(share.threads)
         options = replace(options, device=devices.of_worker(options.device, process_number()))
     prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
+    if share.state and prepared.state != share.state:
+        problem = (
+            f"{this_worker()}: the prepared data in {share.prepared} has changed since the command began"
+        )
+        raise InputError(f"{problem}; run the command again")
     assert share.options.cache
     run = start_run(options, prepared, share.options.cache)
     remedy = "give all machines the same files and versions, and pass --compute"
