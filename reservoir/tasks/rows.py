@@ -100,10 +100,10 @@ def _swapped(rows: np.ndarray, wanted: np.ndarray, weights: np.ndarray, split_of
             total = np.where(split_of == here, 0, _exact_sum(change))
             other = int(np.argmin(total))
             if total[other] < -rows.shape[1]:  # more than the rounding, so that no swap is ever undone
-                there = split_of[other]
+                partner = split_of[other]
                 over[here] += moved[other]
-                over[there] -= moved[other]
-                split_of[group], split_of[other] = there, here
+                over[partner] -= moved[other]
+                split_of[group], split_of[other] = partner, here
                 improved = True
     return split_of
 
