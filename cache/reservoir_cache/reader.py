@@ -15,12 +15,14 @@ from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import (
+    OPTIONAL_TARGETS,
     TARGET_RANKS,
     UNREADABLE,
     Encoded,
     Extent,
     decode,
     find_columns,
+    ids_of_numbers,
     is_stored,
     read_array,
     read_column,
@@ -141,12 +143,12 @@ class SplitFeatures:
             if stamp not in _checked and file_crc32(path) != line.crc32:
                 raise self._damaged(line)
             with open_hdf5(path) as file:
-                names = [name for name in TARGET_RANKS if name != "groups" or name in file]
+                names = [name for name in TARGET_RANKS if name not in OPTIONAL_TARGETS or name in file]
                 found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
         for name, array in found.items():
-            if array.ndim != TARGET_RANKS[name] or len(array) != self.rows:
+            if array.ndim not in TARGET_RANKS[name] or len(array) != self.rows:
                 raise self._damaged(line)
         _checked.add(stamp)
         return found
@@ -168,8 +170,21 @@ class SplitFeatures:
 
     @property
     def index(self) -> NDArray:
-        """Row numbers in the source, (rows,)."""
+        """Row numbers in this split of the prepared data, (rows,)."""
         return self._targets["index"]
+
+    @cached_property
+    def ids(self) -> NDArray:
+        """What names each row in its source, (rows,) of texts or int64: an id, a file name or a row number from 0.
+
+        If the entry stores no ids, they are the numbers of `index`.
+        """
+        stored, line = self._targets.get("ids"), self._manifest.targets
+        assert line  # `_targets` refuses a split without labels
+        try:
+            return self.index if stored is None else ids_of_numbers(stored)
+        except UNREADABLE as error:
+            raise self._damaged(line) from error
 
     @property
     def groups(self) -> NDArray | None:

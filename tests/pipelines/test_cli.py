@@ -29,7 +29,7 @@ def test_the_main_path_in_json(answer, tiny_gpt2, tmp_path):
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
     found = answer("predict", fitted["readout"], tmp_path / "new.npz")
     assert len(found["predictions"]["label"]) == 3 and found["evaluation"] is None
-    assert set(found["predictions"]) == {"row", "label", *(f"p_{digit}" for digit in range(10))}
+    assert set(found["predictions"]) == {"id", "label", *(f"p_{digit}" for digit in range(10))}
     assert answer("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200)["reused"] is True
 
 

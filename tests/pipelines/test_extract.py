@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -15,12 +16,15 @@ from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.extraction import forecast, run
 from reservoir_pipelines.extraction.run import draw_rows
+from reservoir_pipelines.preparation.prepared import PreparedSplit
 from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
 
 from reservoir import plan
+from reservoir.errors import InputError
 from reservoir.features import forward, padded_lengths, token_batches
-from reservoir.options import ReservoirOptions
+from reservoir.option_fields import as_group
+from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
 from reservoir.reservoir import load_model
 from reservoir.tasks import task_named
@@ -52,6 +56,49 @@ def test_features_equal_those_of_the_model_run_by_hand(small, tiny_gpt2):
             np.testing.assert_allclose(cached, direct[column][:, 0], rtol=1e-4, atol=1e-5, err_msg=column)
         np.testing.assert_array_equal(done[split].labels, prepared.split(split).y[rows[split]])
         np.testing.assert_array_equal(done[split].index, rows[split])
+
+
+def change_in_place(path):
+    with h5py.File(path, "r+") as file:
+        file["x"][...] = file["x"][...][::-1]
+
+
+def change_by_renaming(path):
+    shutil.copy(path, path.with_name("new"))
+    change_in_place(path.with_name("new"))
+    path.with_name("new").replace(path)
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_by_renaming])
+def test_prepared_data_that_changes_between_two_blocks_stops_the_extraction(
+    small, cache, tmp_path, tiny_gpt2, monkeypatch, change
+):
+    read, (path, _) = [], prepare("digits").split("train").files[0]
+    real = PreparedSplit.take
+
+    def take(split, index):
+        read.append(split.name)
+        if read.count("train") == 2:
+            change(path)
+        return real(split, index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PreparedSplit, "take", take)
+        with pytest.raises(InputError, match=r"00000\.h5: the prepared data has changed since this .* run the command"):
+            small()
+    # no wrong row was stored: the rerun, which prepares the data again, completes the entry
+    clean = extract("digits", backbone=str(tiny_gpt2), limit=300, compute="float32", cache=tmp_path / "other")
+    assert contents(small().entry, "*.h5") == contents(clean.entry, "*.h5")
+
+
+def test_a_worker_refuses_prepared_data_that_changed_after_it_was_verified(small, tiny_gpt2):
+    entry, prepared = small().store.entry, prepare("digits")
+    options = as_group({"backbone": str(tiny_gpt2), "limit": 300, "compute": "float32"}, ExtractOptions)
+    share = run.Share(replace(options, cache=entry.path.parents[2]), prepared.path, entry.key, state=prepared.state)
+    assert run._open(share).spec.key == entry.key
+    change_in_place(prepared.path / "train" / "00000.h5")
+    with pytest.raises(InputError, match=r"the prepared data in .* has changed since the command began; run the"):
+        run._open(share)
 
 
 def test_added_columns_keep_old_files_and_equal_a_run_with_all_columns(small, tmp_path):
@@ -93,7 +140,7 @@ def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypat
     watch(io, "open")
     watch(os, "open")
     assert small().reused and str(first.entry / "train" / "manifest.json") in opened
-    assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
+    assert {name[-10:] for name in opened if str(first.entry) in name and name.endswith(".h5")} == {"targets.h5"}
 
 
 def test_changed_weights_make_another_entry(cache, tiny_gpt2, tmp_path):

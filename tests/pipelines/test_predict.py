@@ -196,7 +196,7 @@ def test_a_readout_without_probabilities_gives_none(tmp_path, capsys):
     write(tmp_path / "new.npz", x[:5], two[:5])
     assert run(["predict", str(done.saved), str(tmp_path / "new.npz"), "--out", str(tmp_path / "p.csv")]) == 0
     assert "auc" not in capsys.readouterr().err
-    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "row,label,truth"
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "id,label,truth"
     assert run(["predict", str(done.saved), str(tmp_path / "new.npz")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["probabilities"] == {}
 
@@ -412,7 +412,7 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     assert empty and f"{empty} of 50 sets are empty, because no class has the probability of 0." in unsure[2]
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
-    one = Prediction(label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
+    one = Prediction(id=0, label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
     write_predictions(tmp_path / "piped.csv", [one])
     assert next(csv.DictReader((tmp_path / "piped.csv").open(encoding="utf-8")))["set"] == '["é|b"]'
 

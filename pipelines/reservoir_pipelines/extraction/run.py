@@ -211,13 +211,7 @@ def open_entry(
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
-    for split, index in rows.items():
-        whole = prepared.split(split)
-        targets = {"y": whole.y, "lengths": whole.lengths}
-        targets |= {} if whole.groups is None else {"groups": whole.groups}
-        if len(index) < len(whole):
-            targets = {name: array[index] for name, array in targets.items()}
-        write_targets(entry, split, targets | {"index": index})
+    write_labels(entry, prepared, rows)
     todo = missing_blocks(entry, splits, tuple(shapes))
     if todo:
         left, whole = row_count(entry, todo), sum(spec.rows.values())
@@ -235,6 +229,19 @@ def open_entry(
 
 def _entry_folder(root: Path, title: str, spec: Spec) -> Path:
     return root / "features" / spec.task["name"] / f"{title}-{spec.key[:16]}"
+
+
+def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray]) -> None:
+    """Write labels, lengths, groups and ids of the rows of an entry, unless it has them."""
+    for split, index in rows.items():
+        whole = prepared.split(split)
+        targets = {"y": whole.y, "lengths": whole.lengths, "ids": whole.ids}
+        targets |= {} if whole.groups is None else {"groups": whole.groups}
+        if len(index) < len(whole):
+            targets = {name: array[index] for name, array in targets.items()}
+        if np.array_equal(targets["ids"], index):
+            del targets["ids"]
+        write_targets(entry, split, targets | {"index": index})
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
@@ -376,6 +383,9 @@ class Share:
     key: str
     threads: int | None = None
     probe: Mapping[str, np.ndarray] = field(default_factory=dict)
+    state: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # that of the prepared data, verified
 
 
 def share_blocks(
@@ -396,6 +406,7 @@ def share_blocks(
         key=entry.key,
         threads=max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None,
         probe=probe(run) if cluster.scheduler else {},
+        state=run.prepared.state,
     )
     _runs[entry.key] = run  # so that this process does not load the model twice
     size = -(-len(todo) // MAX_TASKS)
@@ -425,6 +436,9 @@ def _open(share: Share) -> Run:
     assert share.options.cache
     try:
         prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
+        if share.state and prepared.state != share.state:
+            problem = f"the prepared data in {share.prepared} has changed since the command began"
+            raise InputError(f"{problem}; run the command again")
         run = start_run(options, prepared, share.options.cache)
     except InputError as error:  # the caller has read the same files
         raise UnfitWorker(f"{this_worker()}: {error}") from None

@@ -53,12 +53,12 @@ def check_out(out: Path) -> None:
 
 
 def columns_of(predictions: Iterable[Prediction]) -> dict[str, list[Any]]:
-    """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
+    """Return predictions as columns: ``id``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
     Columns of several labels are numbered: ``label_0``, ``p_0_<class>``. Intervals are in ``low`` and
     ``high``.
     """
-    rows = [_row(number, one) for number, one in enumerate(predictions)]
+    rows = [_row(one) for one in predictions]
     names = max(rows, key=len, default={})  # rows that cannot be read have few cells
     columns = {name: [row.get(name) for row in rows] for name in names}
     for name in [name for name in columns if name.startswith(("truth", "problem"))]:
@@ -67,8 +67,8 @@ def columns_of(predictions: Iterable[Prediction]) -> dict[str, list[Any]]:
     return columns
 
 
-def _row(number: int, one: Prediction) -> dict[str, Any]:
-    row: dict[str, Any] = {"row": number} if one.id is None else {"id": one.id}
+def _row(one: Prediction) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": one.id}
     if one.each:
         row |= {name: _in_one_cell(one.as_text(getattr(one, name))) for name in ("label", "truth")}
     elif not one.problem:

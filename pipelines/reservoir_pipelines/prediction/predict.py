@@ -36,6 +36,8 @@ class Prediction:
 
     Parameters
     ----------
+    id : str or int
+        The name of the row in the file (an id, or the name of its file), else its number, from 0.
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists. None if the row
         has a ``problem``, or with ``abstain`` if the set does not have exactly one class.
@@ -45,8 +47,6 @@ class Prediction:
         The task's classes; empty for regression.
     truth : str, int, float or nested list of these, optional
         The label in the file or in the table of labels, if there is one.
-    id : str, optional
-        The name of the row in the file, if it has one.
     group : str or int, optional
         The group (patient, machine) of the row, if the file and the rows of the fit have groups.
     each : bool, default False
@@ -59,11 +59,11 @@ class Prediction:
         Why the row cannot be read.
     """
 
+    id: str | int
     label: Any
     probabilities: list[Any]
     classes: tuple[str | int, ...] = ()
     truth: Any = None
-    id: str | None = None
     group: str | int | None = None
     each: bool = False
     set: list[str | int] | None = None
@@ -72,15 +72,18 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
-        named = {} if self.id is None else {"id": self.id}
-        found = {"label": self.as_text(self.label), "probabilities": self._by_class(self.probabilities)}
+        found = {
+            "id": self.id,
+            "label": self.as_text(self.label),
+            "probabilities": self._by_class(self.probabilities),
+        }
         others = {
             "set": self.set,
             "interval": self.interval,
             "truth": self.as_text(self.truth),
             "problem": self.problem,
         }
-        return named | found | {name: value for name, value in others.items() if value is not None}
+        return found | {name: value for name, value in others.items() if value is not None}
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
@@ -150,13 +153,12 @@ def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]])
         length, place = int(rows.lengths[row]), int(places[row])
         limit = f"at least {fewest:,}" if length < fewest else f"at most {most:,.0f}"
         reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
-        misfits[place] = (rows.ids[row] if rows.ids else None, reason)
+        misfits[place] = (rows.ids[row].item(), reason)
     if not fit.any():
         remedy = "give rows of other lengths, or fit a readout of a backbone with more positions"
         raise InputError(f"{file}: no row has a length that the model reads ({reason}); {remedy}")
-    ids = rows.ids and list(itertools.compress(rows.ids, fit))
     y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
-    return NewRows(rows.x[fit], rows.lengths[fit], ids, y, groups, rows.skipped | misfits)
+    return NewRows(rows.x[fit], rows.lengths[fit], rows.ids[fit], y, groups, rows.skipped | misfits)
 
 
 @dataclass(eq=False, repr=False)
@@ -188,7 +190,9 @@ class Predictions(Iterator[Prediction]):
         for row in range(len(self.rows.x) + len(skipped)):
             if row in skipped:
                 name, problem = skipped[row]
-                yield Prediction(label=None, probabilities=[], id=name, problem=problem)
+                yield Prediction(
+                    id=row if name is None else name, label=None, probabilities=[], problem=problem
+                )
             else:
                 yield next(found)
 
@@ -196,7 +200,7 @@ class Predictions(Iterator[Prediction]):
         """Yield the predictions of the rows from ``start``."""
         part, new, blank = slice(start, start + BLOCK_ROWS), self.rows, [None] * BLOCK_ROWS
         counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
-        ids = new.ids[part] if new.ids else blank
+        ids = new.ids[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
         classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
         labelled = _labels(self.bundle, self._features(part, counts), counts)
@@ -208,11 +212,11 @@ class Predictions(Iterator[Prediction]):
             elif self.radius is not None:
                 interval = [label - self.radius, label + self.radius]
             yield Prediction(
+                id=ids[row],
                 label=None if self.abstain and among is not None and len(among) != 1 else label,
                 probabilities=probabilities,
                 classes=classes,
                 truth=self.truths[start + row],
-                id=ids[row],
                 group=groups[row],
                 each=counts is not None,
                 set=among,
