@@ -44,7 +44,7 @@ SCALES = "channel", "series", "both", "differences", "differences"
 
 def draw_candidate(number: int, data: "SearchData") -> dict[str, Any]:
     """Return a candidate by its number from 1, as options of `extract`; data and seed determine it."""
-    task, rows, backbone = data.prepared.task, sum(data.prepared.rows.values()), data.options.backbone
+    task, backbone = data.prepared.task, data.options.backbone
     draw = generator(data.options.seed, f"tune-{number}")
     kind, tokens = kind_of(task), task.max_tokens
     found: dict[str, Any]
@@ -62,7 +62,7 @@ def draw_candidate(number: int, data: "SearchData") -> dict[str, Any]:
     # Aligned sequences need their positions, so poolings that keep every token are included if they are not too wide.
     aligned = ["mean,tokens", "mean,segments8,tokens"] if tokens * data.width <= MAX_TOKEN_FEATURES else []
     if kind == "series":
-        stride = default_windows(task, rows, tokens)["stride"]
+        stride = default_windows(task)["stride"]
         found = {"stride": stride, "pad": "same", "normalise": one(*SCALES)}
         if draw.random() < 0.75:
             patch = one(5, 7, SERIES_KERNEL, SERIES_KERNEL, 11, 15)
@@ -95,7 +95,7 @@ def draw_candidate(number: int, data: "SearchData") -> dict[str, Any]:
                 "quantiles5,segments4",
             ]
         elif kind == "symbols" and draw.random() < 0.6:
-            found, layers = default_windows(task, rows, tokens), default_layers(kind)[0]
+            found, layers = default_windows(task), default_layers(kind)[0]
             found |= {"patch": one(3, SYMBOL_KERNEL, 7, 9), "gain": one(3.0, 6.0, 9.0)}
             pools = [
                 "shares13,max,min,segments8",
