@@ -212,7 +212,7 @@ def resolve(
     shapes = column_shapes(seen, shape.width, _Columns(layers, poolings).names)
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
-    block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place, pieces)
+    block_rows, batch_rows = rows_at_a_time(seen, reader, shapes, place, pieces)
     batch_rows = decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")
     folds, repeats = default_folds(train, valid)
     widths = {
@@ -568,7 +568,7 @@ def _check_columns(
         raise InputError("no columns: name a layer and a pooling")
 
 
-def _rows_at_a_time(
+def rows_at_a_time(
     seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
     """Return the number of rows per block and per batch; a row has up to ``pieces`` pieces."""

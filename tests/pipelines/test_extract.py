@@ -153,6 +153,16 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
             np.testing.assert_array_equal(small[split][column], large[split][column])
 
 
+def test_progress_counts_each_batch(small, monkeypatch):
+    counted, _ = [], prepare("digits")
+    monkeypatch.setattr("reservoir_pipelines.output.Meter.advance", lambda _, *args: counted.append(args))
+    done = small(batch_rows=10)
+    assert counted[0] == (10, None) and sum(rows for rows, _ in counted) == sum(done.rows.values())
+    assert [rows for rows, written in counted if written is not None] == [0] * sum(
+        done.store.entry.layout.count(number) for number in done.rows.values()
+    )
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PADDED)
 def test_padding_is_below_five_percent(device, name):
