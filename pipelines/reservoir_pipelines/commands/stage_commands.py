@@ -292,6 +292,7 @@ def _largest(values: Sequence[float]) -> str:
 def plan_answer(done: Forecast) -> Answer:
     """Return the expected cost of an extraction."""
     shown = {"tokens": f"{done.tokens:,.0f} per row", "padding": f"{done.padding:.1%}"}
+    shown["processor_seconds"] = time_text(done.processor_seconds)
     return Answer(done, [fact_table(vars(done) | shown)])
 
 

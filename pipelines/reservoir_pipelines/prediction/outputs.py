@@ -137,7 +137,9 @@ def _row(number: int, one: Prediction) -> dict[str, Any]:
     elif not one.problem:
         labels = _flat(one.label)
         truths = [None] * len(labels) if one.truth is None else _flat(one.truth)
-        chances = np.reshape(_flat(one.probabilities), (len(labels), -1)).tolist()
+        chances = [_flat(one.probabilities)]
+        if len(labels) > 1:
+            chances = np.reshape(chances, (len(labels), -1)).tolist()
         for place, label in enumerate(labels):
             suffix = f"_{place}" if isinstance(one.label, list) else ""
             row[f"label{suffix}"] = label
