@@ -1,6 +1,7 @@
 """`fit` gives the same readouts as scikit-learn, and chooses, saves and plots one; invalid options are refused."""
 
 import csv
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from reservoir_pipelines.fitting.sources import (
     fold_blocks,
     stored_moments,
 )
-from reservoir_pipelines.plots import ScoreGrid, plot_sweep
+from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from reservoir_pipelines.tuning.judge import ColumnKernel
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
@@ -568,3 +569,14 @@ def test_race_leaves_the_best_third_and_names_the_others(tmp_path, narrow_mini, 
     assert all(on_all[result.name, result.alpha] == result.valid_score for result in done.table)
     for asked in ({"select": "cv5"}, {"columns": "block01/mean,block01/max,block02/mean,block02/last"}):
         assert not fit(extracted, **asked).left_out
+
+
+@pytest.mark.parametrize(
+    "title", ["a short title", "waves.npz x mini-pretrained-" + "0123456789abcdef" * 9, "word " * 60]
+)
+def test_titles_of_plots_are_broken_into_lines_and_not_cut(tmp_path, title):
+    with saved_figure(tmp_path / "plot.png", 4, 3, title) as figure:
+        (shown,) = figure.texts
+        assert shown.get_window_extent().width <= figure.bbox.width
+        assert re.sub(r"\s", "", shown.get_text()) == re.sub(r"\s", "", title)
+    assert (tmp_path / "plot.png").exists()
