@@ -192,16 +192,13 @@ def resolve(
     _check_columns(task, reader, layers, poolings)
     layers, more = tuple(layer for layer in layer_names(shape.depth) if layer in layers), ""
     if kind != "named task":
-        default = _Columns(layers, poolings)
-        choices = _column_choices(
-            kind, default, reasons, native=native, tokens="tokens" in poolings and train <= MAX_KERNEL_ROWS
-        )
+        tokens = "tokens" in poolings and train <= MAX_KERNEL_ROWS
+        choices = _column_choices(kind, _Columns(layers, poolings), reasons, native=native, tokens=tokens)
         limits = {"size": reasons["pool"] != GIVEN, "work": kind in ("series", "symbols") and not native}
         budget = _Budget(task, seen, shape.width, sum(rows.values()), **limits)
-        columns, changed = budget.first_that_fits(choices)
-        layers, poolings = columns.layers, columns.poolings
+        layers, poolings, changed = budget.first_that_fits(choices)
         reasons |= changed
-        more = budget.note(default) if changed else ""
+        more = budget.note(choices[0]) if changed else ""
     device = choose_device(options.device)
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     # Many shares are 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
@@ -213,7 +210,7 @@ def resolve(
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
     block_rows, batch_rows = rows_at_a_time(seen, reader, shapes, place, pieces)
-    batch_rows = decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")
+    batch_rows = decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens, or a block")
     folds, repeats = default_folds(train, valid)
     widths = {
         c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1
@@ -383,7 +380,7 @@ def _resolve_reservoir(
         reservoir = resolve_model(options, windows, published=options.published)
         why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
-    if windows.get("stride", 1) > 1 and why != PLAIN:
+    if reservoir.stride > 1 and why != PLAIN and not native:
         reasons["stride"] = (
             f"rows of up to {task.max_tokens:,} values become at most {MAX_WINDOWS:,} windows"
         )
@@ -516,15 +513,15 @@ class _Budget:
     size: bool
     work: bool
 
-    def first_that_fits(self, choices: Sequence[_Columns]) -> tuple[_Columns, dict[str, str]]:
-        """Return the first choice within the budget, else the last, and the reason of each option that it changes."""
+    def first_that_fits(self, choices: Sequence[_Columns]) -> tuple[Names, Names, dict[str, str]]:
+        """Return layers and poolings of the first choice within the budget, else of the last, and why they changed."""
         chosen = next((choice for choice in choices if not self._exceeded(choice)), choices[-1])
         exceeded, changed = self._exceeded(choices[0]), dict[str, str]()
         if chosen.layers != choices[0].layers:
             changed["layers"] = exceeded.get("blocks") or exceeded["size"]
         if chosen.poolings != choices[0].poolings:
             changed["pool"] = "; ".join(exceeded[name] for name in ("sorting", "size") if name in exceeded)
-        return chosen, changed
+        return chosen.layers, chosen.poolings, changed
 
     def note(self, default: _Columns) -> str:
         """Return a note that names the columns that fewer rows would have."""
