@@ -271,6 +271,17 @@ def test_the_load_of_a_machine_changes_no_estimate_and_is_said(costly, letter_ta
     assert re.search(r"plan: the machine is busy \(a load of 20.0 on \d+ cores\)", capsys.readouterr().err)
 
 
+def test_the_trial_reads_batches_of_neighbouring_rows(costly, cache, tiny_gpt2, tmp_path, monkeypatch):
+    _, settings = costly
+    drawn, trial = [], forecast._trial
+    monkeypatch.setattr(forecast, "_trial", lambda run, rows: drawn.append(rows) or trial(run, rows))
+    np.savez(tmp_path / "waves.npz", x=np.random.default_rng(0).normal(size=(3000, 4, 1)), y=np.arange(3000) % 2)
+    forecast_of(str(tmp_path / "waves.npz"), batch_rows=50, **settings)
+    assert [len(rows) for rows in drawn] == [50 * 2**n for n in range(len(drawn))] and len(drawn) > 1
+    assert all((np.diff(rows.reshape(-1, 50)) == 1).all() for rows in drawn)
+    assert drawn[-1][-1] - drawn[-1][0] > len(drawn[-1])
+
+
 def test_columns_are_planned_for_the_rows_to_come(costly, cache, tiny_gpt2, tmp_path):
     np.savez(tmp_path / "waves.npz", x=np.random.default_rng(0).normal(size=(90, 40, 1)), y=np.arange(90) % 2)
     settings = {"backbone": str(tiny_gpt2), "compute": "float32"}
