@@ -1,6 +1,6 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as NumPy arrays."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,8 +110,16 @@ class Launched:
         }
 
 
-def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launched:
-    """Run the model over loaded rows, inside `exact_products`, without waiting for the device."""
+def launch(
+    model: LoadedModel,
+    loaded: Loaded,
+    columns: Sequence[str],
+    advance: Callable[[int], None] = lambda rows: None,
+) -> Launched:
+    """Run the model over loaded rows, inside `exact_products`, without waiting for the device.
+
+    ``advance`` gets the rows of each batch.
+    """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
@@ -136,6 +144,8 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launch
             out[column][rows, : found.shape[1]] = found
             if found.shape[1] < out[column].shape[1]:
                 out[column][rows, found.shape[1] :] = 0
+        if loaded.owner is None:  # pieces of texts are not rows
+            advance(len(batch.rows))
     return Launched(out, loaded)
 
 

@@ -238,7 +238,8 @@ class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
     ``column[rows]`` reads only these rows. NumPy's functions, operators and methods read the whole
-    column each time; ``numpy.asarray(column)`` reads it once.
+    column each time; ``numpy.asarray(column)`` or ``column[:]`` reads it once. ``torch.as_tensor(column)`` works;
+    ``torch.from_numpy`` takes arrays only, so pass it ``column[:]``.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:
@@ -257,6 +258,12 @@ class FeatureColumn(NDArrayOperatorsMixin):
         found = self._split.read(self._name).reshape(self.shape)
         return found if dtype is None else found.astype(dtype, copy=False)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        return np.asarray(self).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return np.empty(0).__dlpack_device__()
+
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         plain = [np.asarray(each) if isinstance(each, FeatureColumn) else each for each in inputs]
         return getattr(function, method)(*plain, **kwargs)
@@ -272,6 +279,10 @@ class FeatureColumn(NDArrayOperatorsMixin):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
+
+
+# torch.from_numpy takes no other type than ndarray, and names the type that it got: "expected np.ndarray (got ...)".
+FeatureColumn.__name__ = "FeatureColumn; read it with [:]"
 
 
 def _stamp(status: os.stat_result) -> Stamp:

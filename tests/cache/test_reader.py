@@ -203,6 +203,15 @@ def test_a_missing_row_is_an_index_error(grouped, index):
         FeatureStore(grouped[0])["train"]["final/all"][index]
 
 
+def test_torch_reads_a_column_once_or_says_how(grouped):
+    column = FeatureStore(grouped[0])["train"]["final/all"]
+    expected = torch.from_numpy(column[:])
+    for read in (torch.as_tensor, torch.tensor, torch.from_dlpack):
+        assert torch.equal(read(column), expected)
+    with pytest.raises(TypeError, match=r"got FeatureColumn; read it with \[:\]"):
+        torch.from_numpy(column)
+
+
 def test_rows_are_gathered_without_reading_the_others(grouped, monkeypatch):
     column, read = FeatureStore(grouped[0])["train"]["final/all"], reader.read_column
     whole, reads = np.asarray(column), []

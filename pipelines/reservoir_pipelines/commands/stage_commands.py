@@ -219,25 +219,23 @@ def predict(
     Print one JSON line per sequence, with the probabilities of the classes, or with --json one object
     of columns. If the file has labels, the accuracy and its 95% interval are printed too.
     """
-    from reservoir_pipelines.prediction.outputs import (
-        check_out,
-        columns_of,
-        evaluate_predictions,
-        write_predictions,
-    )
+    from reservoir_pipelines.prediction.outputs import Tally, check_out, columns_of, write_predictions
 
     if out:
         check_out(out)
-    predictions, done = api.predict(readout, file, **given), []
-    for prediction in predictions:
-        done.append(prediction)
-        if not out and not json:
-            print_json(prediction.to_dict())
+    predictions, tally, columns = api.predict(readout, file, **given), Tally(), None
+    # No prediction stays in memory. On a terminal, printed rows are the progress.
+    watched = tally.watch(predictions, progress=bool(out or json or not sys.stdout.isatty()))
     if out:
-        write_predictions(out, done)
-    evaluation = evaluate_predictions(done)
-    if empty := sum(one.set == [] for one in done):
-        sets, least = f"{empty:,} of {len(done):,} sets", 1 - (predictions.radius or 0)
+        write_predictions(out, watched, predictions.absent)
+    elif json:
+        columns = columns_of(watched, predictions.absent)
+    else:
+        for prediction in watched:
+            print_json(prediction.to_dict())
+    evaluation = tally.evaluation()
+    if tally.empty_sets:
+        sets, least = f"{tally.empty_sets:,} of {tally.rows:,} sets", 1 - (predictions.radius or 0)
         why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
         notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
     if evaluation and not json:
@@ -247,7 +245,7 @@ def predict(
             f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else "")
         )
         notify(*(f"{name}: {value}" for name, value in others))
-    found = {"out": out, "rows": len(done)} if out else {"predictions": columns_of(done) if json else None}
+    found = {"out": out, "rows": tally.rows} if out else {"predictions": columns}
     return Answer(found | {"evaluation": evaluation}, None if out else [])
 
 
@@ -268,6 +266,7 @@ def _largest(values: Sequence[float]) -> str:
 def plan_answer(done: Forecast) -> Answer:
     """Return the expected cost of an extraction."""
     shown = {"tokens": f"{done.tokens:,.0f} per row", "padding": f"{done.padding:.1%}"}
+    shown["processor_seconds"] = time_text(done.processor_seconds)
     return Answer(done, [fact_table(vars(done) | shown)])
 
 

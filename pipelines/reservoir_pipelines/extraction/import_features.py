@@ -102,7 +102,7 @@ def _write(
     made_with = {"call": call, "versions": versions("h5py", "numpy")}
     entry, todo = open_entry(root, name, prepared, index, spec, layout, shapes, [*index], made_with)
     with meter("import", row_count(entry, todo)) as bar:
-        steps = lambda *place: [place], lambda place, columns: partial(read, place, columns)
+        steps = lambda *place: [place], lambda place, columns, _: partial(read, place, columns)
         return entry, compute_missing(entry, [*index], [*shapes], *steps, bar.advance)
 
 

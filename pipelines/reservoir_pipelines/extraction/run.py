@@ -54,8 +54,14 @@ from reservoir_pipelines.workers import map_pieces, process_number, this_worker
 Load = Callable[[str, int, int], Iterable[Any]]
 """Function of a split and a range of rows that yields them in parts, in a separate thread."""
 
-Compute = Callable[[Any, Sequence[str]], Callable[[], Arrays]]
-"""Function that starts to compute columns of a part; calling its result returns their values, encoded or not."""
+Compute = Callable[[Any, Sequence[str], Callable[[int], None]], Callable[[], Arrays]]
+"""Function that starts to compute columns of a part; calling its result returns their values, encoded or not.
+
+It may call its third argument with the number of rows of each batch, which counts them for the progress.
+"""
+
+Advance = Callable[[int, int | None], None]
+"""Function that counts rows for the progress, with the number of bytes written so far, or None between blocks."""
 
 PADDING = "right, masked"
 MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
@@ -164,9 +170,7 @@ class Run:
         """The columns, layer by layer."""
         return tuple(self.shapes)
 
-    def compute(
-        self, entry: Entry, advance: Callable[[int, int], None] = lambda rows, written: None
-    ) -> int:
+    def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
@@ -184,8 +188,10 @@ class Run:
                 loaded = load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
                 yield start, loaded
 
-        def compute(part: tuple[int, Loaded], columns: Sequence[str]) -> Callable[[], Arrays]:
-            return start_encoding(launch(self.model, part[1], columns), store, part[0])
+        def compute(
+            part: tuple[int, Loaded], columns: Sequence[str], count: Callable[[int], None]
+        ) -> Callable[[], Arrays]:
+            return start_encoding(launch(self.model, part[1], columns, count), store, part[0])
 
         return read, compute
 
@@ -324,7 +330,7 @@ def compute_blocks(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Callable[[int, int], None] = lambda rows, written: None,
+    advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the blocks that no other process has claimed; return the number of rows computed."""
     # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
@@ -339,12 +345,19 @@ def compute_blocks(
 
         with closing(ahead(claimed(), LOADED_AHEAD)) as loaded:
             for (split, block), parts in groupby(loaded, itemgetter(0)):
-                launched = [compute(part, lacking) for _, lacking, part in parts if lacking]
                 low, high = layout.block(entry.spec.rows[split], block)
+                left = high - low  # rows that the progress has not counted
+
+                def count(rows: int) -> None:
+                    nonlocal left
+                    left -= rows
+                    advance(rows, None)
+
+                launched = [compute(part, lacking, count) for _, lacking, part in parts if lacking]
                 if launched:
                     writer.put(split, block, partial(_joined, launched))
                     computed += high - low
-                advance(high - low, writer.bytes_written)
+                advance(left, writer.bytes_written)
     return computed
 
 
@@ -362,7 +375,7 @@ def compute_missing(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Callable[[int, int], None] = lambda rows, written: None,
+    advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the missing blocks, and wait for those of other processes; return the number of rows computed here."""
     computed = 0

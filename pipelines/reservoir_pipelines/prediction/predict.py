@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from reservoir import InputError
-from reservoir.features import forward, length_limits
+from reservoir import InputError, devices
+from reservoir.features import column_shapes, forward, length_limits
 from reservoir.options import CoverageOptions, DeviceOptions, LabelsOptions, TrustOptions
-from reservoir.plan import RAW
+from reservoir.plan import BLOCK_ROWS, RAW, rows_at_a_time
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
@@ -25,9 +25,6 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
-
-BATCH_ROWS = 32
-BLOCK_ROWS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,13 +176,29 @@ class Predictions(Iterator[Prediction]):
 
     def __post_init__(self) -> None:
         self._stream = self._all_rows()
+        # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
+        parts = zip(self.bundle.parts, self.models, strict=True)
+        sizes = [_sizes(model, part.columns) if model else (BLOCK_ROWS["cpu"], 1) for part, model in parts]
+        self._block_rows = min(block for block, _ in sizes)
+        self._batch_rows = [batch for _, batch in sizes]
+
+    def __len__(self) -> int:
+        """Return the number of rows of the file, with those that cannot be read."""
+        return len(self.rows.x) + len(self.rows.skipped)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The columns of `outputs.columns_of` that would be empty: ``truth`` or ``problem``."""
+        without_truth = all(truth is None for truth in self.truths)
+        return ("truth",) * without_truth + ("problem",) * (not self.rows.skipped)
 
     def __next__(self) -> Prediction:
         return next(self._stream)
 
     def _all_rows(self) -> Iterator[Prediction]:
         """Yield the predictions of all rows of the file, and what is wrong with those that cannot be read."""
-        found = itertools.chain.from_iterable(map(self._block, range(0, len(self.rows.x), BLOCK_ROWS)))
+        starts = range(0, len(self.rows.x), self._block_rows)
+        found = itertools.chain.from_iterable(map(self._block, starts))
         skipped = self.rows.skipped
         for row in range(len(self.rows.x) + len(skipped)):
             if row in skipped:
@@ -198,7 +211,7 @@ class Predictions(Iterator[Prediction]):
 
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
-        part, new, blank = slice(start, start + BLOCK_ROWS), self.rows, [None] * BLOCK_ROWS
+        part, new, blank = slice(start, start + self._block_rows), self.rows, [None] * self._block_rows
         counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
         ids = new.ids[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
@@ -231,11 +244,11 @@ class Predictions(Iterator[Prediction]):
         if counts is not None:
             labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
         read = []
-        for part, model in zip(self.bundle.parts, self.models, strict=True):
+        for part, model, batch_rows in zip(self.bundle.parts, self.models, self._batch_rows, strict=True):
             if model is None:
                 found = {RAW: raw_features(task, scaling, x, lengths)}
             else:
-                found = forward(model, scaling, x, lengths, part.columns, BATCH_ROWS)
+                found = forward(model, scaling, x, lengths, part.columns, batch_rows)
             for column in part.columns:
                 values = found[column].reshape(len(x), -1, found[column].shape[-1])
                 if not (finite := np.isfinite(values).all(axis=(1, 2))).all():
@@ -243,6 +256,14 @@ class Predictions(Iterator[Prediction]):
                     raise InputError(f"{self.file}: the model overflows in {row}; correct or remove it")
                 read.append(samples(values, labels)[0])
         return np.concatenate(read, axis=1)
+
+
+def _sizes(model: LoadedModel, columns: Sequence[str]) -> tuple[int, int]:
+    """Return the number of rows of a block and of a batch."""
+    task, long = model.fpt.task, model.settings.long == "windows"
+    pieces = -(-task.max_tokens // model.reader.max_tokens) if model.reader and long else 1
+    shapes = column_shapes(task, model.fpt.backbone.width, columns)
+    return rows_at_a_time(task, model.reader, shapes, devices.kind(model.device), pieces)
 
 
 def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
@@ -266,18 +287,21 @@ def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
 
 def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> Iterator[tuple[Any, Any]]:
     """Yield the label and the probabilities of each row, or of each of the ``counts`` samples of a row."""
-    task, readout, each = bundle.task, bundle.readout, counts is not None
+    task, readout = bundle.task, bundle.readout
     labels = readout.predict(features)
-    found = [np.vectorize(task.label, otypes=[object])(labels) if task.classes else labels.astype(float)]
+    names = np.array([task.label(number) for number in range(task.classes)], object)
+    found = [names[labels.astype(int)] if task.classes else labels.astype(float)]
     if readout.has_probabilities:
         found.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
     if counts is None:
-        rows = [unsample(values, task.readout_tokens, task.outputs) for values in found]
+        nested = (unsample(values, task.readout_tokens, task.outputs) for values in found)
+        alone = tuple(axis for axis, size in ((1, task.readout_tokens), (2, task.outputs)) if size == 1)
+        rows = [values.squeeze(alone).tolist() for values in nested]
     else:
-        rows = [np.split(values, np.cumsum(counts)[:-1]) for values in found]
+        pieces = (np.split(values, np.cumsum(counts)[:-1]) for values in found)
+        rows = [[_unnested(values.tolist(), each=True) for values in of_rows] for of_rows in pieces]
     for label, *likely in zip(*rows, strict=True):
-        chances = _unnested(likely[0].tolist(), each=each) if likely else []
-        yield _unnested(label.tolist(), each=each), chances
+        yield label, likely[0] if likely else []
 
 
 def _unnested(nested: list[Any], *, each: bool = False) -> Any:
@@ -290,16 +314,19 @@ def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[
     """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
     classes = {str(task.label(number)) for number in range(task.classes)}
     found, unknown = list[Any](), set[str]()
-    for row, given in enumerate(y):
+    for row, given in enumerate(y.tolist() if y.ndim == 1 and not task.each else y):
         cut: Any = given[: lengths[row]] if task.each and given is not None else given
-        labels = [_as_label(cell, is_class=task.classes > 0) for cell in np.ravel(cut).tolist()]
+        cells = np.ravel(cut).tolist() if isinstance(cut, np.ndarray | list) else [cut]
+        labels = [_as_label(cell, is_class=task.classes > 0) for cell in cells]
         if None in labels:
             found.append(None)
             continue
         if classes:
             unknown |= {*map(str, labels)} - classes
-        nested = np.array(labels, object).reshape(-1, task.outputs).tolist()
-        found.append(labels if task.each else _unnested(nested))
+        if task.each or len(labels) == 1:
+            found.append(labels if task.each else labels[0])
+        else:
+            found.append(_unnested(np.array(labels, object).reshape(-1, task.outputs).tolist()))
     if missing := sum(truth is None for truth in found):
         notify(f"{file}: {missing:,} of {len(y):,} rows have no label, so the scores leave them out")
     if unknown:
