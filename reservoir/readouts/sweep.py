@@ -68,6 +68,8 @@ class Sweep:
     tally: Tally
     errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
     held_out: tuple[np.ndarray, ...] = ()  # scores (n, T) of the chosen penalty, labels, optional weights
+    # Returns what each sample adds to the accuracy of the chosen penalty, (n,); only for cross-validation.
+    merits: Callable[[], np.ndarray] | None = None
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
     def __post_init__(self) -> None:
@@ -194,7 +196,27 @@ def cross_sweep(
         best = slice(found.best, found.best + 1)
         chosen = [(scorers[0][k](x, best)[0], *labels) for k, x, *labels in by_fold(train)]
         found.held_out = tuple(map(np.concatenate, zip(*chosen, strict=True)))
+    found.merits = functools.partial(_held_out_merits, train, targets, scorers, found.best)
     return found
+
+
+def _held_out_merits(
+    train: Iterable[FoldBlock], targets: Targets, scorers: Sequence[Sequence[FoldScorer]], best: int
+) -> np.ndarray:
+    """Return the merits of samples in their order, (n,), averaged over repeats; ``best`` is the chosen penalty."""
+    chosen = slice(best, best + 1)
+    scores: list[list[np.ndarray]] = [[] for _ in scorers]  # of each repeat and block
+    labels: list[tuple[np.ndarray, ...]] = []
+    for x, y, fold, *weights in train:
+        labels.append((y, *weights))
+        for repeat, number in enumerate(fold.reshape(len(y), -1).T):
+            block = np.empty((len(y), targets.columns))
+            for k in np.unique(number).tolist():
+                held = number == k
+                block[held] = scorers[repeat][k](x[held], chosen)[0]
+            scores[repeat].append(block)
+    whole = tuple(map(np.concatenate, zip(*labels, strict=True)))
+    return np.mean([targets.merits(np.concatenate(part), *whole) for part in scores], axis=0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
