@@ -144,8 +144,14 @@ def test_k_mers_are_counted_as_by_scikit_learn_in_all_rows():
         np.testing.assert_allclose(statistics[COMPOSITION](x, lengths), letters, rtol=1e-6)
     unknown = np.full((1, 4), 9)  # symbols that no training row has are not counted
     assert not statistics[K_MERS](unknown, np.array([4])).any()
-    with pytest.raises(ValueError, match="unknown statistic"):
-        Statistic(name="secret")
+    for fields, problem in (
+        ({"name": "secret"}, "unknown statistic"),
+        ({"name": K_MERS}, "no letters"),
+        ({"name": K_MERS, "letters": (2, 1), "terms": (0,)}, "ascending"),
+        ({"name": "tf-idf", "words": ("a",), "idf": (1.0, 2.0)}, "do not match"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            Statistic(**fields)
 
 
 @pytest.mark.parametrize("kind", ["composition", "tf-idf", "summary statistics"])

@@ -104,7 +104,8 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         )
         for alpha, score, loss, converged in settings
     )
-    return ColumnFit(results=results, best=swept.best, solve=swept.readout, merits=swept.merits)
+    merits = None if swept.merits is None else partial(np.asarray, swept.merits)
+    return ColumnFit(results=results, best=swept.best, solve=swept.readout, merits=merits)
 
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
@@ -302,7 +303,7 @@ class LogisticFitter(PenaltyFitter):
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
         found = Sweep(path, tally)
         found.held_out = first[found.best], labels
-        found.merits = partial(np.mean, [part[found.best] for part in merits], axis=0)
+        found.merits = np.mean([part[found.best] for part in merits], axis=0)
         return column_fit("logistic", source.columns, found)
 
 

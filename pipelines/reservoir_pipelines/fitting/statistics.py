@@ -38,6 +38,10 @@ class Statistic:
     def __post_init__(self) -> None:
         if self.name not in (SUMMARIES, TF_IDF, *SIZES):
             raise ValueError(f"unknown statistic {self.name[:40]!r}")
+        if (self.name == TF_IDF and not self.words) or (
+            self.name in SIZES and not (self.letters and self.terms)
+        ):
+            raise ValueError("it has no letters, k-mers or words")
         if len(self.words) != len(self.idf) or len(set(self.words)) < len(self.words):
             raise ValueError("its words and their frequencies do not match")
         if list(self.letters) != sorted(set(self.letters)) or list(self.terms) != sorted(set(self.terms)):
