@@ -50,7 +50,7 @@ def test_other_pages_cite_numbers_of_the_results(results):
     best = {row["task"].split(",")[0]: row for row in sorted(full_size, key=lambda row: float(row["test"]))}
     readme = (ROOT / "README.md").read_text()
     native, in_float32 = results.parsed(results.block("digits"))
-    assert f"In float32 the test accuracy of the demo is also {in_float32['test']}%" in " ".join(readme.split())
+    assert f"In float32 the test accuracy of the demo is {in_float32['test']}%" in " ".join(readme.split())
     assert f"{native['valid']}%  {native['test']}%" in readme
     cited = results.parsed(readme.partition("## An untrained transformer")[2].partition("\n## ")[0])
     for row in cited:
