@@ -240,10 +240,10 @@ def resolve(
     widths = {
         c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1
     }
-    candidates = readout_candidates(
-        task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native
-    )
-    tried = f"known to suit {kind}" if candidates[0] == RAW else "each alone, and each layer as a whole"
+    columns = [*shapes]
+    candidates = readout_candidates(task, columns, widths, train, cross_validated=folds > 0, native=native)
+    known = _known_columns(task, columns) == candidates
+    tried = f"known to suit {kind}" if known else "each alone, and each layer as a whole"
     return Plan(
         task=task,
         reservoir=reservoir,
@@ -354,10 +354,10 @@ def readout_candidates(
     cross_validated: bool,
     native: bool = False,
 ) -> tuple[str, ...]:
-    """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
+    """Return the columns among which a readout is chosen; ``a+b`` concatenates two (see `default_column`).
 
-    ``available`` may include ``raw``; ``widths`` holds the widths of columns with one sample per row;
-    ``rows`` counts training rows. ``native`` is True for native input and for several entries.
+    ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
+    ``native`` is True for native input and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS and (known := _known_columns(task, available)):
         return known
@@ -380,19 +380,27 @@ def readout_candidates(
     few = cross_validated and rows <= MAX_KERNEL_ROWS
     if few and len(layers) > 1 and sum(widths[column] for column in whole) <= MAX_ALL_WIDTH:
         # All columns together do best on most small data sets, and need no choice of a layer.
-        joined += ["+".join(whole), *(["+".join([*whole, RAW])] if RAW in available else [])]
+        return tuple(dict.fromkeys(["+".join(whole), *alone, *joined]))
     return tuple(dict.fromkeys([*alone, *joined]))
+
+
+def default_column(candidates: Sequence[str]) -> str | None:
+    """Return the candidate that is chosen unless another is clearly better; None if no default is known.
+
+    It is the first one, if it concatenates columns: `readout_candidates` puts columns that are known
+    to do well together first.
+    """
+    return candidates[0] if "+" in candidates[0] else None
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
     """Return the columns to try alone: wide columns of all tokens only if there are no others."""
-    columns = [column for column in available if column != RAW]
-    return [column for column in columns if not column.endswith("/all")] or columns
+    return [column for column in available if not column.endswith("/all")] or [*available]
 
 
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     """Return the columns known to suit the kind of a task's data; none if it is unknown."""
-    kind, given = kind_of(task), {column.partition("/")[0] for column in available if column != RAW}
+    kind, given = kind_of(task), {column.partition("/")[0] for column in available}
     default = split_names(default_layers(kind)[0])
     layers = tuple(layer for layer in default if layer in given)
     # With many rows, only one layer of symbols, or the input layer of series, may have columns.
@@ -410,7 +418,7 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
         whole = [*values, *(column for column in columns if "segments" in column)]
         if {*whole} <= {*available}:
             tokens = [f"{layer}/tokens" for layer in layers] if kind == "symbols" else []
-            tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
+            tried = ("+".join(values), "+".join(whole), *tokens)
             return tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available})
     return ()
 

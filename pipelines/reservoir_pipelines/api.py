@@ -223,8 +223,10 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and
-    the raw input, which is chosen if nothing scores better. ``a+b`` concatenates two columns. A
-    readout chosen on the validation split is then fitted to train and valid.
+    columns that are known to suit the data. On data of your own, a baseline (the raw input, or a
+    statistic of it) is saved instead if it is better by more than a standard error on the held-out
+    rows. ``a+b`` concatenates two columns. A readout chosen on the validation split is then fitted to
+    train and valid.
 
     Examples
     --------

@@ -120,6 +120,11 @@ def score_text(score: float | None, metric: str) -> str:
     return percent(score) if score is None or is_share(metric) else f"{score:.3f}"
 
 
+def difference_text(difference: float, metric: str) -> str:
+    """Return a difference of two scores as text: of accuracies in points."""
+    return f"{100 * difference:.1f} points" if is_share(metric) else f"{difference:.3f}"
+
+
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share of labels, which is shown in percent."""
     return metric in ("accuracy", "balanced_accuracy")

@@ -79,6 +79,20 @@ class Targets:
             return (scores > 0).astype(np.int64)
         return scores.reshape(*scores.shape[:-1], self.outputs, self.classes).argmax(-1)
 
+    def merits(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """Return what each sample adds to the metric, (n,), from scores (n, T) and labels (n, outputs).
+
+        It is the share of its correct labels, times its weight; for real targets it is the negative
+        squared error, divided by the variance of each output.
+        """
+        if self.classes:
+            right = (self.predict(scores) == y).mean(axis=1)
+        else:
+            variance = y.var(axis=0, dtype=np.float64)
+            right = -(np.square(scores - y) / np.where(variance > 0, variance, 1.0)).mean(axis=1)
+        counted = self.weights(y, weights)
+        return right if counted is None else right * counted / counted.mean()
+
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
         if self.classes == 2:

@@ -88,8 +88,9 @@ def test_test_is_scored_for_the_chosen_readout_alone(extracted, fitted):
     assert fitted.best.test_score == pytest.approx(hits.mean())
     with fitted.results.open() as file:
         rows = list(csv.DictReader(file))
-    assert [r["columns"] for r in rows if r["test_score"]] == [fitted.best.name, "raw"]
-    assert len(rows) == len(fitted.table) + 1
+    baselines = [one.name for one in fitted.baselines]
+    assert [r["columns"] for r in rows if r["test_score"]] == [fitted.best.name, *baselines]
+    assert len(rows) == len(fitted.table) + len(baselines)
     assert sum(int(r["chosen"]) for r in rows) == 1
 
 

@@ -14,7 +14,15 @@ import torch
 from reservoir import InputError, options, processor, reservoir
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
-from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, readout_candidates, resolve, resolve_model
+from reservoir.plan import (
+    VALUE_POOLINGS,
+    default_column,
+    default_folds,
+    kind_of,
+    readout_candidates,
+    resolve,
+    resolve_model,
+)
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -62,7 +70,8 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     assert (found.input, found.patch, found.stride, found.pad) == ("kernels", 5, 1, "same")
     for plan in (series, symbols):
         check_poolings(list(plan.poolings))
-        assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns, "raw"}
+        assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns}
+        assert default_column(plan.candidates) == plan.candidates[0]
     assert set(VALUE_POOLINGS) < set(series.poolings)
 
 
@@ -142,7 +151,7 @@ def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
         ("embed", "block01"),
     ]
     assert ["tokens" in plan.poolings for plan in letters.values()] == [True, True, True, False]
-    assert [len(plan.candidates) for plan in letters.values()] == [6, 5, 5, 8]
+    assert [len(plan.candidates) for plan in letters.values()] == [4, 3, 3, 8]
     assert letters[4000].poolings == ("shares13", "max", "min", "segments8")
     given = plan_of(SYMBOLS, 2000, layers="embed,block01")
     for layers in ("block02", "embed,block02"):  # all columns of explicitly named layers are tried

@@ -20,8 +20,8 @@ from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import (
     Table,
     count_text,
+    difference_text,
     fact_table,
-    is_share,
     notify,
     percent,
     print_json,
@@ -78,7 +78,6 @@ def extract(
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
-SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
 MAX_RECALLS = 10  # rows of the recall table
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test")
@@ -119,7 +118,7 @@ def fit(
         several = fit_seeds(found, seeds, options, place, data=data)
         rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
         metric, over = several.fits[0].best.metric, _over_groups(several.fits[0].evaluation)
-        mean = f"{score_text(several.mean, metric)} +- {_difference(several.deviation, metric)}"
+        mean = f"{score_text(several.mean, metric)} +- {difference_text(several.deviation, metric)}"
         summary = ("", ""), [("test", f"{mean} over {len(several.fits)} seeds")]
         return Answer(several, [((*HEADINGS, f"95% interval{over}"), rows), summary])
     done = api.fit([entry.path for entry in found], **given)
@@ -131,13 +130,8 @@ def fit_tables(done: Fit) -> list[Table]:
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
     headings, entry = (*HEADINGS, f"95% interval{_over_groups(done.evaluation)}"), done.entry
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
-    if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
-        sure = "no more than chance can explain"
-        if done.p_value < SIGNIFICANT:
-            worse = (done.best.test_score or 0) < (done.raw.test_score or 0)
-            sure = f"{'worse, by ' if worse else ''}more than chance can explain"
-        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done.evaluation)})"
-        tables.append((("", ""), [("best against raw", against)]))
+    if done.against:
+        tables.append((("",), [(one.sentence,) for one in done.against]))
     if done.layers:
         each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
         tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
@@ -197,11 +191,6 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
 def _spread(interval: tuple[float, float] | None, metric: str) -> str:
     """Return the ends of an interval as text, or "" if there is none."""
     return " to ".join(score_text(end, metric) for end in interval or ())
-
-
-def _difference(score: float, metric: str) -> str:
-    """Return a difference of two scores as text."""
-    return f"{100 * score:.1f} points" if is_share(metric) else f"{score:.3f}"
 
 
 def predict(

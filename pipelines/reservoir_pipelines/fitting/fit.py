@@ -1,6 +1,5 @@
 """The stage ``fit``: every column under every setting of a readout, chosen by validation and scored on test once."""
 
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,21 +9,26 @@ from reservoir_cache import make_folder
 from reservoir.errors import InputError, as_input_error
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
-from reservoir.readouts.evaluation import compare
 from reservoir.readouts.ridge import Arithmetic, products_on
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS, valid_is_test
 from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.fitters import FinalReadout, RidgeFitter, finish, fit_columns, make_fitter
+from reservoir_pipelines.fitting.choice import better_baseline, cautions, choose_fit, compare_with
+from reservoir_pipelines.fitting.fitters import (
+    FinalReadout,
+    RidgeFitter,
+    finish,
+    fit_columns,
+    make_fitter,
+    without_choice,
+)
 from reservoir_pipelines.fitting.publish import publish
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
+from reservoir_pipelines.fitting.sources import KNOWN, Features, Pool, Tried, choose_columns, held_out_units
 from reservoir_pipelines.output import count_text, notify
 from reservoir_pipelines.weight_files import caution_if_changed
-
-FAR_BELOW = 0.2  # difference of R² between validation and test rows from which a caution is printed
 
 
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
@@ -40,6 +44,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     tried = choose_columns(pool, options)
     rows, folds = pool.rows, tried.folds
     fitter = make_fitter(options, task.classes, folds, tried.repeats)
+    fitter = fitter if tried.chooses else without_choice(fitter)
     ridge = fitter if isinstance(fitter, RidgeFitter) else None
     sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()
     if sizes and not ridge:
@@ -50,38 +55,36 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     folder = Path(options.out) if options.out else tried.folder
     with writing(folder):
         make_folder(folder)
-    grouped = " by group" if tried.groups is not None else ""
-    how = f"{folds}-fold cross-validation{grouped}" if folds else "valid"
-    notify(
-        f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}"
-    )
+    notify(f"fit {task.name}: {_how(tried, rows['train'])}")
     with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
         fits, left_out = fit_columns(pool, tried, fitter)
-        best = max(fits, key=lambda fit: fit.result.merit)
+        units = held_out_units(pool.source(tried.columns[0]), KNOWN if folds else ("valid",))
+        best = choose_fit(fits, units, tried.default)
         source = pool.source(best.result.name)
         curve = ridge.learning_curve(source, sizes) if sizes and ridge else ()
-        fitted = [(best, source, fitter), *fit_baselines(pool, fits, fitter)]
+        fitted = [(best, source, fitter), *fit_baselines(pool, fits, fitter, chooses=tried.chooses)]
         chosen, *baselines = [finish(*one, task) for one in fitted]
+        # A named task is a benchmark of the reservoir. On the user's own data, a baseline is saved if it is better.
+        own = options.columns == "all" and task.name not in TASKS and not task.each
+        rivals = [fit for fit, *_ in fitted[1:]] if own and tried.chooses else []
+        better = better_baseline(best, rivals, units)
+        number = 0 if better is None else 1 + rivals.index(better)
+        kept = [chosen, *baselines][number]
+        # The raw input alone is no reservoir, so there is nothing to compare.
+        compared = baselines if best.result.columns != (RAW,) else []
+        against = tuple(compare_with(chosen, baseline) for baseline in compared)
+        notify(*(one.sentence for one in against if one.verdict != "adds"))
+        _warn(kept, cautions(kept, fitted[number][0], units))
     raw = baselines[0] if baselines else None
-    ours = max([fit.result.valid_score for fit in fits if fit.result.columns != (RAW,)], default=math.inf)
-    level = tuple(one.result.name for one in baselines if one.result.valid_score >= ours)
-    notify(
-        *(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}." for name in level)
-    )
-    # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if it scores better.
-    own = options.columns == "all" and task.name not in TASKS and not task.each
-    kept = raw if own and raw and raw.result.merit > chosen.result.merit else chosen
     table = tuple(result for fit in fits for result in fit.results)
-    _warn(kept)
     done = Fit(
         entry=pool.entry.path,
         best=kept.result,
         evaluation=kept.evaluation,
         raw=raw and raw.result,
         baselines=tuple(one.result for one in baselines),
-        adds_nothing_to=level,
+        against=against,
         left_out=left_out,
-        p_value=compare(chosen.evaluation, raw.evaluation) if raw else None,
         table=table,
         curve=curve,
         layer_weights=best.layer_weights,
@@ -91,8 +94,21 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         saved=folder / CARD,
         seconds=round(time.monotonic() - started, 3),
     )
-    publish(done, pool, chosen.result, kept.held_out(), tried.folder, options)
+    publish(done, pool, chosen.result, kept, tried.folder, options)
     return done
+
+
+def _how(tried: Tried, rows: int) -> str:
+    """Return what is fitted and how a readout is chosen, in words."""
+    if not tried.chooses:
+        problem = "nothing is chosen, because no fold can hold out most of the classes and still fit them"
+        instead = (
+            f"the readout is {tried.columns[0]} with a fixed penalty, and validation scores mean nothing"
+        )
+        return f"{problem}; {instead}; add rows (or groups) of each class"
+    grouped = " by group" if tried.groups is not None else ""
+    how = f"{tried.folds}-fold cross-validation{grouped}" if tried.folds else "valid"
+    return f"{count_text(len(tried.columns), 'column')} on {rows:,} rows, chosen by {how}"
 
 
 def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
@@ -104,16 +120,12 @@ def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _warn(chosen: FinalReadout) -> None:
+def _warn(chosen: FinalReadout, lines: Sequence[str]) -> None:
+    """Print cautions: that all test rows get one label, and other ``lines``."""
     result, found = chosen.result, chosen.evaluation
     predicted = found.confusion.sum(axis=0).nonzero()[0]
     if len(predicted) == 1 < len(found.recall) and found.samples == found.rows:
         problem = f"CAUTION: all test rows get the label {found.classes[predicted[0]]!r}"
-        balanced = "" if result.metric == "balanced accuracy" else ", or pass --class-weight balanced"
+        balanced = "" if result.metric == "balanced_accuracy" else ", or pass --class-weight balanced"
         notify(f"{problem}, as by a constant; add rows of the other classes{balanced}")
-    if result.metric == "R²" and result.test_score is not None:
-        problem = f"CAUTION: R² {result.test_score:.3f} on {found.rows:,} test rows is"
-        if result.test_score < 0:
-            notify(f"{problem} worse than predicting the mean; add rows or discard the readout")
-        elif result.valid_score - result.test_score > FAR_BELOW:
-            notify(f"{problem} far below {result.valid_score:.3f} on validation rows")
+    notify(*lines)

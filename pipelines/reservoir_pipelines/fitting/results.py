@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation
 from reservoir.readouts.linear import Readout
-from reservoir_pipelines.output import Record, as_json
+from reservoir_pipelines.output import Record, as_json, count_text, difference_text
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
 ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
@@ -105,6 +106,52 @@ class CurvePoint(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Against(Record):
+    """What the test rows show of the best readout of the reservoir against a baseline on the same rows.
+
+    Parameters
+    ----------
+    name : str
+        The baseline.
+    verdict : {"adds", "adds nothing", "no difference", "cannot be judged"}
+        ``adds`` if the reservoir is better with p < .05, ``adds nothing`` if the baseline is, ``no difference`` if
+        neither is. Fewer than six rows or groups cannot be judged, because no outcome would give p < .05.
+    metric : str
+        The metric of ``difference``.
+    difference : float
+        Test score of the reservoir minus that of the baseline.
+    p_value : float, optional
+        The p-value of the hypothesis that both are equally good: McNemar's mid-p, or for regression, several labels
+        and groups the share of sign flips of the paired differences. None for fewer than three rows or groups.
+    rows, groups : int
+        Number of test rows, and of their groups (0 without groups).
+    """
+
+    name: str
+    verdict: str
+    metric: str
+    difference: float
+    p_value: float | None
+    rows: int
+    groups: int
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with its evidence."""
+        name = "the raw input" if self.name == RAW else self.name
+        rows, by = count_text(self.rows, "test row"), difference_text(abs(self.difference), self.metric)
+        over = f"{rows} in {count_text(self.groups, 'group')}" if self.groups else rows
+        if self.verdict == "cannot be judged":
+            return f"Whether this reservoir adds to {name} cannot be judged on {over}."
+        evidence = f"on {over} (p = {self.p_value:.2g})"
+        if self.verdict == "no difference":
+            return f"No difference can be seen between this reservoir and {name} {evidence}."
+        if self.verdict == "adds":
+            return f"This reservoir adds {by} to {name} {evidence}."
+        return f"This reservoir adds nothing to {name}: it is worse by {by} {evidence}."
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """The result of `fit`.
 
@@ -120,13 +167,11 @@ class Fit:
         The best readout of the raw input; None if the prepared data was removed.
     baselines : tuple of Result
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
-    adds_nothing_to : tuple of str
-        The baselines that are as good on validation rows as the best readout of the reservoir.
+    against : tuple of Against
+        What the test rows show of the best readout of the reservoir against each baseline; empty if only the raw
+        input was fitted.
     left_out : tuple of Result
         The best readout of each column that was fitted only to some of the rows, best first.
-    p_value : float, optional
-        The p-value of the hypothesis that the best readout and the raw input are equally good on the test rows:
-        McNemar's mid-p, or a paired bootstrap for regression and for rows with groups.
     table : tuple of Result
         Every readout that was tried.
     curve : tuple of CurvePoint
@@ -146,9 +191,8 @@ class Fit:
     evaluation: Evaluation
     raw: Result | None
     baselines: tuple[Result, ...]
-    adds_nothing_to: tuple[str, ...]
+    against: tuple[Against, ...]
     left_out: tuple[Result, ...] = ()
-    p_value: float | None
     table: tuple[Result, ...]
     curve: tuple[CurvePoint, ...]
     layer_weights: Mapping[str, float]
@@ -157,6 +201,17 @@ class Fit:
     plot: Path
     saved: Path
     seconds: float
+
+    @property
+    def adds_nothing_to(self) -> tuple[str, ...]:
+        """The baselines that are better on the test rows than the best readout of the reservoir."""
+        return tuple(one.name for one in self.against if one.verdict == "adds nothing")
+
+    @property
+    def p_value(self) -> float | None:
+        """The p-value against the raw input; None without one."""
+        raw = self.raw.name if self.raw else None
+        return next((one.p_value for one in self.against if one.name == raw), None)
 
     @property
     def layers(self) -> dict[str, float]:
@@ -178,6 +233,9 @@ class Fit:
             **{name: getattr(self.best, name) for name in ("metric", "valid_score", "test_score")},
             "layers": self.layers,
             "baselines": [{"name": one.name, **one.to_dict()} for one in self.baselines],
+            "against": [{**one.to_dict(), "sentence": one.sentence} for one in self.against],
+            "adds_nothing_to": self.adds_nothing_to,
+            "p_value": self.p_value,
             "left_out": [one.name for one in self.left_out],
             "curve": [point._asdict() for point in self.curve],
             "tried": len(self.table),

@@ -245,7 +245,9 @@ class Predictions(Iterator[Prediction]):
             labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
         read = []
         for part, model, batch_rows in zip(self.bundle.parts, self.models, self._batch_rows, strict=True):
-            if model is None:
+            if part.statistic:
+                found = {part.columns[0]: part.statistic(x, lengths)}
+            elif model is None:
                 found = {RAW: raw_features(task, scaling, x, lengths)}
             else:
                 found = forward(model, scaling, x, lengths, part.columns, batch_rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +34,26 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
         "test_rows": evaluation.get("rows"),
         **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
         "layers": found.get("layers", {}),
-        "baselines": {baseline["name"]: baseline["test_score"] for baseline in found["baselines"]},
+        "baselines": {_baseline_name(baseline): baseline["test_score"] for baseline in found["baselines"]},
         "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
         **{name: found[name] for name in ("curve", "adds_nothing_to", "tried")},
-        "sweep": _read_sweep(results),
+        "sweep": _read_sweep(results, {baseline["name"] for baseline in found["baselines"]}),
     }
 
 
-def _read_sweep(results: Path) -> dict[str, Any]:
+def _baseline_name(baseline: Values) -> str:
+    """Return the name of a baseline, with its rows if it was not fitted to all training rows."""
+    rows = baseline["readout"].partition(" on ")[2]
+    return f"{baseline['name']} on {rows}" if rows else baseline["name"]
+
+
+def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
     best = next((line for line in lines if line["chosen"] == "1"), lines[0])
-    # The raw input is a baseline and not drawn, unless it is the chosen readout.
-    lines = [line for line in lines if line["columns"] != "raw" or best["columns"] == "raw"]
+    # Baselines are not drawn, unless one is the chosen readout.
+    lines = [line for line in lines if line["columns"] not in baselines - {best["columns"]}]
     found = [
         Result(
             columns=tuple(line["columns"].split("+")),
@@ -94,8 +100,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         if isinstance(value, int | float) and name != chosen_by:
             share = values["classes"] and name not in NUMBERS
             facts.append((name.replace("_", " "), percent(value) if share else round(value, 3)))
-    if found["p_value"] is not None:
-        facts.append(("against raw", f"p = {found['p_value']:.2g}"))
+    facts += [(f"against {one['name']}", one["sentence"]) for one in found.get("against", ())]
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
     return {
         "id": f"p{number}",
