@@ -67,7 +67,9 @@ class Sweep:
     path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally
     errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
-    held_out: tuple[np.ndarray, ...] = ()  # scores (n, T) of the chosen penalty, labels, optional weights
+    # Returns the held-out scores (n, T) of the chosen penalty in the order of the samples, their labels, and
+    # optional weights; None without cross-validation.
+    held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
     def __post_init__(self) -> None:
@@ -78,7 +80,8 @@ class Sweep:
     @functools.cached_property
     def temperature(self) -> float:
         """Temperature of the chosen readout, fitted when it is used, because most sweeps are only compared."""
-        return self.tally.targets.fit_temperature(*self.held_out) if self.held_out else 1.0
+        targets = self.tally.targets
+        return targets.fit_temperature(*self.held_out()) if self.held_out and targets.classes else 1.0
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
@@ -190,11 +193,30 @@ def cross_sweep(
         if one_standard_error:
             errors.append(np.std([one.accuracy() for one in tallies], axis=0, ddof=1) / np.sqrt(folds))
     found = Sweep(path, tally, np.mean(errors, axis=0) if errors else None, kernel=kernel)
-    if targets.classes:
-        best = slice(found.best, found.best + 1)
-        chosen = [(scorers[0][k](x, best)[0], *labels) for k, x, *labels in by_fold(train)]
-        found.held_out = tuple(map(np.concatenate, zip(*chosen, strict=True)))
+    found.held_out = functools.partial(_held_out, train, scorers[0], found.best)
+    if targets.classes or few is not None:
+        # The temperature of classes needs these scores, and the kernel form would keep the scores of all penalties
+        # in memory. Regression from moments reads the features again, and only if the scores are used.
+        computed = found.held_out()
+        found.held_out = lambda: computed
     return found
+
+
+def _held_out(
+    train: Iterable[FoldBlock], scorers: Sequence[FoldScorer], penalty: int
+) -> tuple[np.ndarray, ...]:
+    """Return the held-out scores (n, T) of one penalty in the order of the samples, their labels, optional weights."""
+    parts = []
+    for x, y, fold, *weights in train:
+        numbers = fold.reshape(len(x), -1)[:, 0]
+        by_number = [
+            scorers[k](x[numbers == k], slice(penalty, penalty + 1))[0] for k in np.unique(numbers).tolist()
+        ]
+        together = np.concatenate(by_number)
+        scores = np.empty_like(together)
+        scores[np.argsort(numbers, kind="stable")] = together
+        parts.append((scores, y, *weights))
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -62,6 +62,8 @@ class ColumnFit:
     best: int
     solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
     layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
+    # As in `Sweep`: held-out scores of cross-validation, kept as long as the model.
+    held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
 
     @property
     def result(self) -> Result:
@@ -90,7 +92,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         )
         for alpha, score, loss, converged in settings
     )
-    return ColumnFit(results=results, best=swept.best, solve=swept.readout)
+    return ColumnFit(results=results, best=swept.best, solve=swept.readout, held_out=swept.held_out)
 
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
@@ -99,7 +101,8 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     fits.append(new)
     best = max(fits, key=lambda fit: fit.result.merit)
     fits[:] = [
-        fit if fit is best or fit.result.columns == (RAW,) else replace(fit, solve=None) for fit in fits
+        fit if fit is best or fit.result.columns == (RAW,) else replace(fit, solve=None, held_out=None)
+        for fit in fits
     ]
 
 
@@ -267,8 +270,10 @@ class LogisticFitter(PenaltyFitter):
             tally.update(scores[-1], y[held])
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
         found = Sweep(path, tally)
-        labels = np.concatenate([y[fold == k] for k in range(self.folds)])
-        found.held_out = (np.concatenate([one[found.best] for one in scores]), labels)
+        together = np.concatenate([of_fold[found.best] for of_fold in scores])
+        held_out = np.empty_like(together)
+        held_out[np.argsort(fold, kind="stable")] = together
+        found.held_out = lambda: (held_out, y)
         return column_fit("logistic", source.columns, found)
 
 
@@ -480,6 +485,7 @@ class FinalReadout(NamedTuple):
     readout: Readout
     evaluation: Evaluation
     held_out: Callable[[], np.ndarray]
+    calibrated: Readout  # the readout that was chosen, before it was fitted again to train and valid
 
 
 def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) -> FinalReadout:
@@ -489,7 +495,7 @@ def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) ->
     given = bool(fitter.folds) or isinstance(fitter, EstimatorFitter)
     if task.classes and not given and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))
-    held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
+    calibrated, held_out = readout, partial(held_out_scores, readout, source, fitter, best.result.alpha)
     if isinstance(fitter, RidgeFitter) and fitter.refits and isinstance(readout, LinearReadout):
         readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
@@ -501,7 +507,7 @@ def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) ->
     metric = best.result.metric
     interval = balanced_interval(found) if metric == "balanced_accuracy" else found.interval
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
-    return FinalReadout(result, readout, found, held_out)
+    return FinalReadout(result, readout, found, held_out, calibrated)
 
 
 def held_out_scores(
