@@ -12,13 +12,14 @@ from importlib import import_module
 from typing import Any
 
 FUNCTIONS = (
-    *("attention", "explain", "export", "extract", "fit", "import_features", "plan"),
+    *("attention", "compare", "explain", "export", "extract", "fit", "import_features", "plan"),
     *("predict", "prepare", "pretrain", "report", "reproduce", "train", "tune"),
 )
 """The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
 
 PLACES = {
     "Attention": "attention_maps",
+    "Comparison": "comparison.compare",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
     "Extraction": "extraction.extract",

@@ -240,6 +240,30 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
 
 
 @takes(
+    first="Folder that fit or train wrote.",
+    second="Folder that is compared with it.",
+)
+def compare(first: StrPath, second: StrPath) -> results.Comparison:
+    """Compare two fits, or two runs of `train`, on the same test rows.
+
+    Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
+    and left out. The difference of the scores has a paired 95% interval and a p-value, over groups if
+    the rows have groups. Two checkpoints, models or columns are compared by a fit of each.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import compare, extract, fit
+    >>> features = extract("digits", limit=60, layers="embed,block01", pool="mean")
+    >>> folders = [fit(features, columns=f"{layer}/mean", out=layer).saved.parent for layer in ("block01", "embed")]
+    >>> compare(*folders).rows
+    60
+    """
+    from reservoir_pipelines.comparison.compare import compare as run
+
+    return run(Path(require_path(first, "compare: first")), Path(require_path(second, "compare: second")))
+
+
+@takes(
     opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions
 )
 def tune(task: StrPath, **options: Any) -> results.Tuning:

@@ -18,6 +18,9 @@ from reservoir_pipelines.files import writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
 from reservoir_pipelines.fitting.fitters import FinalReadout, RidgeFitter, finish, fit_columns, make_fitter
+from reservoir_pipelines.fitting.layers import layer_scores
+from reservoir_pipelines.fitting.predictions import final_predictions
+from reservoir_pipelines.fitting.predictions_file import PREDICTIONS
 from reservoir_pipelines.fitting.publish import publish
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.sources import Features, Pool, choose_columns
@@ -48,13 +51,15 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     notify(
         f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}"
     )
-    with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
+    arithmetic = Arithmetic(None if device.type == "cpu" else str(device))
+    with products_on(arithmetic):
         fits, left_out = fit_columns(pool, tried, fitter)
         best = max(fits, key=lambda fit: fit.result.merit)
         source = pool.source(best.result.name)
         curve = ridge.learning_curve(source, sizes) if sizes and ridge else ()
         fitted = [(best, source, fitter), *fit_baselines(pool, fits, fitter)]
-        chosen, *baselines = [finish(*one, task) for one in fitted]
+        finals = [finish(*one, task) for one in fitted]
+    chosen, *baselines = finals
     raw = baselines[0] if baselines else None
     ours = max([fit.result.valid_score for fit in fits if fit.result.columns != (RAW,)], default=math.inf)
     level = tuple(one.result.name for one in baselines if one.result.valid_score >= ours)
@@ -64,6 +69,10 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     # A named task is a benchmark of the reservoir. On the user's own data, the raw input is saved if it scores better.
     own = options.columns == "all" and task.name not in TASKS and not task.each
     kept = raw if own and raw and raw.result.merit > chosen.result.merit else chosen
+    # Everything is chosen now. Test rows of other layers are scored after this line, for display only.
+    with products_on(arithmetic):
+        scores, of_layers = layer_scores(pool, fits, fitter, (fitted[0], chosen))
+        predictions = [*final_predictions(fitted, finals, kept), *of_layers]
     table = tuple(result for fit in fits for result in fit.results)
     _warn(kept)
     done = Fit(
@@ -76,15 +85,17 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         left_out=left_out,
         p_value=compare(chosen.evaluation, raw.evaluation) if raw else None,
         table=table,
+        layer_scores=scores,
         curve=curve,
         layer_weights=best.layer_weights,
         readout=kept.readout,
         results=folder / "results.csv",
         plot=folder / "sweep.png",
         saved=folder / CARD,
+        predictions=folder / PREDICTIONS,
         seconds=round(time.monotonic() - started, 3),
     )
-    publish(done, pool, chosen.result, kept.held_out(), tried.folder, options)
+    publish(done, pool, chosen.result, kept.held_out(), predictions, tried.folder, options)
     return done
 
 
