@@ -170,7 +170,7 @@ def _paired_labels(
     pairs: list[tuple[str, str, str, str]] = []
     for row in rows:
         first, second = one.rows[row], other.rows[row]
-        if list(first) != list(second):
+        if first.keys() != second.keys():
             raise InputError(f"{problem} per row, {len(first)} and {len(second)} in row {row!r}; {remedy}")
         pairs += [(*labels, *second[place]) for place, labels in first.items()]
     with as_input_error(
