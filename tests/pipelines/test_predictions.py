@@ -222,7 +222,12 @@ def test_fits_that_cannot_be_compared_are_refused(pair, tmp_path):
     assert "several test rows have the id '5'" in outcome(lambda: compare(first, twice))
     (tmp_path / "empty").mkdir()
     assert "not the folder of a fit or a run" in outcome(lambda: compare(first, tmp_path / "empty"))
-    for content in ("", "split,id\ntest,1\n", 'split,id,label,best\ntest,1,3,"4\n', "split,id,label,best\ntest,0,x,y\n"):
+    for content in (
+        "",
+        "split,id\ntest,1\n",
+        'split,id,label,best\ntest,1,3,"4\n',
+        "split,id,label,best\ntest,0,x,y\n",
+    ):
         (other / "predictions.csv").write_text(content)
         assert outcome(lambda: compare(first, other)).count("\n") == 0
     (other / "predictions.csv").unlink()

@@ -15,9 +15,18 @@ from reservoir.readouts.ridge import Arithmetic, products_on
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir_pipelines.files import writing
-from reservoir_pipelines.fitting.baselines import fit_baselines
+from reservoir_pipelines.fitting.baselines import CHEAP, fit_baselines
 from reservoir_pipelines.fitting.bundle import CARD
-from reservoir_pipelines.fitting.fitters import FinalReadout, RidgeFitter, finish, fit_columns, make_fitter
+from reservoir_pipelines.fitting.cost import cost_line, work_meter
+from reservoir_pipelines.fitting.fitters import (
+    FinalReadout,
+    RidgeFitter,
+    expected_sizes,
+    finish_all,
+    fit_columns,
+    make_fitter,
+    size_of,
+)
 from reservoir_pipelines.fitting.layers import layer_scores
 from reservoir_pipelines.fitting.predictions import final_predictions
 from reservoir_pipelines.fitting.predictions_file import PREDICTIONS
@@ -51,14 +60,21 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     notify(
         f"fit {task.name}: {count_text(len(tried.columns), 'column')} on {rows['train']:,} rows, chosen by {how}"
     )
+    raw_source = pool.raw()
+    expected = expected_sizes(pool, tried, fitter) + ([size_of(raw_source, fitter)] if raw_source else [])
+    notify(*filter(None, [cost_line(expected)]))
     arithmetic = Arithmetic(None if device.type == "cpu" else str(device))
     with products_on(arithmetic):
         fits, left_out = fit_columns(pool, tried, fitter)
         best = max(fits, key=lambda fit: fit.result.merit)
         source = pool.source(best.result.name)
         curve = ridge.learning_curve(source, sizes) if sizes and ridge else ()
-        fitted = [(best, source, fitter), *fit_baselines(pool, fits, fitter)]
-        finals = [finish(*one, task) for one in fitted]
+        # The raw input is fitted by ridge and perhaps by logistic regression, and statistics of it take less.
+        work = 2 * expected[-1].work + (CHEAP if task.classes else 0)
+        with work_meter("baselines", [work]) as part, part(work):
+            baseline_fits = fit_baselines(pool, fits, fitter)
+        fitted = [(best, source, fitter), *baseline_fits]
+        finals = finish_all(fitted, task)
     chosen, *baselines = finals
     raw = baselines[0] if baselines else None
     ours = max([fit.result.valid_score for fit in fits if fit.result.columns != (RAW,)], default=math.inf)

@@ -12,6 +12,7 @@ from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate_labels
 from reservoir.readouts.paired import paired_difference
 from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
     EstimatorFitter,
@@ -19,12 +20,13 @@ from reservoir_pipelines.fitting.fitters import (
     Fitted,
     Fitter,
     finish,
+    finishing_work,
+    size_of,
 )
 from reservoir_pipelines.fitting.predictions import predictions_of
 from reservoir_pipelines.fitting.predictions_file import ReadoutPredictions
 from reservoir_pipelines.fitting.results import LayerScore
 from reservoir_pipelines.fitting.sources import Pool, SampleSource
-from reservoir_pipelines.output import meter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,19 +52,27 @@ def layer_scores(
     if len(of_layers) < 2:
         return (), []
     scored: list[_Scored] = []
-    with meter("layers", len(of_layers), unit="layers") as bar:
-        for name, fit in of_layers.items():
-            fitted, final = best
-            if fit.result != fitted[0].result:
-                source = pool.source(fit.result.name)
-                again = _with_one_setting(fitter, fit)
-                # The fits of a pool do not keep their models, which together need much memory.
-                fitted = again.fit(source), source, again
-                final = finish(*fitted, pool.task)
-            predictions = predictions_of(name, fitted, final)
-            valid = _evaluate_validation(predictions, fitted[1], pool.task)
-            scored.append(_Scored(name=name, fit=fit, final=final, predictions=predictions, valid=valid))
-            bar.advance(1)
+    sources = [pool.source(fit.result.name) for fit in of_layers.values()]
+    fitters = [_with_one_setting(fitter, fit) for fit in of_layers.values()]
+    works = [
+        size_of(source, again).work + finishing_work(source, again)
+        for source, again in zip(sources, fitters, strict=True)
+    ]
+    with work_meter("layers", works) as part:
+        for (name, fit), source, again, work in zip(
+            of_layers.items(), sources, fitters, works, strict=True
+        ):
+            with part(work):
+                fitted, final = best
+                if fit.result != fitted[0].result:
+                    # The fits of a pool do not keep their models, which together need much memory.
+                    fitted = again.fit(source), source, again
+                    final = finish(*fitted, pool.task)
+                predictions = predictions_of(name, fitted, final)
+                valid = _evaluate_validation(predictions, fitted[1], pool.task)
+                scored.append(
+                    _Scored(name=name, fit=fit, final=final, predictions=predictions, valid=valid)
+                )
     # The best layer is the one with the best validation score; test scores are only shown.
     leader = max(scored, key=lambda layer: layer.fit.result.merit)
     return tuple(_score(layer, leader, pool) for layer in scored), [layer.predictions for layer in scored]

@@ -9,7 +9,7 @@ from reservoir.readouts.linear import Block, LinearReadout, Readout
 from reservoir.tasks.task import SPLITS
 from reservoir_pipelines.fitting.fitters import FinalReadout, Fitted
 from reservoir_pipelines.fitting.predictions_file import BEST, LabelledRows, Predicted, ReadoutPredictions
-from reservoir_pipelines.fitting.sources import SampleSource
+from reservoir_pipelines.fitting.sources import KNOWN, SampleSource
 
 
 def labelled_rows(store: FeatureStore, readouts: Sequence[ReadoutPredictions]) -> dict[str, LabelledRows]:
@@ -47,24 +47,28 @@ def predictions_of(name: str, fitted: Fitted, final: FinalReadout) -> ReadoutPre
     fit, source, _ = fitted
     if fit.held_out is not None:
         assert isinstance(final.calibrated, LinearReadout), "cross-validation fits linear readouts"
-        of_splits = _of_held_out(final.calibrated, source, fit.held_out()[0])
+        of_splits, rows = _of_held_out(final.calibrated, source, fit.held_out()[0])
     else:
         of_splits = {"valid": _of_blocks(final.calibrated, source.blocks("valid"))}
-    of_splits["test"] = _of_blocks(final.readout, source.blocks("test"))
-    rows = {split: source.kept(split) for split in of_splits}
+        rows = {"valid": source.kept("valid")}
+    of_splits["test"], rows["test"] = _of_blocks(final.readout, source.blocks("test")), source.kept("test")
     return ReadoutPredictions(name=name, of_splits=of_splits, rows=rows)
 
 
-def _of_held_out(readout: LinearReadout, source: SampleSource, scores: np.ndarray) -> dict[str, Predicted]:
-    """Return the predictions for train and valid from the held-out scores (n, T) of their samples in this order."""
-    train = len(source.labels("train"))
+def _of_held_out(
+    readout: LinearReadout, source: SampleSource, scores: np.ndarray
+) -> tuple[dict[str, Predicted], dict[str, slice | np.ndarray]]:
+    """Return the predictions from held-out scores (n, T) of the samples of train, then of valid, and their rows."""
+    rows: dict[str, slice | np.ndarray] = {split: source.kept(split) for split in KNOWN}
+    samples = [len(source.labels(split)) for split in KNOWN]
+    assert sum(samples) == len(scores), "every sample has held-out scores"
     found = {}
-    for split, part in (("train", scores[:train]), ("valid", scores[train:])):
+    for split, part in zip(KNOWN, np.split(scores, samples[:1]), strict=True):
         labels, chances = readout.targets.predict(part), None
         if readout.has_probabilities:
             chances = readout.targets.probabilities(part, readout.temperature, readout.link)
         found[split] = _predicted(labels, chances)
-    return found
+    return found, rows
 
 
 def _of_blocks(readout: Readout, blocks: Iterable[Block]) -> Predicted:

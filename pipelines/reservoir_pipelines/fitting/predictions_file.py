@@ -16,7 +16,7 @@ import numpy as np
 from reservoir.readouts.linear import has_labels
 from reservoir.tasks.task import Task
 from reservoir_pipelines.files import replace_file
-from reservoir_pipelines.output import notify
+from reservoir_pipelines.output import meter, notify
 
 PREDICTIONS = "predictions.csv"
 BEST = "best"  # the column of the readout that a fit saves, or of a run's model
@@ -71,12 +71,16 @@ def write_predictions(
     table = _Table(task, splits, readouts[:most])
 
     def write(part: Path) -> None:
-        with part.open("x", newline="", encoding="utf-8") as file:
+        with (
+            part.open("x", newline="", encoding="utf-8") as file,
+            meter("predictions", lines, unit="labels") as bar,
+        ):
             writer = csv.writer(file)
             writer.writerow(table.headings())
             for split in splits:
                 for columns in table.chunks(split):
                     writer.writerows(zip(*columns, strict=True))
+                    bar.advance(len(columns[0]))
 
     replace_file(folder / PREDICTIONS, write)
 
