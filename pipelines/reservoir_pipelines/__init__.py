@@ -26,6 +26,7 @@ PLACES = {
     "Fit": "fitting.results",
     "Forecast": "extraction.forecast",
     "Imported": "foreign_backbone",
+    "LayerScore": "fitting.results",
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",

@@ -15,6 +15,7 @@ from reservoir_pipelines.estimators.estimators import ReservoirTransformer as Re
 from reservoir_pipelines.extraction.extract import Extraction as Extraction
 from reservoir_pipelines.extraction.forecast import Forecast as Forecast
 from reservoir_pipelines.fitting.results import Fit as Fit
+from reservoir_pipelines.fitting.results import LayerScore as LayerScore
 from reservoir_pipelines.fitting.results import Result as Result
 from reservoir_pipelines.foreign_backbone import Imported as Imported
 from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
@@ -38,6 +39,7 @@ __all__ = [
     "Fit",
     "Forecast",
     "Imported",
+    "LayerScore",
     "Prediction",
     "Predictions",
     "Prepared",

@@ -243,7 +243,7 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     first="Folder that fit or train wrote.",
     second="Folder that is compared with it.",
 )
-def compare(first: StrPath, second: StrPath) -> results.Comparison:
+def compare(first: StrPath, second: StrPath, **options: Any) -> results.Comparison:
     """Compare two fits, or two runs of `train`, on the same test rows.
 
     Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
@@ -260,7 +260,8 @@ def compare(first: StrPath, second: StrPath) -> results.Comparison:
     """
     from reservoir_pipelines.comparison.compare import compare as run
 
-    return run(Path(require_path(first, "compare: first")), Path(require_path(second, "compare: second")))
+    folders = (Path(require_path(first, "compare: first")), Path(require_path(second, "compare: second")))
+    return run(*folders, *groups_of(compare, options))
 
 
 @takes(

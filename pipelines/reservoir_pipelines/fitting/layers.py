@@ -55,18 +55,18 @@ def layer_scores(
     sources = [pool.source(fit.result.name) for fit in of_layers.values()]
     fitters = [_with_one_setting(fitter, fit) for fit in of_layers.values()]
     works = [
-        size_of(source, again).work + finishing_work(source, again)
-        for source, again in zip(sources, fitters, strict=True)
+        size_of(source, single).work + finishing_work(source, single)
+        for source, single in zip(sources, fitters, strict=True)
     ]
     with work_meter("layers", works) as part:
-        for (name, fit), source, again, work in zip(
+        for (name, fit), source, single, work in zip(
             of_layers.items(), sources, fitters, works, strict=True
         ):
             with part(work):
                 fitted, final = best
                 if fit.result != fitted[0].result:
                     # The fits of a pool do not keep their models, which together need much memory.
-                    fitted = again.fit(source), source, again
+                    fitted = single.fit(source), source, single
                     final = finish(*fitted, pool.task)
                 predictions = predictions_of(name, fitted, final)
                 valid = _evaluate_validation(predictions, fitted[1], pool.task)
