@@ -244,7 +244,7 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     second="Folder that is compared with it.",
 )
 def compare(first: StrPath, second: StrPath, **options: Any) -> results.Comparison:
-    """Compare two fits, or two runs of `train`, on the same test rows.
+    """Compare two fits or runs on the same test rows.
 
     Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
     and left out. The difference of the scores has a paired 95% interval and a p-value, over groups if

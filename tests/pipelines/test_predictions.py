@@ -158,6 +158,21 @@ def test_several_labels_of_a_row_have_a_line_each(tmp_path):
     assert low < difference < high
 
 
+def test_layers_whose_tokens_are_samples_are_compared_with_layers_whose_rows_are(tmp_path, tiny_gpt2):
+    settings = {"backbone": str(tiny_gpt2), "limit": 40, "cache": tmp_path / "c"}
+    features = extract("bit-xor", parameters={"n": 5}, layers="embed,final", pool="last,mean", **settings)
+    assert [features["test"].shape(column)[0] for column in ("embed/last", "final/mean")] == [5, 1]
+    done = fit(features, columns="embed/last,final/mean", alphas="1:1:1", select="valid", out=tmp_path / "f")
+    found = columns_of(tmp_path / "f")["test"]
+    assert found["token"].tolist() == [str(n) for n in range(5)] * 40
+    right = {name: (found["label"] == found[name]).mean() for name in ("embed", "final")}
+    (leader,) = (score.layer for score in done.layer_scores if score.p_value is None)
+    for score in done.layer_scores:
+        assert score.result.test_score == pytest.approx(right[score.layer])
+        if score.layer != leader:
+            assert score.difference == pytest.approx(right[score.layer] - right[leader])
+
+
 def test_a_file_that_would_be_too_large_leaves_out_layers(extracted, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(predictions_file, "MAX_PREDICTIONS", 3 * 600)
     fit(extracted, alphas="1:1:1", select="valid", columns=extracted.columns, out=tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation, balanced_interval, evaluate_labels
-from reservoir.readouts.paired import paired_difference
+from reservoir.readouts.paired import Difference, paired_difference
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.cost import work_meter
 from reservoir_pipelines.fitting.fitters import (
@@ -116,13 +116,7 @@ def _score(layer: _Scored, leader: _Scored, pool: Pool) -> LayerScore:
     interval = balanced_interval(layer.valid) if metric == "balanced_accuracy" else layer.valid.interval
     difference = None
     if layer is not leader:
-        source = pool.source(result.name)
-        y, counts, groups = source.labels("test"), source.counts("test"), pool.store["test"].groups
-        units = np.repeat(np.arange(len(counts)) if groups is None else groups, counts)
-        predicted = layer.predictions.of_splits["test"].labels, leader.predictions.of_splits["test"].labels
-        difference = paired_difference(
-            (layer.final.evaluation, leader.final.evaluation), y, predicted, units
-        )
+        difference = _difference(layer, leader, pool)
     return LayerScore(
         layer=layer.name,
         result=result,
@@ -131,3 +125,23 @@ def _score(layer: _Scored, leader: _Scored, pool: Pool) -> LayerScore:
         difference_interval=difference and difference.interval,
         p_value=difference and difference.p_value,
     )
+
+
+def _difference(layer: _Scored, leader: _Scored, pool: Pool) -> Difference:
+    """Return the difference of two layers on the test rows."""
+    source, groups = pool.source(layer.fit.result.name), pool.store["test"].groups
+    y, counts = source.labels("test"), source.counts("test")
+    # Tokens of a row are samples in one column and outputs of a sample in another; their labels have the same order.
+    outputs = 1 if pool.task.classes else pool.task.outputs
+    truth, first, second = (
+        labels.reshape(-1, outputs)
+        for labels in (
+            y,
+            layer.predictions.of_splits["test"].labels,
+            leader.predictions.of_splits["test"].labels,
+        )
+    )
+    unit_of_row = np.arange(len(counts)) if groups is None else groups
+    units = np.repeat(unit_of_row, counts * (y.shape[1] // outputs))
+    evaluations = layer.final.evaluation, leader.final.evaluation
+    return paired_difference(evaluations, truth, (first, second), units)
