@@ -240,6 +240,31 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     return run(features, *groups_of(fit, options))
 
 
+@takes(
+    first="Folder that fit or train wrote.",
+    second="Folder that is compared with it.",
+)
+def compare(first: StrPath, second: StrPath, **options: Any) -> results.Comparison:
+    """Compare two fits or runs on the same test rows.
+
+    Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
+    and left out. The difference of the scores has a paired 95% interval and a p-value, over groups if
+    the rows have groups. Two checkpoints, models or columns are compared by a fit of each.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import compare, extract, fit
+    >>> features = extract("digits", limit=60, layers="embed,block01", pool="mean")
+    >>> folders = [fit(features, columns=f"{layer}/mean", out=layer).saved.parent for layer in ("block01", "embed")]
+    >>> compare(*folders).rows
+    60
+    """
+    from reservoir_pipelines.comparison.compare import compare as run
+
+    folders = (Path(require_path(first, "compare: first")), Path(require_path(second, "compare: second")))
+    return run(*folders, *groups_of(compare, options))
+
+
 @takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions, opt.LabelsOptions)
 def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
     """Apply a saved readout to the sequences of a file.

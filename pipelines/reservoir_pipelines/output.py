@@ -125,6 +125,11 @@ def difference_text(difference: float, metric: str) -> str:
     return f"{100 * difference:.1f} points" if is_share(metric) else f"{difference:.3f}"
 
 
+def signed_difference(difference: float, metric: str) -> str:
+    """Return a difference of two scores with its sign: in percentage points without a unit, or as a number."""
+    return f"{100 * difference:+.1f}" if is_share(metric) else f"{difference:+.3f}"
+
+
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share of labels, which is shown in percent."""
     return metric in ("accuracy", "balanced_accuracy")

@@ -225,15 +225,29 @@ def evaluate(
         else:
             parts.append((y, readout.predict(x)))
     y, predicted, *rest = (np.concatenate(values) for values in zip(*parts, strict=True))
+    sure, ranks = rest or (None, None)
+    ranks = ranks if readout.has_probabilities else None
+    found = evaluate_labels(y, predicted, classes, ranks, counts, groups)
+    if sure is None:
+        return found
+    return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
+
+
+def evaluate_labels(
+    y: np.ndarray,
+    predicted: np.ndarray,
+    classes: Sequence[str],
+    ranks: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+) -> Evaluation:
+    """Compare predicted labels or values (n, outputs) of samples with the true ones; see `evaluate`."""
     if not classes:
         return evaluate_values(y, predicted, counts, groups)
-    sure, ranks = rest
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
         y, predicted, counts = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1), None
-    ranks = ranks if readout.has_probabilities else None
-    found = evaluate_classes(y, predicted, classes, ranks, counts, groups)
-    return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
+    return evaluate_classes(y, predicted, classes, ranks, counts, groups)
 
 
 def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
 from reservoir.records import check_arrays, from_json
+from reservoir.work import report_work
 
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
+# Counting a score takes ten passes over memory, as long as this many multiplications in a product of large matrices.
+SCORE_WORK = 50
 LINKS = ("softmax", "sigmoid", "clipped", "none")
 """How logits become probabilities (see `Targets.probabilities`); with ``none``, the readout gives only labels."""
 
@@ -251,6 +254,7 @@ class Tally:
         """Count a block: scores (A, m, T) of each readout, labels (m, outputs), and weights (m,), 1 by default."""
         weights = self.targets.weights(y, weights)
         counted = np.ones(len(y)) if weights is None else weights
+        report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
             hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
             distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)

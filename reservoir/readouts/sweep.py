@@ -65,7 +65,9 @@ class Sweep:
     path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally
     errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
-    held_out: tuple[np.ndarray, ...] = ()  # scores (n, T) of the chosen penalty, labels, optional weights
+    # Returns the held-out scores (n, T) of the chosen penalty in the order of the samples, their labels, and
+    # optional weights; None without cross-validation.
+    held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
     # What each sample adds to the accuracy of the chosen penalty, (n,); only for cross-validation.
     merits: np.ndarray | None = None
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
@@ -78,7 +80,8 @@ class Sweep:
     @functools.cached_property
     def temperature(self) -> float:
         """Temperature of the chosen readout, fitted when it is used, because most sweeps are only compared."""
-        return self.tally.targets.fit_temperature(*self.held_out) if self.held_out else 1.0
+        targets = self.tally.targets
+        return targets.fit_temperature(*self.held_out()) if self.held_out and targets.classes else 1.0
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
@@ -192,7 +195,8 @@ def cross_sweep(
     found = Sweep(path, tally, np.mean(errors, axis=0) if errors else None, kernel=kernel)
     scores, labels = _held_out_scores(train, targets, scorers, found.best)
     found.merits = np.mean([targets.merits(part, *labels) for part in scores], axis=0)
-    found.held_out = (scores[0], *labels) if targets.classes else ()
+    first_repeat = (scores[0], *labels)
+    found.held_out = lambda: first_repeat
     return found
 
 

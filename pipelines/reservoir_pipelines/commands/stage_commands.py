@@ -22,17 +22,20 @@ from reservoir_pipelines.output import (
     count_text,
     difference_text,
     fact_table,
+    is_share,
     notify,
     percent,
     print_json,
     records_table,
     score_text,
+    signed_difference,
     size_text,
     time_text,
 )
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
+    from reservoir_pipelines.comparison.compare import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.prediction.explain import Explanation
@@ -79,6 +82,7 @@ CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__datacl
 """Options that choose among a task's entries."""
 
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
+SIGNIFICANT = 0.05
 MAX_RECALLS = 10  # rows of the recall table
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test")
 
@@ -132,9 +136,10 @@ def fit_tables(done: Fit) -> list[Table]:
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
     if done.against:
         tables.append((("",), [(one.sentence,) for one in done.against]))
-    if done.layers:
-        each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
-        tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
+    if done.layer_scores:
+        from reservoir_pipelines.fitting.results import layer_table
+
+        tables.append(layer_table(done.layer_scores, done.evaluation.groups))
     tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
         metric, points = done.best.metric, []
@@ -191,6 +196,34 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
 def _spread(interval: tuple[float, float] | None, metric: str) -> str:
     """Return the ends of an interval as text, or "" if there is none."""
     return " to ".join(score_text(end, metric) for end in interval or ())
+
+
+def comparison_answer(found: Comparison) -> Answer:
+    """Return the scores of two fits on the same test rows, and their difference."""
+    metric = found.metric
+    rows = [
+        (found.first, score_text(found.first_score, metric), _spread(found.first_interval, metric)),
+        (found.second, score_text(found.second_score, metric), _spread(found.second_interval, metric)),
+    ]
+    over = f" over {count_text(found.groups, 'group')}" if found.groups else ""
+    scores = (
+        ("", f"#{metric}", f"95% interval{over}"),
+        rows,
+        f"on the same {count_text(found.rows, 'test row')}",
+    )
+    ends = " to ".join(signed_difference(end, metric) for end in found.difference_interval or ())
+    unit = " points" if is_share(metric) else ""
+    spread = f" (paired 95% interval{over}: {ends})" if ends else ""
+    facts = [("difference", f"{signed_difference(found.difference, metric)}{unit}{spread}")]
+    if found.p_value is None:
+        facts.append(("p-value", "cannot be judged from so few rows or groups"))
+    else:
+        chance = "more than" if found.p_value < SIGNIFICANT else "no more than"
+        facts.append(("p-value", f"{found.p_value:.2g}: {chance} chance can explain"))
+    for folder, number in ((found.first, found.only_first), (found.second, found.only_second)):
+        if number:
+            facts.append(("left out", f"{count_text(number, 'test row')} that only {folder} has"))
+    return Answer(found, [scores, (("", ""), facts)])
 
 
 def predict(

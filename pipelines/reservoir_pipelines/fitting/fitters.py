@@ -40,6 +40,7 @@ from reservoir.readouts.ridge import (
 from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, parse_alphas, sweep
 from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.cost import RidgeSize, work_meter
 from reservoir_pipelines.fitting.results import CurvePoint, Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
 from reservoir_pipelines.fitting.sources import (
@@ -76,6 +77,8 @@ class ColumnFit:
     layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
     # Returns what each held-out sample adds to the best score, (n,): those of train and valid for folds, else of valid.
     merits: Callable[[], np.ndarray] | None = None
+    # As in `Sweep`: held-out scores of cross-validation, kept as long as the model.
+    held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
 
     @property
     def result(self) -> Result:
@@ -105,7 +108,9 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         for alpha, score, loss, converged in settings
     )
     merits = None if swept.merits is None else partial(np.asarray, swept.merits)
-    return ColumnFit(results=results, best=swept.best, solve=swept.readout, merits=merits)
+    return ColumnFit(
+        results=results, best=swept.best, solve=swept.readout, merits=merits, held_out=swept.held_out
+    )
 
 
 def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
@@ -114,7 +119,9 @@ def add_fit(fits: list[ColumnFit], new: ColumnFit) -> None:
     fits.append(new)
     best = max(fits, key=lambda fit: fit.result.merit)
     fits[1:] = [
-        fit if fit is best or fit.result.columns == (RAW,) else replace(fit, solve=None, merits=None)
+        fit
+        if fit is best or fit.result.columns == (RAW,)
+        else replace(fit, solve=None, merits=None, held_out=None)
         for fit in fits[1:]
     ]
 
@@ -228,7 +235,7 @@ class RidgeFitter(PenaltyFitter):
         """Return the scores for each number of training rows over `CURVE_DRAWS` nested, stratified draws."""
         targets = self.targets(source)
         scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
-        with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
+        with meter("learning curve", CURVE_DRAWS * len(sizes), unit="fits") as bar:
             for draw in range(CURVE_DRAWS):
                 few, blocks = head(stage_blocks(source, np.asarray(sizes), self.classes, draw))
                 if few is None:
@@ -246,7 +253,7 @@ class RidgeFitter(PenaltyFitter):
                     )
                     test = accuracy_of(swept.readout(), source.blocks("test"))
                     scores[size].append((float(swept.accuracy[swept.best]), test))
-                bar.advance(1)
+                    bar.advance(1)
         return tuple(CurvePoint.of(size, found) for size, found in scores.items())
 
 
@@ -302,7 +309,8 @@ class LogisticFitter(PenaltyFitter):
             first = first or [*scores]
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
         found = Sweep(path, tally)
-        found.held_out = first[found.best], labels
+        held_out = first[found.best], labels
+        found.held_out = lambda: held_out
         found.merits = np.mean([part[found.best] for part in merits], axis=0)
         return column_fit("logistic", source.columns, found)
 
@@ -504,6 +512,17 @@ def fit_columns(pool: Pool, tried: Tried, fitter: Fitter) -> tuple[list[ColumnFi
     return _fit_each("fit", pool, going_on, fitter), tuple(lost)
 
 
+def expected_sizes(pool: Pool, tried: Tried, fitter: Fitter) -> list[RidgeSize]:
+    """Return the sizes of all fits of `fit_columns`; of a race, the widest third of the columns goes on."""
+    sizes = [size_of(pool.source(name), fitter) for name in tried.columns]
+    raced = _rows_of_race(pool, tried)
+    if raced is None:
+        return sizes
+    few = replace(pool, some=raced)
+    widest = sorted(sizes, key=lambda size: size.work, reverse=True)[: math.ceil(len(sizes) / 3)]
+    return [size_of(few.source(name), fitter) for name in tried.columns] + widest
+
+
 def _rows_of_race(pool: Pool, tried: Tried) -> SomeRows | None:
     """Return random rows for a first fit of all columns; None if it saves no time, or a class or group is missing."""
     train, valid = pool.store["train"], pool.store["valid"]
@@ -549,18 +568,27 @@ def _fit_each(stage: str, pool: Pool, names: Sequence[str], fitter: Fitter) -> l
     """Fit every column; progress counts multiplications: one wide column may outlast the rest."""
     fits: list[ColumnFit] = []
     sources = [pool.source(name) for name in names]
-    work = [_products(source) for source in sources]
-    with meter(stage, sum(work), unit="billion multiplications") as bar:
-        for source, products in zip(sources, work, strict=True):
-            add_fit(fits, fit_source(fitter, source))
-            bar.advance(products)
+    works = [size_of(source, fitter).work for source in sources]
+    with work_meter(stage, works) as part:
+        for source, work in zip(sources, works, strict=True):
+            with part(work):
+                add_fit(fits, fit_source(fitter, source))
     return fits
 
 
-def _products(source: SampleSource) -> int:
-    """Return the estimated multiplications of a fit in billions, at least 1."""
-    samples, width = len(source.labels("train")), source.width()
-    return 1 + round(samples * width * min(samples, width) / 1e9)
+def size_of(source: SampleSource, fitter: Fitter) -> RidgeSize:
+    """Return the sizes that decide the cost of a fit; for other readouts than ridge, those of a ridge readout."""
+    known = {split: len(source.labels(split)) for split in KNOWN}
+    penalties = len(fitter.alphas) if isinstance(fitter, PenaltyFitter) else len(fitter.grid)
+    return RidgeSize(
+        samples=sum(known.values()) if fitter.folds else known["train"],
+        held_out=known["valid"],
+        width=source.width(),
+        targets=source.labels("train").shape[1] * (fitter.classes if fitter.classes > 2 else 1),
+        penalties=penalties,
+        folds=fitter.folds,
+        repeats=fitter.repeats,
+    )
 
 
 class FinalReadout(NamedTuple):
@@ -571,6 +599,23 @@ class FinalReadout(NamedTuple):
     evaluation: Evaluation
     source: SampleSource
     held_out: Callable[[], np.ndarray]
+    calibrated: Readout  # the readout that was chosen, before it was fitted again to train and valid
+
+
+def finish_all(fitted: Sequence[Fitted], task: Task) -> list[FinalReadout]:
+    """Return the chosen readouts, each fitted to all rows that may be used and scored on test."""
+    works = [finishing_work(source, fitter) for _, source, fitter in fitted]
+    finals = []
+    with work_meter("score on test", works) as part:
+        for (fit, source, fitter), work in zip(fitted, works, strict=True):
+            with part(work):
+                finals.append(finish(fit, source, fitter, task))
+    return finals
+
+
+def finishing_work(source: SampleSource, fitter: Fitter) -> float:
+    """Return the estimated multiplications of `finish`, which fits a single penalty."""
+    return replace(size_of(source, fitter), penalties=1, folds=0).work
 
 
 def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) -> FinalReadout:
@@ -580,7 +625,7 @@ def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) ->
     calibrated = bool(fitter.folds) or isinstance(fitter, EstimatorFitter)
     if task.classes and not calibrated and isinstance(readout, LinearReadout):
         readout = readout.calibrate(source.blocks("valid"))
-    held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
+    chosen, held_out = readout, partial(held_out_scores, readout, source, fitter, best.result.alpha)
     if (
         isinstance(fitter, RidgeFitter | LogisticFitter)
         and fitter.refits
@@ -596,7 +641,7 @@ def finish(best: ColumnFit, source: SampleSource, fitter: Fitter, task: Task) ->
     metric = best.result.metric
     interval = balanced_interval(found) if metric == "balanced_accuracy" else found.interval
     result = replace(best.result, test_score=found.scores[metric], test_interval=interval)
-    return FinalReadout(result, readout, found, source, held_out)
+    return FinalReadout(result, readout, found, source, held_out, chosen)
 
 
 def held_out_scores(

@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
+from reservoir_pipelines.fitting.results import SUMMARY, LayerScore, Result, layer_table, score_matrix
 from reservoir_pipelines.output import as_json, percent, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
@@ -107,8 +107,18 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         "name": f"Fit: {entry.parent.name}, {path.name}",
         "facts": facts,
         "commands": found["commands"],
+        "layers": _layers(found),
         "plots": plots_of("fit", values),
     }
+
+
+def _layers(found: Values) -> dict[str, Any] | None:
+    """Return headings, rows and caption of the table of layers; None if the fit compared none."""
+    scores = [LayerScore.from_dict(score) for score in found.get("layer_scores", ())]
+    if not scores:
+        return None
+    headings, rows, caption = layer_table(scores, found["evaluation"].get("groups", 0))
+    return {"headings": [name.removeprefix("#") for name in headings], "rows": rows, "caption": caption}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
