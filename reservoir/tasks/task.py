@@ -81,6 +81,8 @@ class Task:
         problem = f"task {str(values.get('name'))[:40]!r}: its description is damaged"
         with as_input_error(problem, "extract the data again"):
             ((kind, size),) = values["form"].items()
+            if not isinstance(values["labels"], list | tuple):
+                raise ValueError("its labels are no list")
             form = {"vectors": Vectors, "tokens": Tokens}[kind](size)
             task = from_json(cls, {**values, "form": form, "labels": tuple(values["labels"])})
             sizes = [size, *(getattr(task, name) for name in SIZES)]
