@@ -6,7 +6,8 @@
 Each fit of the table is repeated with its chosen columns and penalty, from the cached features, to get the score of
 each test row. A line compares two of the three weights (or one of them with the raw input) on one task: the mean
 difference of their test scores over the seeds, and the p-value of each seed, from McNemar's mid-p or, if a row has
-several labels, from a paired bootstrap. Test rows of different seeds may be the same, so the p-values are not combined.
+several labels, from sign flips of the rows. Test rows of different seeds may be the same, so the p-values are not
+combined.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def main() -> None:
             if not both:
                 continue
             gains = [100 * (a.merits.mean() - b.merits.mean()) for a, b in both]
-            p = ", ".join(f"{compare(a, b):.2g}" for a, b in both)
+            p_values = (compare(a, b) for a, b in both)
+            p = ", ".join("-" if value is None else f"{value:.2g}" for value in p_values)
             print(f"| {task} | {row} | {one} | {other} | {sum(gains) / len(gains):+.1f} | {p} |")
 
 

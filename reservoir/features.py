@@ -1,6 +1,6 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as NumPy arrays."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 from reservoir.devices import exact_products, fetch, kind, pinned
 from reservoir.errors import InputError
 from reservoir.inputs.native import TextReader
-from reservoir.pooling import parse_column, pooled_shape, read_values
+from reservoir.pooling import join_pieces, parse_column, pooled_shape, read_values
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 
@@ -50,6 +50,7 @@ class Loaded:
     batches: Sequence[Batch]
     lengths: np.ndarray  # number of tokens of each row or piece
     owner: np.ndarray | None  # the row of each piece of a text
+    special: tuple[int, int] = (0, 0)  # special tokens before and after each row or piece
 
 
 def load(
@@ -81,7 +82,7 @@ def load(
         )
         for rows, tokens in model_batches(model, lengths, batch_rows)
     ]
-    return Loaded(batches, lengths, owner)
+    return Loaded(batches, lengths, owner, model.fpt.inputs.special)
 
 
 @dataclass(frozen=True)
@@ -97,27 +98,28 @@ class Launched:
         return next(iter(self.columns.values())).device
 
     def __call__(self) -> dict[str, np.ndarray]:
-        """Wait for the device and return the features of rows.
-
-        The pieces of a text are combined by minimum, maximum, or a mean weighted by tokens.
-        """
+        """Wait for the device and return the features of rows, in which the pieces of a text are joined."""
         found = dict(zip(self.columns, fetch(list(self.columns.values())), strict=True))
         if self.loaded.owner is None:
             return found
         starts = np.flatnonzero(np.diff(self.loaded.owner, prepend=-1))
-        weights = self.loaded.lengths.astype(np.float32)[:, None, None]
-        total = np.add.reduceat(weights, starts)
-        for column, values in found.items():
-            pooling = parse_column(column)[1]
-            if pooling in {"min", "max"}:
-                found[column] = (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
-            else:
-                found[column] = np.add.reduceat(values * weights, starts) / total
-        return found
+        lengths, special = self.loaded.lengths, self.loaded.special
+        return {
+            column: join_pieces(parse_column(column)[1], values, lengths, starts, special)
+            for column, values in found.items()
+        }
 
 
-def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launched:
-    """Run the model over loaded rows, inside `exact_products`, without waiting for the device."""
+def launch(
+    model: LoadedModel,
+    loaded: Loaded,
+    columns: Sequence[str],
+    advance: Callable[[int], None] = lambda rows: None,
+) -> Launched:
+    """Run the model over loaded rows, inside `exact_products`, without waiting for the device.
+
+    ``advance`` gets the rows of each batch.
+    """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     # A tensor for each column, because one large tensor returns its memory to the system, and new
     # memory is slow.
@@ -142,6 +144,8 @@ def launch(model: LoadedModel, loaded: Loaded, columns: Sequence[str]) -> Launch
             out[column][rows, : found.shape[1]] = found
             if found.shape[1] < out[column].shape[1]:
                 out[column][rows, found.shape[1] :] = 0
+        if loaded.owner is None:  # pieces of texts are not rows
+            advance(len(batch.rows))
     return Launched(out, loaded)
 
 

@@ -22,6 +22,8 @@ class InputLayer(nn.Module):
     ``weights`` (width, dim). Symbols get Gaussian embeddings of standard deviation ``gain / 1.41``.
     """
 
+    special = 0, 0  # it adds no special tokens before and after those of the data
+
     def __init__(
         self,
         form: Vectors | Tokens,
@@ -119,7 +121,8 @@ class FPT(nn.Module):
         # A layer is pooled inside its hook, so that the hidden states of only one layer are in memory.
         def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # autocast would round means
-                of_layer = LayerPooling(hidden, lengths, self.task.readout_tokens, self.task.max_tokens)
+                sizes = self.task.readout_tokens, self.task.max_tokens
+                of_layer = LayerPooling(hidden, lengths, *sizes, self.inputs.special)
                 pooled.update({f"{layer}/{pooling}": of_layer(pooling) for pooling in poolings[layer]})
 
         with self.backbone.recording({layer: partial(record, layer) for layer in poolings}):

@@ -251,8 +251,8 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
     )
     pool: str | Sequence[str] | None = option(
         None,
-        "Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK, "
-        "sharesK, gridK, tokens, all.",
+        "Poolings over the tokens, comma-separated: last, mean, words (mean without special tokens), std, min, max, "
+        "first, cls, segmentsK, quantilesK, sharesK, gridK, tokens, all.",
         shown=BY_DATA,
     )
     batch_rows: int | None = option(None, "Rows of full length per batch of a new entry.", at_least(1))

@@ -15,16 +15,17 @@ from typing import Any, Literal
 from reservoir import devices
 from reservoir.backbone_names import DEFAULT_BACKBONE, full_name
 from reservoir.backbones import check_layers, choose_init, find, find_shape, layer_names
+from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.features import column_shapes
-from reservoir.inputs.native import Reader, has_tokenizer, open_reader
+from reservoir.inputs.native import Reader, TextReader, has_tokenizer, open_reader
 from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, FitOptions, ModelOptions, ReservoirOptions
 from reservoir.pooling import MAX_TOKEN_FEATURES, check_poolings
 from reservoir.reservoir import MAX_SYMBOLS, Reservoir, choose_compute, choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import holds_samples
-from reservoir.tasks.own.texts import are_words
+from reservoir.tasks.own.texts import UNKNOWN, are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 Names = tuple[str, ...]
@@ -38,7 +39,11 @@ SERIES_KERNEL = 9  # values of a window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
 KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
 MAX_WINDOWS = 1024  # windows of a row: the positions of GPT-2 and mini
-MAX_TOKENS = 2**21  # windows of all rows: about a minute per block of mini on two cores
+# The work of default columns is limited by the windows of all rows together. Processor seconds of one core for 2**21
+# windows of 32 values: block of mini 16, input layer with its largest values 2, with quantiles and shares also 4.
+INPUT_LAYER = ("embed",)
+MAX_BLOCK_WINDOWS = 2**21  # more windows pass through the input layer alone
+MAX_SORTED_WINDOWS = 2**24  # more windows are not sorted for quantiles and shares
 
 VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # for windows of values
 SYMBOL_POOLINGS = ("shares13", "max", "min")  # for windows of symbols
@@ -46,7 +51,8 @@ SEGMENTS = "segments8"  # keeps the position of values in the sequence
 
 # Poolings for more rows, from most to fewest columns: the first that fits is the default. With
 # ``tokens``, and with the last poolings, every second layer is left out until the columns fit.
-# Columns without shares are stored as float16.
+# Columns without shares are stored as float16. Windows of series and symbols lose their blocks before
+# the last poolings, see `INPUT_POOLINGS`.
 FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "series": (
         "quantiles9,shares7,max,min,segments4",
@@ -69,6 +75,15 @@ FEWER_POOLINGS: Mapping[str, Sequence[str]] = {
     "tokens": ("last,mean,segments8", "last,mean", "mean"),
     "vectors": ("last,mean", "mean"),
 }
+# For the input layer alone. The kernels sum to zero, so the means of whole rows show little. On a million rows of 32
+# values (benchmarks/many_rows.py) the last two tell waveforms apart as well as the default on 10,000 rows does.
+INPUT_POOLINGS = (
+    "std,max,min,segments4",
+    "quantiles5,max,min",
+    "quantiles3,max,min",
+    "std,max,min",
+    "std,max",
+)
 FEWER = "all columns would take more than 200 MB and 4 times the input"
 MAX_BYTES, MAX_RATIO = 2e8, 4  # limit of default columns: the larger of bytes and times the input
 
@@ -94,6 +109,7 @@ class Plan:
 
     task: Task  # describes sequences as stored
     reservoir: Reservoir  # with "auto" dilations resolved
+    native_obstacle: str  # why a named model of this kind of data does not read it natively; else empty
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     shapes: Mapping[str, tuple[int, int]]  # tokens and width of a row of each column
@@ -137,6 +153,31 @@ class Plan:
         ]
 
     @property
+    def title(self) -> str:
+        """Short name for folders and tables; it ends in the input layer if a model of such data does not read it."""
+        return self.reservoir.title + (f"-{self.reservoir.input}" if self.native_obstacle else "")
+
+    @property
+    def input_note(self) -> str:
+        """A message if a named model of this kind of data does not read it natively."""
+        how = f"a random input layer ({self.reservoir.input}) replaces the one of {self.reservoir.title}"
+        return f"{self.task.name}: {how}: {self.native_obstacle}" if self.native_obstacle else ""
+
+    def precision_note(self, compute: str) -> str:
+        """Return in which precision the model computes, why, and how features compare with published activations."""
+        how = f"{self.task.name}: computed in {compute} ({self.reasons['compute']})"
+        native = self.reservoir.input == "native"
+        if compute == "bfloat16":
+            exact = "published activations" if native else "those in float32"
+            differ = f"features differ from {exact} by about 2% of their standard deviation"
+            return f"{how}: {differ}; --compute float32 avoids this"
+        return how + (
+            f": features equal published activations in float32, up to rounding to {self.store}"
+            if native
+            else ""
+        )
+
+    @property
     def note(self) -> str:
         """A message if default poolings are few, or if default windows skip a part of each row."""
         windows, note = self.reservoir.windows(self.task), self.more
@@ -151,6 +192,8 @@ def resolve(
 ) -> Plan:
     """Return the plan of a task with ``rows`` in each split and a ``longest`` training row; refuse misfits."""
     reasons: dict[str, str] = {}
+    # A limited run has the plan of its own rows.
+    rows = {split: min(number, options.limit or number) for split, number in rows.items()}
     defaults = {item.name: item.default for item in fields(options)}
 
     def decide(option: str, value: Any, why: str) -> Any:
@@ -160,30 +203,27 @@ def resolve(
         return value if given is None or defaults[option] is not None else given
 
     kind, train, valid = kind_of(task), rows.get("train", 0), rows.get("valid", 0)
-    reservoir, why = _resolve_reservoir(task, options, sum(rows.values()), longest or task.max_tokens)
+    reservoir, why, obstacle = _resolve_reservoir(task, options, longest or task.max_tokens)
     for option, reason in why.items():
         decide(option, None, reason)
     family, shape = find_shape(reservoir.backbone, reservoir.depth)
-    seen, reader = reservoir.windowed(task), None
-    if reservoir.input == "native":
-        reader = open_reader(seen, reservoir.backbone, reservoir.init)
-        seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens)
-    native = reader is not None
+    seen, native = reservoir.windowed(task), reservoir.input == "native"
+    reader = open_reader(seen, reservoir.backbone, reservoir.init) if native else None
+    seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens) if reader else seen
     layers = split_names(decide("layers", *default_layers(kind, native=native)))
     layers = layer_names(shape.depth) if layers == ("all",) else layers
     poolings = split_names(decide("pool", *_default_poolings(task, kind, shape.width, reader)))
     check_layers(layers, family, shape.depth)
     _check_columns(task, reader, layers, poolings)
     layers, more = tuple(layer for layer in layer_names(shape.depth) if layer in layers), ""
-    if reasons["pool"] != GIVEN and kind != "named task":
-        used = sum(min(number, options.limit or number) for number in rows.values())
-        thin, tokens = reasons["layers"] != GIVEN, "tokens" in poolings and train <= MAX_KERNEL_ROWS
-        fewer = [poolings, *map(split_names, () if native else FEWER_POOLINGS.get(kind, ()))]
-        fewer = [names for names in fewer if tokens or "tokens" not in names]
-        layers, poolings, more = _columns_that_fit(
-            task, seen, shape.width, used, layers, poolings, fewer, thin=thin
-        )
-        reasons |= dict.fromkeys(["pool"] + ["layers"] * thin, FEWER) if more else {}
+    if kind != "named task":
+        tokens = "tokens" in poolings and train <= MAX_KERNEL_ROWS
+        choices = _column_choices(kind, _Columns(layers, poolings), reasons, native=native, tokens=tokens)
+        limits = {"size": reasons["pool"] != GIVEN, "work": kind in ("series", "symbols") and not native}
+        budget = _Budget(task, seen, shape.width, sum(rows.values()), **limits)
+        layers, poolings, changed = budget.first_that_fits(choices)
+        reasons |= changed
+        more = budget.note(choices[0]) if changed else ""
     device = choose_device(options.device)
     compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     # Many shares are 0 in nearly all rows. In float16 the offset of a block adds rounding errors to
@@ -191,23 +231,23 @@ def resolve(
     precise = not native and kind in ("series", "symbols") and "shares" in ",".join(poolings)
     store = "float32" if precise else "float16"
     stored = "shares near 0 need float32" if precise else "half the size of float32"
-    columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
-    shapes = column_shapes(seen, shape.width, columns)
+    shapes = column_shapes(seen, shape.width, _Columns(layers, poolings).names)
     place = devices.kind(device)
     pieces = -(-task.max_tokens // seen.max_tokens) if reservoir.long == "windows" else 1
-    block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place, pieces)
-    batch_rows = decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")
+    block_rows, batch_rows = rows_at_a_time(seen, reader, shapes, place, pieces)
+    batch_rows = decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens, or a block")
     folds, repeats = default_folds(train, valid)
     widths = {
         c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1
     }
-    candidates = readout_candidates(
-        task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native
-    )
-    tried = f"known to suit {kind}" if candidates[0] == RAW else "each alone, and each layer as a whole"
+    columns = [*shapes]
+    candidates = readout_candidates(task, columns, widths, train, cross_validated=folds > 0, native=native)
+    known = _known_columns(task, columns) == candidates
+    tried = f"known to suit {kind}" if known else "each alone, and each layer as a whole"
     return Plan(
         task=task,
         reservoir=reservoir,
+        native_obstacle=obstacle,
         layers=layers,
         poolings=poolings,
         shapes=shapes,
@@ -238,15 +278,36 @@ def kind_of(task: Task) -> Kind:
 
 
 def is_native(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether a model was pretrained on the task's kind of data: words, images, sounds, or letters."""
+    """Return whether a model was pretrained on the task's kind of data, and can read it by its own input."""
+    return suits(task, reservoir) and not native_obstacle(task, reservoir)
+
+
+def suits(task: Task, reservoir: Reservoir) -> bool:
+    """Return whether a model was pretrained on the task's kind of data: text or letters, images, or sounds."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
-    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
+    if reservoir.init != "pretrained" or not (task.alphabet or media):
         return False
-    family, _ = find(reservoir.backbone)
-    if media:
-        return family.reads == media
-    fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
-    return fits and has_tokenizer(reservoir.backbone)
+    reads = find(reservoir.backbone)[0].reads
+    return reads == media if media else reads in ("letters", "text")
+
+
+def native_obstacle(task: Task, reservoir: Reservoir) -> str:
+    """Return why a model that suits the task cannot read it natively; empty if it can."""
+    if not reservoir.plain:
+        return "the options of windows, such as --patch, do not fit its own input"
+    if task.alphabet and not has_tokenizer(reservoir.backbone):
+        return "its folder has no tokenizer, such as a tokenizer.json or a vocab.txt"
+    words = are_words(task.alphabet) and find(reservoir.backbone)[0].reads == "text"
+    if words or not task.alphabet:  # the processor of images or sounds is checked when it is opened
+        return ""
+    if reservoir.backbone in SHIPPED:
+        return "random kernels suit letters better than a model of words"
+    try:
+        reader = open_reader(task, reservoir.backbone, reservoir.init)
+    except InputError as error:  # with a random input layer the model needs no tokenizer
+        return str(error)
+    letters = task.alphabet.removeprefix(UNKNOWN).replace(" ", "")
+    return reader.obstacle(letters) if isinstance(reader, TextReader) else ""
 
 
 def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -293,10 +354,10 @@ def readout_candidates(
     cross_validated: bool,
     native: bool = False,
 ) -> tuple[str, ...]:
-    """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
+    """Return the columns among which a readout is chosen; ``a+b`` concatenates two (see `default_column`).
 
-    ``available`` may include ``raw``; ``widths`` holds the widths of columns with one sample per row;
-    ``rows`` counts training rows. ``native`` is True for native input and for several entries.
+    ``widths`` holds the widths of columns with one sample per row; ``rows`` counts training rows.
+    ``native`` is True for native input and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS and (known := _known_columns(task, available)):
         return known
@@ -319,23 +380,31 @@ def readout_candidates(
     few = cross_validated and rows <= MAX_KERNEL_ROWS
     if few and len(layers) > 1 and sum(widths[column] for column in whole) <= MAX_ALL_WIDTH:
         # All columns together do best on most small data sets, and need no choice of a layer.
-        joined += ["+".join(whole), *(["+".join([*whole, RAW])] if RAW in available else [])]
+        return tuple(dict.fromkeys(["+".join(whole), *alone, *joined]))
     return tuple(dict.fromkeys([*alone, *joined]))
+
+
+def default_column(candidates: Sequence[str]) -> str | None:
+    """Return the candidate that is chosen unless another is clearly better; None if no default is known.
+
+    It is the first one, if it concatenates columns: `readout_candidates` puts columns that are known
+    to do well together first.
+    """
+    return candidates[0] if "+" in candidates[0] else None
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
     """Return the columns to try alone: wide columns of all tokens only if there are no others."""
-    columns = [column for column in available if column != RAW]
-    return [column for column in columns if not column.endswith("/all")] or columns
+    return [column for column in available if not column.endswith("/all")] or [*available]
 
 
 def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
     """Return the columns known to suit the kind of a task's data; none if it is unknown."""
-    kind, given = kind_of(task), {column.partition("/")[0] for column in available if column != RAW}
+    kind, given = kind_of(task), {column.partition("/")[0] for column in available}
     default = split_names(default_layers(kind)[0])
     layers = tuple(layer for layer in default if layer in given)
-    # With many rows, only one layer of symbols may have columns.
-    if layers != default and (kind == "series" or not given < {*default}):
+    # With many rows, only one layer of symbols, or the input layer of series, may have columns.
+    if layers != default and not (given == {*INPUT_LAYER} if kind == "series" else given < {*default}):
         return ()
     most = {
         "series": (*VALUE_POOLINGS, SEGMENTS),
@@ -349,28 +418,44 @@ def _known_columns(task: Task, available: Sequence[str]) -> tuple[str, ...]:
         whole = [*values, *(column for column in columns if "segments" in column)]
         if {*whole} <= {*available}:
             tokens = [f"{layer}/tokens" for layer in layers] if kind == "symbols" else []
-            tried = (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
+            tried = ("+".join(values), "+".join(whole), *tokens)
             return tuple(c for c in dict.fromkeys(tried) if {*c.split("+")} <= {*available})
     return ()
 
 
 def _resolve_reservoir(
-    task: Task, options: ExtractOptions, rows: int, longest: int
-) -> tuple[Reservoir, dict[str, str]]:
-    """Return the model for a task and the reason for each option; native input if the data suit it."""
+    task: Task, options: ExtractOptions, longest: int
+) -> tuple[Reservoir, dict[str, str], str]:
+    """Return the model for a task, the reason for each option, and why a model of such data does not read it natively.
+
+    Native input is the default if the model can read the data.
+    """
     reservoir, why = resolve_model(options, published=options.published), PLAIN
-    native = options.input is None and is_native(task, reservoir)
-    windows = {"input": "native"} if native else default_windows(task, rows, longest)
+    suited, obstacle = suits(task, reservoir), ""
+    if suited and options.input is None:
+        obstacle = native_obstacle(task, reservoir)
+    elif suited and options.input != "native":
+        obstacle = "--input was given"
+    native = suited and options.input is None and not obstacle
+    if reservoir.backbone in SHIPPED:  # the defaults for letters are found with it, so nothing is missed
+        obstacle = ""
+    windows = {"input": "native"} if native else default_windows(task)
     # Windows that suit one input layer may not suit another, which gets plain windows.
     if windows and options.input in (None, windows["input"]):
         reservoir = resolve_model(options, windows, published=options.published)
         why = "the model reads this kind of data" if native else f"found best for {kind_of(task)}"
     reasons = dict.fromkeys(Reservoir.__dataclass_fields__, PLAIN) | dict.fromkeys(WINDOW_OPTIONS, why)
-    return reservoir.with_dilations(longest), reasons | {
+    reasons["input"] += f"; not native, because {obstacle}" if obstacle else ""
+    if reservoir.stride > 1 and why != PLAIN and not native:
+        reasons["stride"] = (
+            f"rows of up to {task.max_tokens:,} values become at most {MAX_WINDOWS:,} windows"
+        )
+    reasons |= {
         "backbone": "comes with this package" if options.init is None else "has the weights of --init",
         "init": "published" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
     }
+    return reservoir.with_dilations(longest), reasons, obstacle
 
 
 def resolve_model(
@@ -393,8 +478,8 @@ def resolve_model(
     return Reservoir(**values)
 
 
-def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
-    """Return the default windows for a task with ``rows`` rows in all; empty if each value or symbol is a token."""
+def default_windows(task: Task) -> dict[str, Any]:
+    """Return the default windows for a task; empty if each value or symbol is a token."""
     kind = kind_of(task)
     if task.each and not (isinstance(task.form, Tokens) and task.form.vocabulary > MAX_SYMBOLS):
         # Each token with a label is in the middle of its window.
@@ -402,9 +487,8 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
         if isinstance(task.form, Tokens):  # an invertible map shows the neighbouring symbols
             return around | {"input": "orthogonal"}
         return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
-    most = max(1, min(MAX_WINDOWS, MAX_TOKENS // max(rows, 1)))
-    stride = max(-(-longest // most), -(-task.max_tokens // MAX_WINDOWS))
-    kernels = {"input": "kernels", "stride": stride, "pad": "same"}
+    # Only long rows have a stride: many rows get fewer columns and layers, because skipped values cost accuracy.
+    kernels = {"input": "kernels", "stride": -(-task.max_tokens // MAX_WINDOWS), "pad": "same"}
     if kind == "series":
         # The kernels read values on the scale of the channel, values on the scale of the row, and differences.
         return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
@@ -423,10 +507,8 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     """Return the default poolings at a hidden width, and the reason."""
     if kind == "labels of every token":
         return "all", "every token has a label"
-    if reader and holds_samples(task):
-        return "mean,std", "sounds"
     if reader:
-        return ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
+        return _native_poolings(task, reader)
     if kind == "series":
         return ",".join([*VALUE_POOLINGS, SEGMENTS]), "these show which values occur, and where"
     if kind == "named task" or task.readout_tokens > 1:
@@ -437,39 +519,113 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     return poolings, f"these show which {kind} occur, and where"
 
 
-def _columns_that_fit(
-    task: Task,
-    seen: Task,
-    width: int,
-    rows: int,
-    layers: Names,
-    poolings: Names,
-    fewer: Sequence[Names],
-    *,
-    thin: bool,
-) -> tuple[Names, Names, str]:
-    """Return the layers and poolings that fit, and a note if they are fewer; ``thin`` allows fewer layers."""
+def _native_poolings(task: Task, reader: Reader) -> tuple[str, str]:
+    """Return the default poolings of a model that reads the task natively, and the reason."""
+    if holds_samples(task):
+        return "mean,std", "sounds"
+    poolings, why = ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
+    if task.alphabet and not are_words(task.alphabet) and any(reader.special):
+        # The usual embedding of a protein is the mean over its residues, without special tokens.
+        return f"{poolings},words", f"{why}; words is the mean over letters alone"
+    return poolings, why
 
-    def size(layers: Names, poolings: Names) -> int:
-        columns = [f"{layer}/{pooling}" for layer in layers for pooling in poolings]
-        values = sum(tokens * kept for tokens, kept in column_shapes(seen, width, columns).values())
-        return rows * values * (4 if "shares" in ",".join(poolings) else 2)
 
-    choices = [(layers, poolings)]
-    for names in fewer:  # from most to fewest columns
-        kept = layers
-        choices.append((kept, names))
-        while thin and len(kept) > 1 and ("tokens" in names or names == fewer[-1]):
+@dataclass(frozen=True)
+class _Columns:
+    """A choice of columns: each of the layers under each of the poolings."""
+
+    layers: Names
+    poolings: Names
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{layer}/{pooling}" for layer in self.layers for pooling in self.poolings]
+
+    @property
+    def has_blocks(self) -> bool:
+        return self.layers != INPUT_LAYER
+
+    @property
+    def sorts(self) -> bool:
+        """Whether a pooling sorts the values of each channel."""
+        return any(name.startswith(("quantiles", "shares")) for name in self.poolings)
+
+
+def _column_choices(
+    kind: Kind, default: _Columns, reasons: Mapping[str, str], *, native: bool, tokens: bool
+) -> list[_Columns]:
+    """Return the default columns, and those for more rows, from most to fewest; ``tokens`` allows this pooling."""
+    thin, layers = reasons["layers"] != GIVEN, default.layers
+    kernels = kind in ("series", "symbols") and not native
+    if reasons["pool"] == GIVEN:
+        return [default, *([_Columns(INPUT_LAYER, default.poolings)] if thin and kernels else [])]
+    fewer = [default.poolings, *map(split_names, () if native else FEWER_POOLINGS.get(kind, ()))]
+    fewer = [names for names in fewer if tokens or "tokens" not in names]
+    by_kernels = kernels and (thin or layers == INPUT_LAYER)
+    if by_kernels:  # the poolings without segments are those of the input layer
+        fewer = [names for names in fewer if "segments" in ",".join(names)]
+    choices = [default]
+    for names in fewer:
+        of = layers
+        choices.append(_Columns(of, names))
+        while thin and len(of) > 1 and ("tokens" in names or (names == fewer[-1] and not by_kernels)):
             # Labels of every token depend on the neighbouring tokens, which the first layers show best.
-            kept = kept[::2] if poolings == ("all",) else kept[::-2][::-1]
-            choices.append((kept, names))
-    values = rows * task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
-    largest = max(MAX_BYTES, MAX_RATIO * 4 * values)
-    found = next((choice for choice in choices if size(*choice) <= largest), choices[-1])
-    if found == choices[0]:
-        return *found, ""
-    given = f"--layers {','.join(layers)} --pool {','.join(poolings)} takes {size(layers, poolings) / 1e9:.1f} GB"
-    return *found, f"with {rows:,} rows, fewer columns are stored by default; {given}"
+            of = of[::2] if default.poolings == ("all",) else of[::-2][::-1]
+            choices.append(_Columns(of, names))
+    if by_kernels:
+        alone = [names for names in fewer if "tokens" not in names]
+        choices += [_Columns(INPUT_LAYER, names) for names in [*alone, *map(split_names, INPUT_POOLINGS)]]
+    return choices
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """The limits of default columns: ``size`` limits their bytes, ``work`` their windows."""
+
+    task: Task
+    seen: Task  # with windows as tokens
+    width: int
+    rows: int
+    size: bool
+    work: bool
+
+    def first_that_fits(self, choices: Sequence[_Columns]) -> tuple[Names, Names, dict[str, str]]:
+        """Return layers and poolings of the first choice within the budget, else of the last, and why they changed."""
+        chosen = next((choice for choice in choices if not self._exceeded(choice)), choices[-1])
+        exceeded, changed = self._exceeded(choices[0]), dict[str, str]()
+        if chosen.layers != choices[0].layers:
+            changed["layers"] = exceeded.get("blocks") or exceeded["size"]
+        if chosen.poolings != choices[0].poolings:
+            changed["pool"] = "; ".join(exceeded[name] for name in ("sorting", "size") if name in exceeded)
+        return chosen.layers, chosen.poolings, changed
+
+    def note(self, default: _Columns) -> str:
+        """Return a note that names the columns that fewer rows would have."""
+        given = f"--layers {','.join(default.layers)} --pool {','.join(default.poolings)}"
+        takes = f"{given} takes {self._bytes(default) / 1e9:.1f} GB"
+        return f"with {self.rows:,} rows, fewer columns are stored by default; {takes}"
+
+    def _exceeded(self, columns: _Columns) -> dict[str, str]:
+        """Return what columns exceed, with a message for each."""
+        exceeded, windows = dict[str, str](), self.rows * self.seen.max_tokens
+        values = self.rows * self.task.max_tokens
+        values *= self.task.form.dim if isinstance(self.task.form, Vectors) else 1
+        if self.size and self._bytes(columns) > max(MAX_BYTES, MAX_RATIO * 4 * values):
+            exceeded["size"] = FEWER
+        if self.work and columns.has_blocks and windows > MAX_BLOCK_WINDOWS:
+            exceeded["blocks"] = (
+                f"{windows:,} windows; blocks read at most {MAX_BLOCK_WINDOWS:,} by default"
+            )
+        if self.work and columns.sorts and windows > MAX_SORTED_WINDOWS:
+            exceeded["sorting"] = (
+                f"{windows:,} windows; at most {MAX_SORTED_WINDOWS:,} are sorted by default"
+            )
+        return exceeded
+
+    def _bytes(self, columns: _Columns) -> int:
+        shapes = column_shapes(self.seen, self.width, columns.names)
+        values = sum(tokens * width for tokens, width in shapes.values())
+        return self.rows * values * (4 if "shares" in ",".join(columns.poolings) else 2)
 
 
 def _check_columns(
@@ -485,7 +641,7 @@ def _check_columns(
         raise InputError("no columns: name a layer and a pooling")
 
 
-def _rows_at_a_time(
+def rows_at_a_time(
     seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str, pieces: int
 ) -> tuple[int, int]:
     """Return the number of rows per block and per batch; a row has up to ``pieces`` pieces."""

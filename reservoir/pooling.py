@@ -16,7 +16,7 @@ from reservoir.tasks.own.texts import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 POOLINGS = (
-    *("last", "mean", "std", "min", "max", "first", "cls"),
+    *("last", "mean", "words", "std", "min", "max", "first", "cls"),
     *("segmentsK", "quantilesK", "sharesK", "gridK", "tokens", "all"),
 )
 """Names of the poolings; K stands for a number, as in ``segments8``."""
@@ -67,10 +67,15 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
 
 
 def pool(
-    hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1, max_tokens: int | None = None
+    hidden: Tensor,
+    lengths: Tensor,
+    pooling: str,
+    readout_tokens: int = 1,
+    max_tokens: int | None = None,
+    special: tuple[int, int] = (0, 0),
 ) -> Tensor:
     """Return one pooling of hidden states; see `LayerPooling`."""
-    return LayerPooling(hidden, lengths, readout_tokens, max_tokens)(pooling)
+    return LayerPooling(hidden, lengths, readout_tokens, max_tokens, special)(pooling)
 
 
 class LayerPooling:
@@ -81,6 +86,7 @@ class LayerPooling:
     | ``last`` | the last ``readout_tokens`` real tokens |
     | ``first``, ``cls`` | the first token |
     | ``mean``, ``std``, ``min``, ``max`` | over all real tokens; ``std`` divides by their number |
+    | ``words`` | the mean without the special tokens that a model's tokenizer adds; zero if there are no other tokens |
     | ``segmentsK`` | means of K equal segments, concatenated |
     | ``quantilesK`` | for each channel, the quantiles at (i + 1) / (K + 1) for i < K, interpolated, concatenated |
     | ``sharesK`` | for each channel, the shares of tokens above each of the `share_levels`, concatenated |
@@ -88,15 +94,22 @@ class LayerPooling:
     | ``tokens`` | all tokens concatenated, zero at padding, ``max_tokens`` of them (default: as in the batch) |
     | ``all`` | each token, zero at padding |
 
-    Hidden states (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the
+    ``special`` counts the special tokens before and after those of the sequence. Hidden states
+    (batch, tokens, width) are finite at the first ``lengths`` (batch,) tokens; the
     padding may hold any values. Poolings of sorted values share one sorted copy.
     """
 
     def __init__(
-        self, hidden: Tensor, lengths: Tensor, readout_tokens: int = 1, max_tokens: int | None = None
+        self,
+        hidden: Tensor,
+        lengths: Tensor,
+        readout_tokens: int = 1,
+        max_tokens: int | None = None,
+        special: tuple[int, int] = (0, 0),
     ) -> None:
         self._hidden, self._lengths = hidden.float(), lengths
         self._readout_tokens, self._max_tokens = readout_tokens, max_tokens
+        self._special = special
         tokens = torch.arange(hidden.shape[1], device=hidden.device)
         self._padding: Tensor | None = (tokens >= lengths[:, None])[:, :, None]
         # A compiled or exported graph must work for all lengths, and reading the lengths would wait
@@ -119,15 +132,8 @@ class LayerPooling:
                 return hidden[:, :1].clone()
             case "all":
                 return self._filled(0.0).clone() if self._padding is None else self._filled(0.0)
-            case "max" | "min" if "_ordered" in vars(self):  # the ends of the sorted copy
-                rank = (lengths - 1) * (kind == "max")
-                kept = self._ordered.gather(2, rank[:, None, None].expand(-1, self._ordered.shape[1], 1))[
-                    :, :, 0
-                ]
-            case "max":
-                kept = self._filled(float("-inf")).amax(dim=1)
-            case "min":
-                kept = self._filled(float("inf")).amin(dim=1)
+            case "max" | "min":
+                kept = self._extremes(kind)
             case "std":
                 apart = hidden - self("mean")
                 squares = (
@@ -137,6 +143,8 @@ class LayerPooling:
             case "tokens":
                 missing = 0 if self._max_tokens is None else self._max_tokens - hidden.shape[1]
                 kept = pad(self._filled(0.0), (0, 0, 0, missing))
+            case "words":
+                kept = self._words()
             case "quantilesK":
                 kept = self._quantiles(number)
             case "sharesK":
@@ -164,6 +172,25 @@ class LayerPooling:
             values.masked_fill_(self._padding.transpose(1, 2), float("inf"))
         values.numpy().sort(axis=-1)  # numpy sorts ten times as fast as torch
         return values
+
+    def _extremes(self, kind: str) -> Tensor:
+        """Return the maximum or the minimum (batch, width) of each channel."""
+        if "_ordered" in vars(self):  # the ends of the sorted copy
+            rank = (self._lengths - 1) * (kind == "max")
+            return self._ordered.gather(2, rank[:, None, None].expand(-1, self._ordered.shape[1], 1))[
+                :, :, 0
+            ]
+        if kind == "max":
+            return self._filled(float("-inf")).amax(dim=1)
+        return self._filled(float("inf")).amin(dim=1)
+
+    def _words(self) -> Tensor:
+        """Return the mean (batch, 1, width) without special tokens."""
+        counts, before = word_counts(self._lengths, self._special)[:, None], self._special[0]
+        tokens = torch.arange(self._hidden.shape[1], device=self._hidden.device)
+        words = (tokens >= before) & (tokens < before + counts)
+        weights = words.float() / counts.clamp(min=1)
+        return torch.bmm(weights[:, None], self._filled(0.0))
 
     def _quantiles(self, number: int) -> Tensor:
         """Return K quantiles (batch, K, width) of each channel."""
@@ -209,6 +236,28 @@ def share_levels(number: int) -> list[float]:
     """Return the K levels of ``sharesK``, from -18 to 18, denser near 0, because values span orders of magnitude."""
     top, middle = math.asinh(18 / 0.06), (number - 1) / 2
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
+
+
+def word_counts(lengths: Tensor, special: tuple[int, int]) -> Tensor:
+    """Return the number of tokens of each row that are not special."""
+    return (lengths - sum(special)).clamp(min=0)
+
+
+def join_pieces(
+    pooling: str, values: np.ndarray, lengths: np.ndarray, starts: np.ndarray, special: tuple[int, int]
+) -> np.ndarray:
+    """Return a pooling of whole texts from that of their pieces, which begin at the rows ``starts``.
+
+    Minima and maxima are exact, and so are ``mean`` and ``words``, which are weighted by the tokens
+    that they average. Other poolings are averaged with the weights of ``mean``.
+    """
+    if pooling in ("min", "max"):
+        return (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
+    counts = torch.from_numpy(lengths)
+    counts = word_counts(counts, special) if pooling == "words" else counts
+    weights = counts.numpy().astype(np.float32)[:, None, None]
+    # Like a piece, a text of only special tokens has no words, and its ``words`` are zeros.
+    return np.add.reduceat(values * weights, starts) / np.maximum(np.add.reduceat(weights, starts), 1)
 
 
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:

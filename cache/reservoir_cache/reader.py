@@ -15,12 +15,14 @@ from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import mark_used
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import (
+    OPTIONAL_TARGETS,
     TARGET_RANKS,
     UNREADABLE,
     Encoded,
     Extent,
     decode,
     find_columns,
+    ids_of_numbers,
     is_stored,
     read_array,
     read_column,
@@ -141,12 +143,12 @@ class SplitFeatures:
             if stamp not in _checked and file_crc32(path) != line.crc32:
                 raise self._damaged(line)
             with open_hdf5(path) as file:
-                names = [name for name in TARGET_RANKS if name != "groups" or name in file]
+                names = [name for name in TARGET_RANKS if name not in OPTIONAL_TARGETS or name in file]
                 found = {name: read_array(file, name) for name in names}
         except UNREADABLE as error:
             raise self._damaged(line) from error
         for name, array in found.items():
-            if array.ndim != TARGET_RANKS[name] or len(array) != self.rows:
+            if array.ndim not in TARGET_RANKS[name] or len(array) != self.rows:
                 raise self._damaged(line)
         _checked.add(stamp)
         return found
@@ -168,8 +170,21 @@ class SplitFeatures:
 
     @property
     def index(self) -> NDArray:
-        """Row numbers in the source, (rows,)."""
+        """Row numbers in this split of the prepared data, (rows,)."""
         return self._targets["index"]
+
+    @cached_property
+    def ids(self) -> NDArray:
+        """What names each row in its source, (rows,) of texts or int64: an id, a file name or a row number from 0.
+
+        If the entry stores no ids, they are the numbers of `index`.
+        """
+        stored, line = self._targets.get("ids"), self._manifest.targets
+        assert line  # `_targets` refuses a split without labels
+        try:
+            return self.index if stored is None else ids_of_numbers(stored)
+        except UNREADABLE as error:
+            raise self._damaged(line) from error
 
     @property
     def groups(self) -> NDArray | None:
@@ -223,7 +238,8 @@ class FeatureColumn(NDArrayOperatorsMixin):
     """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
 
     ``column[rows]`` reads only these rows. NumPy's functions, operators and methods read the whole
-    column each time; ``numpy.asarray(column)`` reads it once.
+    column each time; ``numpy.asarray(column)`` or ``column[:]`` reads it once. ``torch.as_tensor(column)`` works;
+    ``torch.from_numpy`` takes arrays only, so pass it ``column[:]``.
     """
 
     def __init__(self, split: SplitFeatures, name: str) -> None:
@@ -242,6 +258,12 @@ class FeatureColumn(NDArrayOperatorsMixin):
         found = self._split.read(self._name).reshape(self.shape)
         return found if dtype is None else found.astype(dtype, copy=False)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        return np.asarray(self).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return np.empty(0).__dlpack_device__()
+
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         plain = [np.asarray(each) if isinstance(each, FeatureColumn) else each for each in inputs]
         return getattr(function, method)(*plain, **kwargs)
@@ -257,6 +279,10 @@ class FeatureColumn(NDArrayOperatorsMixin):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
+
+
+# torch.from_numpy takes no other type than ndarray, and names the type that it got: "expected np.ndarray (got ...)".
+FeatureColumn.__name__ = "FeatureColumn; read it with [:]"
 
 
 def _stamp(status: os.stat_result) -> Stamp:

@@ -33,8 +33,10 @@ _SLAB = 2**16  # values that are decoded while they are in the processor's cache
 _METADATA = 2**14  # more bytes than HDF5 needs for the name, type and attributes of a dataset
 _LARGE = 2**16  # bytes of a dataset that is not copied
 
-TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
-"""Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
+TARGET_RANKS = {"y": (3,), "lengths": (1,), "index": (1,), "groups": (1,), "ids": (1, 2)}
+"""Possible numbers of dimensions of each dataset of ``targets.h5``, in the order in which they are written."""
+
+OPTIONAL_TARGETS = {"groups", "ids"}
 
 # The errors that HDF5 and h5py raise for a damaged file; CacheError is a ValueError.
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)
@@ -95,6 +97,24 @@ def read_array(group: h5py.Group, name: str) -> NDArray:
     """Read a whole dataset of numbers; raises KeyError if it is absent, or its values are not stored in this file."""
     Extent.of(group, name)
     return np.asarray(group[name][()])  # pyright: ignore[reportIndexIssue]
+
+
+def numbers_of_ids(ids: NDArray) -> NDArray:
+    """Return row ids (rows,) as they are stored: int64, or for texts their UTF-8 (rows, bytes), padded with zeros."""
+    if ids.dtype.kind != "U":
+        return ids.astype("<i8")
+    texts = np.char.encode(ids, "utf-8", "surrogatepass")  # names of files need not be valid UTF-8
+    return texts.view(np.uint8).reshape(len(ids), -1)
+
+
+def ids_of_numbers(stored: NDArray) -> NDArray:
+    """Return stored row ids as integers or texts (rows,), the inverse of `numbers_of_ids`; ValueError for others."""
+    if stored.ndim == 1 and stored.dtype == np.int64:
+        return stored
+    if stored.ndim != 2 or stored.dtype != np.uint8 or not stored.shape[1]:
+        raise ValueError(f"ids of shape {stored.shape} and type {stored.dtype}")
+    texts = np.ascontiguousarray(stored).view(f"S{stored.shape[1]}")[:, 0]
+    return np.char.decode(texts, "utf-8", "surrogatepass")
 
 
 def dataset_names(group: h5py.Group) -> list[str]:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -19,9 +20,19 @@ from reservoir_cache.entry import (
     is_sound,
     page_of,
 )
+from reservoir_cache.hdf5 import open_hdf5
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.publish import CacheError, publish
-from reservoir_cache.shard import TARGET_RANKS, Encoded, encode, file_content, shard_content
+from reservoir_cache.shard import (
+    TARGET_RANKS,
+    UNREADABLE,
+    Encoded,
+    encode,
+    file_content,
+    numbers_of_ids,
+    read_array,
+    shard_content,
+)
 
 Arrays = Mapping[str, NDArray[np.float32] | Encoded]
 """Features by column, (rows of the block, tokens, width) each, perhaps encoded."""
@@ -31,19 +42,35 @@ PENDING = 6  # blocks in memory that are not on disk yet
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
-    """Write the labels, lengths and source row numbers of a split, unless they exist.
+    """Write the labels, lengths and row numbers of a split, unless they exist with the same ids.
 
     ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` and ``index`` (rows,), perhaps
-    ``groups``.
+    ``groups``, and perhaps ``ids`` (rows,) of texts or integers.
     """
     folder = entry.path / split
-    if is_sound(folder, entry.page(split, 0).targets):
+    arrays = {name: np.asarray(targets[name]) for name in TARGET_RANKS if name in targets}
+    if "ids" in arrays:
+        arrays["ids"] = numbers_of_ids(arrays["ids"])
+    exists = is_sound(folder, entry.page(split, 0).targets)
+    if exists and _has_ids(folder / TARGETS_FILE, arrays.get("ids")):
         return  # without a lock, because taking one needs write permission
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
-        content = file_content({name: targets[name] for name in TARGET_RANKS if name in targets})
-        line = TargetFile(TARGETS_FILE, *publish(folder / TARGETS_FILE, *content))
-        replace(entry.page(split, 0), targets=line).write(folder, 0)
+        page = entry.page(split, 0)
+        if page.targets:  # the page never lists a checksum of other content, even after a crash
+            replace(page, targets=None).write(folder, 0)
+        line = TargetFile(TARGETS_FILE, *publish(folder / TARGETS_FILE, *file_content(arrays)))
+        replace(page, targets=line).write(folder, 0)
+
+
+def _has_ids(path: Path, ids: NDArray | None) -> bool:
+    """Return whether a file of targets stores these ids; False if it cannot be read."""
+    try:
+        with open_hdf5(path) as file:
+            stored = read_array(file, "ids") if "ids" in file else None
+    except UNREADABLE:
+        return False
+    return stored is ids if stored is None or ids is None else np.array_equal(stored, ids)
 
 
 class ShardWriter:

@@ -12,19 +12,21 @@ from importlib import import_module
 from typing import Any
 
 FUNCTIONS = (
-    *("attention", "explain", "export", "extract", "fit", "import_features", "plan"),
+    *("attention", "compare", "explain", "export", "extract", "fit", "import_features", "plan"),
     *("predict", "prepare", "pretrain", "report", "reproduce", "train"),
 )
 """The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
 
 PLACES = {
     "Attention": "attention_maps",
+    "Comparison": "comparison.compare",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
     "Extraction": "extraction.extract",
     "Fit": "fitting.results",
     "Forecast": "extraction.forecast",
     "Imported": "foreign_backbone",
+    "LayerScore": "fitting.results",
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",

@@ -8,12 +8,14 @@ from typing import Any
 from reservoir_cache import FeatureStore
 
 from reservoir_pipelines.attention_maps import Attention as Attention
+from reservoir_pipelines.comparison.compare import Comparison as Comparison
 from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
 from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
 from reservoir_pipelines.estimators.estimators import ReservoirTransformer as ReservoirTransformer
 from reservoir_pipelines.extraction.extract import Extraction as Extraction
 from reservoir_pipelines.extraction.forecast import Forecast as Forecast
 from reservoir_pipelines.fitting.results import Fit as Fit
+from reservoir_pipelines.fitting.results import LayerScore as LayerScore
 from reservoir_pipelines.fitting.results import Result as Result
 from reservoir_pipelines.foreign_backbone import Imported as Imported
 from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
@@ -29,12 +31,14 @@ from reservoir_pipelines.training.run_folder import Training as Training
 
 __all__ = [
     "Attention",
+    "Comparison",
     "Explanation",
     "Export",
     "Extraction",
     "Fit",
     "Forecast",
     "Imported",
+    "LayerScore",
     "Prediction",
     "Predictions",
     "Prepared",
@@ -47,6 +51,7 @@ __all__ = [
     "Result",
     "Training",
     "attention",
+    "compare",
     "explain",
     "export",
     "extract",
@@ -224,6 +229,42 @@ def attention(
     >>> from reservoir_pipelines import attention
     >>> attention("digits", average=20, out="maps.png").mean.shape
     (4, 16, 16)
+    """
+
+def compare(
+    first: StrPath,
+    second: StrPath,
+) -> Comparison:
+    """Compare two fits or runs on the same test rows.
+
+    Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
+    and left out. The difference of the scores has a paired 95% interval and a p-value, over groups if
+    the rows have groups. Two checkpoints, models or columns are compared by a fit of each.
+
+
+    Parameters
+    ----------
+    first : str or path-like
+        Folder that fit or train wrote.
+    second : str or path-like
+        Folder that is compared with it.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import compare, extract, fit
+    >>> features = extract("digits", limit=60, layers="embed,block01", pool="mean")
+    >>> folders = [fit(features, columns=f"{layer}/mean", out=layer).saved.parent for layer in ("block01", "embed")]
+    >>> compare(*folders).rows
+    60
     """
 
 def explain(
@@ -457,8 +498,9 @@ def extract(
         Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
         run prints it.
     pool : str or sequence of str, optional
-        Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
+        Poolings over the tokens, comma-separated: last, mean, words (mean without special tokens), std, min,
+        max, first, cls, segmentsK, quantilesK, sharesK, gridK, tokens, all. Default: depends on the data;
+        extract --dry-run prints it.
     batch_rows : int, optional
         Rows of full length per batch of a new entry.
     device : str, default='auto'
@@ -503,8 +545,10 @@ def fit(
     """Fit a readout to every column under every setting and choose one by validation.
 
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and
-    the raw input, which is chosen if nothing scores better. ``a+b`` concatenates two columns. A
-    readout chosen on the validation split is then fitted to train and valid.
+    columns that are known to suit the data. On data of your own, a baseline (the raw input, or a
+    statistic of it) is saved instead if it is better by more than a standard error on the held-out
+    rows. ``a+b`` concatenates two columns. A readout chosen on the validation split is then fitted to
+    train and valid.
 
 
     Parameters
@@ -803,8 +847,9 @@ def plan(
         Layers, comma-separated: embed, block01 ..., final, or all. Default: depends on the data; extract --dry-
         run prints it.
     pool : str or sequence of str, optional
-        Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, gridK, tokens, all. Default: depends on the data; extract --dry-run prints it.
+        Poolings over the tokens, comma-separated: last, mean, words (mean without special tokens), std, min,
+        max, first, cls, segmentsK, quantilesK, sharesK, gridK, tokens, all. Default: depends on the data;
+        extract --dry-run prints it.
     batch_rows : int, optional
         Rows of full length per batch of a new entry.
     device : str, default='auto'

@@ -223,8 +223,10 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
     With ``columns="all"``, `fit` tries each column alone, all columns of each layer concatenated, and
-    the raw input, which is chosen if nothing scores better. ``a+b`` concatenates two columns. A
-    readout chosen on the validation split is then fitted to train and valid.
+    columns that are known to suit the data. On data of your own, a baseline (the raw input, or a
+    statistic of it) is saved instead if it is better by more than a standard error on the held-out
+    rows. ``a+b`` concatenates two columns. A readout chosen on the validation split is then fitted to
+    train and valid.
 
     Examples
     --------
@@ -236,6 +238,31 @@ def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     from reservoir_pipelines.fitting.fit import fit as run
 
     return run(features, *groups_of(fit, options))
+
+
+@takes(
+    first="Folder that fit or train wrote.",
+    second="Folder that is compared with it.",
+)
+def compare(first: StrPath, second: StrPath, **options: Any) -> results.Comparison:
+    """Compare two fits or runs on the same test rows.
+
+    Rows are paired by their ids in ``predictions.csv``; rows that only one of them has are counted
+    and left out. The difference of the scores has a paired 95% interval and a p-value, over groups if
+    the rows have groups. Two checkpoints, models or columns are compared by a fit of each.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import compare, extract, fit
+    >>> features = extract("digits", limit=60, layers="embed,block01", pool="mean")
+    >>> folders = [fit(features, columns=f"{layer}/mean", out=layer).saved.parent for layer in ("block01", "embed")]
+    >>> compare(*folders).rows
+    60
+    """
+    from reservoir_pipelines.comparison.compare import compare as run
+
+    folders = (Path(require_path(first, "compare: first")), Path(require_path(second, "compare: second")))
+    return run(*folders, *groups_of(compare, options))
 
 
 @takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions, opt.LabelsOptions)

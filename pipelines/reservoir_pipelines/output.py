@@ -120,6 +120,16 @@ def score_text(score: float | None, metric: str) -> str:
     return percent(score) if score is None or is_share(metric) else f"{score:.3f}"
 
 
+def difference_text(difference: float, metric: str) -> str:
+    """Return a difference of two scores as text: of accuracies in points."""
+    return f"{100 * difference:.1f} points" if is_share(metric) else f"{difference:.3f}"
+
+
+def signed_difference(difference: float, metric: str) -> str:
+    """Return a difference of two scores with its sign: in percentage points without a unit, or as a number."""
+    return f"{100 * difference:+.1f}" if is_share(metric) else f"{difference:+.3f}"
+
+
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share of labels, which is shown in percent."""
     return metric in ("accuracy", "balanced_accuracy")
@@ -230,8 +240,8 @@ class Meter:
             notify(self.line())
 
     def advance(self, rows: int, written: int | None = None) -> None:
-        """Count ``rows`` more as done; ``written`` is the number of bytes written so far."""
-        self.show(self._done + rows, "" if written is None else f"{written / 1e9:.2f} GB")
+        """Count ``rows`` more as done; ``written`` is the number of bytes written so far, None if it is unchanged."""
+        self.show(self._done + rows, self._text if written is None else f"{written / 1e9:.2f} GB")
 
     def line(self) -> str:
         """Return a line with the work done, its rate, and the time left, which the caller prints."""
@@ -249,11 +259,15 @@ def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: in
     shown, status = Meter(title, total, unit, done, each), nullcontext()
     if sys.stderr.isatty() and not _silenced.get():
         from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
         from rich.text import Text
 
-        status = live = Console(stderr=True).status(Text(printable(title)))
         # `Text` has no markup: a name in the data such as [red] is shown literally.
-        shown.display = lambda line: live.update(Text(printable(line)))
+        spinner = Spinner("dots", Text(printable(title)))
+        # Results that are printed meanwhile must not be redirected to stderr.
+        status = Live(spinner, console=Console(stderr=True), transient=True, redirect_stdout=False)
+        shown.display = lambda line: spinner.update(text=Text(printable(line)))
     _Screen.meters.append(shown)
     try:
         with status:

@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import re
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     from reservoir.readouts.evaluation import Evaluation
 
@@ -71,13 +73,22 @@ def saved_figure(path: Path, width: float, height: float, title: str = "") -> It
     """Save the figure drawn within the context, sized in inches, as PNG; only warn if that fails."""
     try:
         with new_figure(width, height) as figure:
-            figure.suptitle(printable(title), fontsize=11, color=INK)
+            break_lines(figure.suptitle(printable(title), fontsize=11, color=INK), figure.bbox.width)
             yield figure
             replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
     except Exception as error:
         path.unlink(missing_ok=True)  # an older plot shows other data
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         notify(f"{path}: the plot could not be drawn ({reason}); the results are saved")
+
+
+def break_lines(title: Text, width: float) -> None:
+    """Break a title into lines of at most ``width`` pixels, within words if necessary, so that none is cut."""
+    whole = title.get_text()
+    longest = len(whole)  # characters of a line
+    while title.get_window_extent().width > 0.96 * width and longest > 1:
+        longest = max(1, longest * 9 // 10)
+        title.set_text("\n".join(textwrap.wrap(whole, longest)))
 
 
 @dataclass(frozen=True)
@@ -235,7 +246,8 @@ def draw_settings(axes: Axes, sweep: ScoreGrid, metric: str) -> None:
     _name_ticks(axes.xaxis, [settings[j] for j in kept], rotation=90, most=16)
     _name_ticks(axes.yaxis, [columns[i] for i in order])
     axes.set_xlabel("penalty or setting")
-    axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
+    title = axes.set_title(f"validation {unit}, chosen readout circled", fontsize=9, color=INK)
+    break_lines(title, axes.bbox.width)
 
 
 def plot_sweep(path: Path, sweep: ScoreGrid, raw: float | None, metric: str, title: str) -> None:

@@ -21,7 +21,7 @@ from reservoir.tasks import images_of, shows_images
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.images import check_pillow
 from reservoir.tasks.own.sounds import RATE, holds_samples
-from reservoir.tasks.own.texts import texts_of
+from reservoir.tasks.own.texts import shown, texts_of
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ class TextReader:
         stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
         self.max_tokens = min(filter(None, (positions, stated)), default=DEFAULT_MAX_TOKENS)
         self.form = Tokens(len(tokenizer))
-        special = tokenizer("")["input_ids"]
-        self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
+        self._words = _words(tokenizer)
+        self.special = _special_tokens(tokenizer, self._words)
+        first = tokenizer("")["input_ids"][:1]
+        self.has_cls = bool(first) and first[0] == tokenizer.cls_token_id
         self.description = f"the model's own tokenizer, with {len(tokenizer):,} tokens"
         # Everything that decides the token IDs of a text.
         rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
@@ -67,7 +69,7 @@ class TextReader:
         content = [type(tokenizer).__name__, rules, names, self.max_tokens, *(rare if any(rare) else ())]
         self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         self.read = self.long = 0
-        self._whole, self.spaced = False, _letters_apart(tokenizer)
+        self._whole, self.spaced = False, _letters_apart(tokenizer, self._words)
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token IDs (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
@@ -94,6 +96,27 @@ class TextReader:
         owner = np.array(found["overflow_to_sample_mapping"])
         self.read, self.long = self.read + len(texts), self.long + int((np.bincount(owner) > 1).sum())
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
+
+    def obstacle(self, letters: str) -> str:
+        """Return why the tokenizer cannot read sequences of these letters; empty if it can."""
+        alone = self._tokenize(list(letters), add_special_tokens=False)["input_ids"]
+        unknown = self._tokenizer.unk_token_id
+        known = [a for a, ids in zip(letters, alone, strict=True) if ids and unknown not in ids]
+        # Rare letters, such as X for any amino acid, may be unknown.
+        if 2 * len(known) < len(letters):
+            remedy = "if it knows upper case, set do_lower_case to false in its tokenizer_config.json"
+            return f"its tokenizer does not know most of the letters {shown(letters)} ({remedy})"
+        # In a model of letters or bytes, no two letters share a token.
+        pairs = "".join(a + b for a in known for b in known)
+        tokens = self._tokenize(" ".join(pairs) if self.spaced else pairs, add_special_tokens=False)
+        if len(tokens["input_ids"]) == len(pairs):
+            return ""
+        # Other models of proteins, DNA or names have tokens of several such letters. The tokens of a model of
+        # a language are mostly words of other letters, and say little about the few that data like DNA form.
+        spelled = sum({*word} <= {*letters} for word in self._words)
+        if 2 * spelled > len(self._words):
+            return ""
+        return f"most tokens of its tokenizer have other letters than {shown(letters)} (--input native uses it)"
 
     def save(self, path: Path) -> None:
         """Write the rules of a fast tokenizer to a file, with the truncation and padding that the model needs."""
@@ -184,13 +207,33 @@ class TextReader:
         )
 
 
-def _letters_apart(tokenizer: Any) -> bool:
-    """Return whether a tokenizer's words are single letters that spaces must separate, as ProtBert's are."""
-    words = [word for word in tokenizer.get_vocab() if word not in tokenizer.all_special_tokens]
+def _words(tokenizer: Any) -> list[str]:
+    """Return the vocabulary without special tokens, and without the marks where a word begins, goes on or ends."""
+    special = {*tokenizer.all_special_tokens}
+    words = (word for word in tokenizer.get_vocab() if word not in special)
+    return [plain for word in words if (plain := re.sub("^(##|▁|Ġ)|(</w>|@@)$", "", word))]
+
+
+def _special_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[int, int]:
+    """Return how many special tokens a tokenizer adds before and after a text."""
+    for word in words[:100]:  # some are no texts, such as the parts of a letter of several bytes
+        plain, whole = (tokenizer(word, add_special_tokens=add)["input_ids"] for add in (False, True))
+        added = len(whole) - len(plain)
+        for before in range(added + 1) if plain else ():
+            if whole[before : before + len(plain)] == plain:
+                return before, added - before
+    return 0, 0
+
+
+def _letters_apart(tokenizer: Any, words: Sequence[str]) -> bool:
+    """Return whether words are single letters that spaces must separate, as those of ProtBert and ProtT5 are."""
     if not words or any(len(word) > 1 for word in words):
         return False
     first, last = min(words), max(words)
-    return tokenizer.tokenize(f"{first} {last}") == [first, last] != tokenizer.tokenize(first + last)
+    apart = tokenizer.tokenize(f"{first} {last}")
+    return [re.sub("^▁", "", word) for word in apart] == [first, last] and apart != tokenizer.tokenize(
+        first + last
+    )
 
 
 def has_tokenizer(name: str) -> bool:
@@ -275,6 +318,7 @@ class PixelReader:
     """Converts stored images to the patches that a model reads."""
 
     kind, has_cls, note = "processor", True, ""
+    special = 1, 0  # special tokens before and after those of the patches
 
     def __init__(
         self, processor: Any, config: Any, images: Callable[[np.ndarray], Iterable["Image"]]
@@ -320,6 +364,7 @@ class SoundReader:
     """Passes stored samples through the convolutions of a model, with sounds of one length together."""
 
     kind, has_cls, note = "processor", False, ""
+    special = 0, 0
 
     convolutions: nn.Module
     """The convolutions of the model; set after the model is loaded."""
@@ -367,10 +412,14 @@ Reader = TextReader | PixelReader | SoundReader  # converts stored rows of a tas
 
 
 class NativeInput(nn.Module):
-    """The embeddings of a pretrained model, in place of a random input layer."""
+    """The embeddings of a pretrained model, in place of a random input layer.
 
-    def __init__(self, embeddings: nn.Module) -> None:
+    ``special`` counts the special tokens before and after those of the data.
+    """
+
+    def __init__(self, embeddings: nn.Module, special: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
+        self.special = special
         self.map = embeddings.eval().requires_grad_(False)
         self.dropout = nn.Identity()
 
@@ -447,4 +496,4 @@ def open_native(
         reader.embeddings = getattr(embedding, "num_embeddings", None)
     seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
     digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
-    return seen, backbone, NativeInput(embedding), reader, digests
+    return seen, backbone, NativeInput(embedding, reader.special), reader, digests

@@ -11,10 +11,15 @@ from scipy.special import bdtr, stdtrit
 from reservoir.readouts.linear import LinearReadout, Readout
 from reservoir.records import fits, from_json
 
-BOOTSTRAP_CELLS = 2**22  # largest number of draws times rows in memory
+FLIP_CELLS = 2**22  # largest number of random signs in memory
+EXACT_UNITS = 20  # largest number of rows or groups whose sign flips are all enumerated
+FLIPS = 49_999  # random sign flips of more rows or groups
+# With fewer rows or groups, no sign flip can reach p < .05: the smallest p-value of five is 2 / 2**5.
+MIN_UNITS = 6
+SIGNIFICANT = 0.05  # p-value below which a difference counts as seen
 MAX_PRINTED = 100  # classes whose confusion matrix is written to JSON, at most
 MAX_VALUES = 2000  # pairs of a true and a predicted value that are plotted
-BOOTSTRAP_UNITS = 2000  # most units that the bootstrap draws; more rows are grouped
+MAX_UNITS = 2000  # most units that are resampled; more rows are grouped
 MAX_LABELS = 8  # largest number of labels of a row that have scores of their own
 Z95 = 1.96  # standard deviations on each side of a 95% interval
 
@@ -181,11 +186,16 @@ def evaluate_values(
     )
 
 
-def compare(one: Evaluation, other: Evaluation) -> float:
-    """Return the p-value for equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap."""
+def compare(one: Evaluation, other: Evaluation) -> float | None:
+    """Return the p-value for equal performance of two readouts on the same rows; None for fewer than 3 rows or groups.
+
+    It is McNemar's mid-p for one label per row without groups, else that of sign flips of rows or groups.
+    """
+    if len(one.merits) < 3:
+        return None
     if one.classes and not one.groups and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
         return mcnemar(one.merits == 1, other.merits == 1)
-    return paired_bootstrap(one.merits, other.merits)
+    return sign_flips(one.merits - other.merits)
 
 
 def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
@@ -215,15 +225,29 @@ def evaluate(
         else:
             parts.append((y, readout.predict(x)))
     y, predicted, *rest = (np.concatenate(values) for values in zip(*parts, strict=True))
+    sure, ranks = rest or (None, None)
+    ranks = ranks if readout.has_probabilities else None
+    found = evaluate_labels(y, predicted, classes, ranks, counts, groups)
+    if sure is None:
+        return found
+    return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
+
+
+def evaluate_labels(
+    y: np.ndarray,
+    predicted: np.ndarray,
+    classes: Sequence[str],
+    ranks: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+) -> Evaluation:
+    """Compare predicted labels or values (n, outputs) of samples with the true ones; see `evaluate`."""
     if not classes:
         return evaluate_values(y, predicted, counts, groups)
-    sure, ranks = rest
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
         y, predicted, counts = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1), None
-    ranks = ranks if readout.has_probabilities else None
-    found = evaluate_classes(y, predicted, classes, ranks, counts, groups)
-    return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
+    return evaluate_classes(y, predicted, classes, ranks, counts, groups)
 
 
 def _fields(merits: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
@@ -255,7 +279,7 @@ def r2_interval(
     """
     rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
     rows = rows if groups is None else np.unique(groups[rows], return_inverse=True)[1]
-    units = min(int(rows.max()) + 1, BOOTSTRAP_UNITS)
+    units = min(int(rows.max()) + 1, MAX_UNITS)
     if units < 2:
         return None
     centred = y - y.mean(axis=0)
@@ -340,22 +364,49 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
     return below + up_to if wins != losses else 1 - (up_to - below) / 2
 
 
-def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:
-    """Return the two-sided p-value for equal mean scores of two readouts, from scores of the same rows, (rows,).
+def sign_flips(differences: np.ndarray, flips: int = FLIPS, seed: int = 0) -> float:
+    """Return the two-sided p-value for equal performance, from paired differences of rows, or their sums over groups.
 
-    The centred differences are resampled with replacement; p is the share of samples whose
-    studentised mean is at least as large as the observed one. Reference: Efron and Tibshirani (1993),
-    An introduction to the bootstrap, 16.4.
+    If two readouts are equally good, they could be exchanged in any row or group, so each difference
+    has either sign with equal probability. p is the share of sign patterns whose sum is at least as
+    far from 0 as the observed sum: of all patterns for up to 20 differences, else of random ones and
+    the observed one. Differences of unequal size need no special treatment, so groups may differ in
+    their rows.
+
+    References: Fisher (1935), The design of experiments, section 21; Phipson and Smyth (2010),
+    Permutation p-values should never be zero.
     """
-    differences = np.asarray(scores, np.float64) - np.asarray(others, np.float64)
-    rows, mean = len(differences), float(differences.mean())
-    spread = float(differences.std())
-    if spread <= 1e-12 * abs(mean) or rows < 2:
-        return 1.0 if mean == 0 or rows < 2 else 1 / (draws + 1)
-    seen, centred, generator = abs(mean) / spread, differences - mean, np.random.default_rng(seed)
-    beyond, most = 0, max(1, BOOTSTRAP_CELLS // rows)
-    for start in range(0, draws, most):
-        drawn = centred[generator.integers(rows, size=(min(most, draws - start), rows))]
-        means, spreads = np.abs(drawn.mean(axis=1)), drawn.std(axis=1)
-        beyond += int((means >= seen * spreads * (1 - 1e-12)).sum())
-    return (beyond + 1) / (draws + 1)
+    values = np.asarray(differences, np.float64)
+    values = values[values != 0]  # their signs change nothing
+    if not len(values):
+        return 1.0
+    if len(values) > MAX_UNITS:  # sums of exchangeable rows are exchangeable
+        values = np.bincount(np.arange(len(values)) % MAX_UNITS, values)
+    # Sums that differ by rounding alone count as equal.
+    least = abs(float(values.sum())) - 1e-10 * float(np.abs(values).sum())
+    if len(values) <= EXACT_UNITS:
+        sums = values[:1]  # the other sign of the first difference gives the negative of each sum
+        for value in values[1:]:
+            sums = np.concatenate([sums + value, sums - value])
+        return float(np.mean(np.abs(sums) >= least))
+    generator, beyond = np.random.default_rng(seed), 0
+    most = max(1, FLIP_CELLS // len(values))
+    for start in range(0, flips, most):
+        positive = generator.integers(0, 2, (min(most, flips - start), len(values)), np.int8)
+        sums = 2 * (positive.astype(np.float64) @ values) - values.sum()
+        beyond += int((np.abs(sums) >= least).sum())
+    return (beyond + 1) / (flips + 1)
+
+
+def standard_error(differences: np.ndarray, units: np.ndarray) -> float:
+    """Return the standard error of the mean of differences (n,) whose ``units`` (n,), rows or groups, are independent.
+
+    It is infinite for fewer than 6 units, which are no evidence.
+    """
+    _, unit = np.unique(units, return_inverse=True)
+    number = int(unit.max()) + 1
+    if number < MIN_UNITS:
+        return math.inf
+    # Variance of a ratio of sums over units, which may differ in their number of samples.
+    sums = np.bincount(unit, differences - differences.mean())
+    return math.sqrt(number / (number - 1) * float(np.square(sums).sum())) / len(differences)

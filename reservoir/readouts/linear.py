@@ -9,10 +9,13 @@ from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
 from reservoir.records import check_arrays, from_json
+from reservoir.work import report_work
 
 Block = tuple[np.ndarray, np.ndarray]  # features (m, w) and labels (m, outputs)
 FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
+# Counting a score takes ten passes over memory, as long as this many multiplications in a product of large matrices.
+SCORE_WORK = 50
 LINKS = ("softmax", "sigmoid", "clipped", "none")
 """How logits become probabilities (see `Targets.probabilities`); with ``none``, the readout gives only labels."""
 
@@ -78,6 +81,20 @@ class Targets:
         if self.classes == 2:
             return (scores > 0).astype(np.int64)
         return scores.reshape(*scores.shape[:-1], self.outputs, self.classes).argmax(-1)
+
+    def merits(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """Return what each sample adds to the metric, (n,), from scores (n, T) and labels (n, outputs).
+
+        It is the share of its correct labels, times its weight; for real targets it is the negative
+        squared error, divided by the variance of each output.
+        """
+        if self.classes:
+            right = (self.predict(scores) == y).mean(axis=1)
+        else:
+            variance = y.var(axis=0, dtype=np.float64)
+            right = -(np.square(scores - y) / np.where(variance > 0, variance, 1.0)).mean(axis=1)
+        counted = self.weights(y, weights)
+        return right if counted is None else right * counted / counted.mean()
 
     def logits(self, scores: np.ndarray) -> np.ndarray:
         """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
@@ -237,6 +254,7 @@ class Tally:
         """Count a block: scores (A, m, T) of each readout, labels (m, outputs), and weights (m,), 1 by default."""
         weights = self.targets.weights(y, weights)
         counted = np.ones(len(y)) if weights is None else weights
+        report_work(SCORE_WORK * scores.size)
         if self.targets.classes:
             hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
             distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)

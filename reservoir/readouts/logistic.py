@@ -38,6 +38,7 @@ from reservoir.readouts.ridge import (
     score,
 )
 from reservoir.readouts.sweep import Sweep
+from reservoir.work import report_work
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 
@@ -160,6 +161,7 @@ class _Problem:
                 block = slice(start, start + BLOCK_ROWS)
                 x, y = whole[block].astype(dtype, copy=False), labels[block]
                 sample_weights, centred = self.targets.weights(y), np.subtract(x, self.mean.astype(dtype))
+                report_work(2 * centred.size * weights.shape[1])
                 scores = centred @ weights.astype(dtype) + offset.astype(dtype)
                 loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
                 if sample_weights is not None:

@@ -17,6 +17,7 @@ regularization.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -31,6 +32,7 @@ from threadpoolctl import ThreadpoolController
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Block, FoldBlock, LinearReadout, Tally, Targets
+from reservoir.work import report_work
 
 _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 _reduce, _reduce_work, _apply, _solve = get_lapack_funcs(
@@ -44,6 +46,8 @@ BLOCK_ROWS = 2048  # products reach 93% of the speed of a single one; of 1,024 r
 # threads. With fewer, they mostly wait for each other: the readouts of 1,078 digits took 10 s in two
 # threads and 7 s in one.
 LARGE_PRODUCT, LARGE_MATRIX = 1e9, 4096
+# A reduction of n columns takes 2/3 n^3 multiplications. Half of them wait for memory, which takes three times as long.
+REDUCTION_WORK = 4 / 3
 
 
 _blas = cache(ThreadpoolController)
@@ -78,6 +82,8 @@ class Arithmetic:
 
     def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product; `products_on` disables TF32."""
+        # At the start, so that a line of progress includes the product that runs while it is printed.
+        report_work(math.prod(a.shape) * b.shape[-1])
         if self.device is None:
             with blas_threads(many=a.size * b.shape[-1] >= LARGE_PRODUCT):
                 return a @ b
@@ -85,6 +91,7 @@ class Arithmetic:
 
     def add_square(self, total: Any, x: Any) -> None:
         """Add x'x (float64) to the lower triangle of a total, in place."""
+        report_work(math.prod(x.shape) * len(total) / 2)
         if self.device is None:
             with blas_threads(many=x.size * len(total) >= LARGE_PRODUCT):
                 # A C array and the transpose of one are read as they are, in BLAS's order.
@@ -403,6 +410,7 @@ class Reduction:
 
     def __init__(self, matrix: np.ndarray, b: np.ndarray) -> None:
         n = len(matrix)
+        report_work(REDUCTION_WORK * n**3)
         # For 768 columns the reduction took a quarter of the time of a symmetric eigendecomposition,
         # which begins with it. The transpose of a symmetric C array is the same matrix in Fortran
         # order, so nothing is copied.
@@ -421,6 +429,7 @@ class Reduction:
 
     def rotate(self, b: np.ndarray, trans: bytes = b"T") -> np.ndarray:
         """Return Q' b, or Q b with ``trans`` b"N"; the reflectors do not change the first coordinate."""
+        report_work(len(b) ** 2 * b.shape[1])
         rest = np.array(b[1:], np.float64, order="F")
         apply = partial(_apply, b"L", trans, self._reflectors, self._factors, overwrite_c=1)
         with blas_threads(many=len(b) >= LARGE_MATRIX):
@@ -458,6 +467,7 @@ class RidgeSystem:
         # A single penalty above the rounding errors of A needs only a Cholesky factorisation: a tenth
         # of the time.
         if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
+            report_work(n**3 / 6 + n**2 * self.b.shape[1])
             matrix[np.diag_indices(n)] += alphas[0]
             with blas_threads(many=n >= LARGE_MATRIX):
                 factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)

@@ -65,7 +65,11 @@ class Sweep:
     path: LinearPath | DeferredPath  # fitted on all training samples
     tally: Tally
     errors: np.ndarray | None = None  # (A,): the largest penalty within this error is chosen
-    held_out: tuple[np.ndarray, ...] = ()  # scores (n, T) of the chosen penalty, labels, optional weights
+    # Returns the held-out scores (n, T) of the chosen penalty in the order of the samples, their labels, and
+    # optional weights; None without cross-validation.
+    held_out: Callable[[], tuple[np.ndarray, ...]] | None = None
+    # What each sample adds to the accuracy of the chosen penalty, (n,); only for cross-validation.
+    merits: np.ndarray | None = None
     kernel: KernelMatrix | None = None  # what gave the path, if that was a kernel matrix
 
     def __post_init__(self) -> None:
@@ -76,7 +80,8 @@ class Sweep:
     @functools.cached_property
     def temperature(self) -> float:
         """Temperature of the chosen readout, fitted when it is used, because most sweeps are only compared."""
-        return self.tally.targets.fit_temperature(*self.held_out) if self.held_out else 1.0
+        targets = self.tally.targets
+        return targets.fit_temperature(*self.held_out()) if self.held_out and targets.classes else 1.0
 
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
@@ -188,8 +193,26 @@ def cross_sweep(
         if one_standard_error:
             errors.append(np.std([one.accuracy() for one in tallies], axis=0, ddof=1) / np.sqrt(folds))
     found = Sweep(path, tally, np.mean(errors, axis=0) if errors else None, kernel=kernel)
-    if targets.classes:
-        best = slice(found.best, found.best + 1)
-        chosen = [(scorers[0][k](x, best)[0], *labels) for k, x, *labels in by_fold(train)]
-        found.held_out = tuple(map(np.concatenate, zip(*chosen, strict=True)))
+    scores, labels = _held_out_scores(train, targets, scorers, found.best)
+    found.merits = np.mean([targets.merits(part, *labels) for part in scores], axis=0)
+    first_repeat = (scores[0], *labels)
+    found.held_out = lambda: first_repeat
     return found
+
+
+def _held_out_scores(
+    train: Iterable[FoldBlock], targets: Targets, scorers: Sequence[Sequence[FoldScorer]], best: int
+) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
+    """Return the scores (n, T) of the best penalty in each repeat, and labels and weights, in the samples' order."""
+    chosen = slice(best, best + 1)
+    scores: list[list[np.ndarray]] = [[] for _ in scorers]  # of each repeat and block
+    labels: list[tuple[np.ndarray, ...]] = []
+    for x, y, fold, *weights in train:
+        labels.append((y, *weights))
+        for repeat, number in enumerate(fold.reshape(len(y), -1).T):
+            block = np.empty((len(y), targets.columns))
+            for k in np.unique(number).tolist():
+                held = number == k
+                block[held] = scorers[repeat][k](x[held], chosen)[0]
+            scores[repeat].append(block)
+    return [*map(np.concatenate, scores)], tuple(map(np.concatenate, zip(*labels, strict=True)))

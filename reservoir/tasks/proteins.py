@@ -88,7 +88,7 @@ class Homology(Source):
         x, lengths = self._padded(proteins, self.batch if piece.part == "train" else 4 * self.batch)
         kept = np.flatnonzero(lengths <= self.max_tokens)
         y = classes_of(np.array(folds)[kept])
-        rows = Split(x=x[kept], y=y, lengths=lengths[kept], dropped=len(proteins) - len(kept))
+        rows = Split(x=x[kept], y=y, lengths=lengths[kept], dropped=len(proteins) - len(kept), ids=kept)
         return (
             {"valid": rows, "test": rows} if self._paper and piece.part == "valid" else {piece.part: rows}
         )

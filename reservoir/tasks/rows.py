@@ -5,6 +5,8 @@ import zlib
 import numpy as np
 
 HELD_OUT = 0.1  # share of a training file that becomes the validation split if the publisher has none
+MAX_COUNTS = 2**24  # counts of rows by group and class that fit into memory; else only sizes are balanced
+MAX_SWAPPED = 500  # groups up to which all swaps are tried; more groups divide evenly without
 SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a source has none
 
 
@@ -40,22 +42,72 @@ def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
     return split
 
 
-def grouped(groups: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+def grouped(groups: np.ndarray, classes: np.ndarray, shares: dict[str, float]) -> np.ndarray:
     """Return the split of each row, (rows,) of str; all rows of a group (rows,) are in one split.
 
-    Groups are ordered by a hash of their names. Each group is added to the first split without its
-    full share of the rows, and every split gets a group if there are enough groups.
+    Each split gets about its share of all rows and of the rows of each class (rows,), as evenly as
+    groups allow, and every split gets a group if there are enough groups. A hash of the groups' names
+    decides among groups of one size, and the order of the rows decides nothing.
     """
-    names, members = np.unique(groups.astype(str), return_inverse=True)
-    sizes = np.bincount(members)
-    order = np.argsort(
-        row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()])), kind="stable"
-    )
-    ends, place, taken = np.cumsum(list(shares.values())) * len(groups), 0, 0
+    names, members, sizes = np.unique(groups.astype(str), return_inverse=True, return_counts=True)
+    hashes = row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()]))
+    largest_first = np.lexsort((hashes, -sizes))
+    labels, numbers = np.unique(classes, return_inverse=True)
+    if len(names) * len(labels) > MAX_COUNTS:
+        labels, numbers = labels[:1], np.zeros_like(numbers)
+    cells = len(names) * len(labels)
+    counts = np.bincount(members * len(labels) + numbers, minlength=cells).reshape(len(names), -1)
+    rows = np.concatenate([counts, sizes[:, None]], axis=1)[largest_first].astype(float)
+    # how far a split is from its share: chi-squared, in which the sizes weigh as much as all classes
+    wanted = np.array(list(shares.values()))[:, None] * rows.sum(axis=0)
+    weights = 1 / wanted
+    weights[:, -1] *= len(labels)
     split_of = np.zeros(len(names), np.int64)
-    for left, group in zip(range(len(order), 0, -1), order, strict=True):
-        split_of[group] = place
-        taken += sizes[group]
-        if place < len(shares) - 1 and (taken >= ends[place] or left <= len(shares) - place):
-            place += 1
+    split_of[largest_first] = _swapped(rows, wanted, weights, _filled(rows, wanted, weights))
     return np.array(list(shares))[split_of[members]]
+
+
+def _filled(rows: np.ndarray, wanted: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the split of each group: one after the other goes where ``weights * (held - wanted)**2`` grows least.
+
+    ``rows`` (groups, counts) and ``wanted`` (splits, counts) count the rows of each class, and all rows.
+    """
+    held, split_of = np.zeros_like(wanted), np.zeros(len(rows), np.int64)
+    occupied = np.zeros(len(wanted), bool)
+    for group, row in enumerate(rows):
+        growth = _exact_sum(weights * row * (2 * (held - wanted) + row))
+        if len(rows) - group <= (~occupied).sum():  # each of the last groups is needed for an empty split
+            growth[occupied] = np.iinfo(np.int64).max
+        split = int(np.argmin(growth))
+        split_of[group], occupied[split] = split, True
+        held[split] += row
+    return split_of
+
+
+def _swapped(rows: np.ndarray, wanted: np.ndarray, weights: np.ndarray, split_of: np.ndarray) -> np.ndarray:
+    """Return the splits after swaps of two groups, as long as they lower the sum of `_filled`."""
+    if len(rows) > MAX_SWAPPED:
+        return split_of
+    split_of, improved = split_of.copy(), True
+    over = np.stack([rows[split_of == split].sum(axis=0) for split in range(len(wanted))]) - wanted
+    while improved:
+        improved = False
+        for group in range(len(rows)):
+            # the change of the sum of squares if this group swaps places with each other group
+            here, moved = split_of[group], rows - rows[group]
+            change = weights[here] * moved * (2 * over[here] + moved)
+            change += weights[split_of] * moved * (moved - 2 * over[split_of])
+            total = np.where(split_of == here, 0, _exact_sum(change))
+            other = int(np.argmin(total))
+            if total[other] < -rows.shape[1]:  # more than the rounding, so that no swap is ever undone
+                partner = split_of[other]
+                over[here] += moved[other]
+                over[partner] -= moved[other]
+                split_of[group], split_of[other] = partner, here
+                improved = True
+    return split_of
+
+
+def _exact_sum(terms: np.ndarray) -> np.ndarray:
+    """Return the sums of each row in millionths as integers, which are the same on every processor."""
+    return np.rint(1e6 * terms).astype(np.int64).sum(axis=1)

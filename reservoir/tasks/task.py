@@ -111,14 +111,16 @@ class Split:
     cut: int = 0  # sequences that are shortened
     # (rows,) of int: the group (patient, machine) of each row, if there are groups
     groups: np.ndarray | None = None
+    # (rows,) of int or texts: what names each row in its source; None for the numbers of the rows in their split
+    ids: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, rows: slice | np.ndarray) -> "Split":
         """Return some of the rows."""
-        groups = None if self.groups is None else self.groups[rows]
-        return Split(x=self.x[rows], y=self.y[rows], lengths=self.lengths[rows], groups=groups)
+        groups, ids = (None if array is None else array[rows] for array in (self.groups, self.ids))
+        return Split(x=self.x[rows], y=self.y[rows], lengths=self.lengths[rows], groups=groups, ids=ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,8 @@ def test_the_tables_name_what_is_in_a_shard(tmp_path, toy, store):
             if store != "float32":
                 assert (file[f"{column}/offset"].shape, file[f"{column}/offset"].dtype) == ((shape[1],), np.float32)
     with h5py.File(entry.path / "train" / "targets.h5", "r") as file:
-        assert {*file} == {*names("dataset of targets")} - {"groups"}, "rows are in no groups here"
+        optional = {"groups", "ids"}
+        assert {*file} == {*names("dataset of targets")} - optional, "rows have neither groups nor ids here"
 
 
 def test_the_tree_in_the_format_names_every_file(toy, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify
+from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify, write_targets
 from reservoir_cache.shard import _round, bfloat16_bits, decode, encode
 
 from tests.cache.conftest import write_block
@@ -44,6 +44,50 @@ def test_labels_come_back(full, toy):
         found = getattr(test, name)
         assert found.dtype == meant[name].dtype
         np.testing.assert_array_equal(found, meant[name])
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([7, 1, 2, 2**62]),
+        np.array(["a", "", "sp|P12345|ÄÖ_HUMAN", "2"]),
+        np.array(["run 1/\udcff.wav", "b", "c", "d"]),  # the name of a file that is not valid UTF-8
+    ],
+)
+def test_ids_come_back_and_are_row_numbers_if_there_are_none(entry, toy, ids):
+    write_targets(entry, "test", toy.targets(4))
+    np.testing.assert_array_equal(FeatureStore(entry)["test"].ids, toy.targets(4)["index"])
+    # other ids replace those in the entry, and only those
+    for expected in (np.arange(4) + 5, ids):
+        write_targets(entry, "test", toy.targets(4) | {"ids": expected})
+        test = FeatureStore(entry)["test"]
+        assert test.ids.dtype.kind == expected.dtype.kind
+        np.testing.assert_array_equal(test.ids, expected)
+        np.testing.assert_array_equal(test.y, toy.targets(4)["y"])
+    before = toy.digest(entry.path)
+    write_targets(entry, "test", toy.targets(4) | {"ids": ids})
+    assert toy.digest(entry.path) == before and verify(entry) != []  # only "train" is unfinished
+
+
+def test_a_crash_while_ids_are_replaced_leaves_no_wrong_checksum(full, toy, monkeypatch):
+    def crash(*_):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr("reservoir_cache.writer.publish", crash)
+        write_targets(full, "test", toy.targets(4) | {"ids": np.arange(4)})
+    with pytest.raises(CacheError, match="has no labels; run the extract"):
+        _ = FeatureStore(full)["test"].ids
+    write_targets(full, "test", toy.targets(4) | {"ids": np.arange(4)})
+    assert FeatureStore(full)["test"].ids.tolist() == [0, 1, 2, 3] and verify(full) == []
+
+
+@pytest.mark.parametrize("ids", [np.zeros(4), np.zeros((4, 0), np.uint8), np.full((4, 1), 0xFF, np.uint8)])
+def test_ids_of_another_form_are_damaged(full, toy, ids, monkeypatch):
+    monkeypatch.setattr("reservoir_cache.writer.numbers_of_ids", lambda ids: ids)
+    write_targets(full, "test", toy.targets(4) | {"ids": ids})
+    with pytest.raises(CacheError, match="damaged"):
+        _ = FeatureStore(full)["test"].ids
 
 
 def test_an_unfinished_column_is_named_with_its_blocks(entry, toy):
@@ -157,6 +201,15 @@ def test_a_column_is_indexed_like_an_array(grouped, index):
 def test_a_missing_row_is_an_index_error(grouped, index):
     with pytest.raises(IndexError):
         FeatureStore(grouped[0])["train"]["final/all"][index]
+
+
+def test_torch_reads_a_column_once_or_says_how(grouped):
+    column = FeatureStore(grouped[0])["train"]["final/all"]
+    expected = torch.from_numpy(column[:])
+    for read in (torch.as_tensor, torch.tensor, torch.from_dlpack):
+        assert torch.equal(read(column), expected)
+    with pytest.raises(TypeError, match=r"got FeatureColumn; read it with \[:\]"):
+        torch.from_numpy(column)
 
 
 def test_rows_are_gathered_without_reading_the_others(grouped, monkeypatch):

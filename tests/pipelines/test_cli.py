@@ -29,7 +29,7 @@ def test_the_main_path_in_json(answer, tiny_gpt2, tmp_path):
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
     found = answer("predict", fitted["readout"], tmp_path / "new.npz")
     assert len(found["predictions"]["label"]) == 3 and found["evaluation"] is None
-    assert set(found["predictions"]) == {"row", "label", *(f"p_{digit}" for digit in range(10))}
+    assert set(found["predictions"]) == {"id", "label", *(f"p_{digit}" for digit in range(10))}
     assert answer("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200)["reused"] is True
 
 
@@ -247,8 +247,19 @@ def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
     assert out == ""
     assert [line.strip() for line in err.splitlines()] == [
         "extract: 210 of 1,000 (21%), 6 rows/s  2.00 GB, 2 min left",
-        "extract: 400 of 1,000 (40%), 5.33 rows/s, 2 min left",
+        "extract: 400 of 1,000 (40%), 5.33 rows/s  2.00 GB, 2 min left",
     ]
+
+
+def test_results_that_are_printed_during_progress_on_a_terminal_go_to_stdout(monkeypatch, capsys):
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with meter("predict", 10) as bar:
+        bar.advance(1)
+        sys.stdout.write("a result\n")
+    assert capsys.readouterr().out == "a result\n" and "a result" not in shown.getvalue()
 
 
 def test_progress_is_printed_while_a_cell_has_redirected_its_messages(pass_time, capsys):

@@ -242,8 +242,10 @@ def test_a_model_of_texts_is_exported_after_its_tokenizer(cache, tmp_path, capfd
     (tmp_path / "pets.jsonl").write_text("\n".join(lines))
     model = save_with_tokenizer("bert", tmp_path / "bert")
     file, name = str(tmp_path / "pets.jsonl"), str(model)
-    features = extract(file, backbone=name, layers="embed,block01", pool="cls,mean", compute="float32")
-    saved = fit(features, columns="embed/mean+block01/cls", alphas="1e0:1e2:3", out=tmp_path / "readout").saved
+    features = extract(file, backbone=name, layers="embed,block01", pool="cls,mean,words", compute="float32")
+    saved = fit(
+        features, columns="embed/mean+block01/cls+block01/words", alphas="1e0:1e2:3", out=tmp_path / "readout"
+    ).saved
     answers = list(predict(saved, tmp_path / "pets.jsonl"))
     with pytest.raises(InputError, match=r"embed/mean and raw read different inputs; fit --columns of one input"):
         export(fit(features, columns="embed/mean+raw", alphas="1e0:1e2:3", out=tmp_path / "mixed").saved)

@@ -5,22 +5,27 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from reservoir_cache import CacheError, folder_bytes, repair, writer
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import plan as forecast_of
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.extraction import forecast, run
 from reservoir_pipelines.extraction.run import draw_rows
+from reservoir_pipelines.preparation.prepared import PreparedSplit
 from safetensors.torch import load_file, save_file
 from scipy.io import wavfile
 
 from reservoir import plan
+from reservoir.errors import InputError
 from reservoir.features import forward, padded_lengths, token_batches
-from reservoir.options import ReservoirOptions
+from reservoir.option_fields import as_group
+from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
 from reservoir.reservoir import load_model
 from reservoir.tasks import task_named
@@ -52,6 +57,49 @@ def test_features_equal_those_of_the_model_run_by_hand(small, tiny_gpt2):
             np.testing.assert_allclose(cached, direct[column][:, 0], rtol=1e-4, atol=1e-5, err_msg=column)
         np.testing.assert_array_equal(done[split].labels, prepared.split(split).y[rows[split]])
         np.testing.assert_array_equal(done[split].index, rows[split])
+
+
+def change_in_place(path):
+    with h5py.File(path, "r+") as file:
+        file["x"][...] = file["x"][...][::-1]
+
+
+def change_by_renaming(path):
+    shutil.copy(path, path.with_name("new"))
+    change_in_place(path.with_name("new"))
+    path.with_name("new").replace(path)
+
+
+@pytest.mark.parametrize("change", [change_in_place, change_by_renaming])
+def test_prepared_data_that_changes_between_two_blocks_stops_the_extraction(
+    small, cache, tmp_path, tiny_gpt2, monkeypatch, change
+):
+    read, (path, _) = [], prepare("digits").split("train").files[0]
+    real = PreparedSplit.take
+
+    def take(split, index):
+        read.append(split.name)
+        if read.count("train") == 2:
+            change(path)
+        return real(split, index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PreparedSplit, "take", take)
+        with pytest.raises(InputError, match=r"00000\.h5: the prepared data has changed since this .* run the command"):
+            small()
+    # no wrong row was stored: the rerun, which prepares the data again, completes the entry
+    clean = extract("digits", backbone=str(tiny_gpt2), limit=300, compute="float32", cache=tmp_path / "other")
+    assert contents(small().entry, "*.h5") == contents(clean.entry, "*.h5")
+
+
+def test_a_worker_refuses_prepared_data_that_changed_after_it_was_verified(small, tiny_gpt2):
+    entry, prepared = small().store.entry, prepare("digits")
+    options = as_group({"backbone": str(tiny_gpt2), "limit": 300, "compute": "float32"}, ExtractOptions)
+    share = run.Share(replace(options, cache=entry.path.parents[2]), prepared.path, entry.key, state=prepared.state)
+    assert run._open(share).spec.key == entry.key
+    change_in_place(prepared.path / "train" / "00000.h5")
+    with pytest.raises(InputError, match=r"the prepared data in .* has changed since the command began; run the"):
+        run._open(share)
 
 
 def test_added_columns_keep_old_files_and_equal_a_run_with_all_columns(small, tmp_path):
@@ -93,7 +141,7 @@ def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypat
     watch(io, "open")
     watch(os, "open")
     assert small().reused and str(first.entry / "train" / "manifest.json") in opened
-    assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
+    assert {name[-10:] for name in opened if str(first.entry) in name and name.endswith(".h5")} == {"targets.h5"}
 
 
 def test_changed_weights_make_another_entry(cache, tiny_gpt2, tmp_path):
@@ -153,6 +201,16 @@ def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monke
             np.testing.assert_array_equal(small[split][column], large[split][column])
 
 
+def test_progress_counts_each_batch(small, monkeypatch):
+    counted, _ = [], prepare("digits")
+    monkeypatch.setattr("reservoir_pipelines.output.Meter.advance", lambda _, *args: counted.append(args))
+    done = small(batch_rows=10)
+    assert counted[0] == (10, None) and sum(rows for rows, _ in counted) == sum(done.rows.values())
+    assert [rows for rows, written in counted if written is not None] == [0] * sum(
+        done.store.entry.layout.count(number) for number in done.rows.values()
+    )
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PADDED)
 def test_padding_is_below_five_percent(device, name):
@@ -209,6 +267,8 @@ def costly(monkeypatch, tiny_gpt2):
     monkeypatch.setattr(FPT, "features", features)
     monkeypatch.setattr(writer, "_write", written)
     monkeypatch.setattr(forecast, "clock", lambda: now[0])
+    monkeypatch.setattr(forecast, "processor", lambda: 2 * now[0])
+    monkeypatch.setattr(forecast.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return now, {"backbone": str(tiny_gpt2), **SETTINGS}
 
 
@@ -228,6 +288,7 @@ def test_predicted_time_and_size_equal_those_of_the_extraction(costly, letter_ta
     assert [path.name for path in cache.iterdir()] == ["prepared"]
     before, done = now[0], extract(letter_table, **settings)
     assert found.seconds == pytest.approx(now[0] - before, rel=0.2)
+    assert found.processor_seconds == pytest.approx(2 * found.seconds) and found.load == 0
     assert found.rows == sum(done.rows.values()) == done.computed_rows == 400
     assert found.columns == len(done.columns)
     assert folder_bytes(done.store.entry.path) == pytest.approx(found.bytes, rel=0.2)
@@ -240,6 +301,32 @@ def test_predicted_time_and_size_equal_those_of_the_extraction(costly, letter_ta
     assert more.files == pytest.approx(2 * many.files, rel=0.01) and 100 < many.files < 4_000_000 // 256
     assert more.memory - many.memory == pytest.approx(8 * 4_000_000, abs=2e7)
     assert more.starter_memory - many.starter_memory == pytest.approx(20 * 4_000_000, abs=2e7)
+
+
+def test_the_load_of_a_machine_changes_no_estimate_and_is_said(costly, letter_table, cache, capsys, monkeypatch):
+    now, settings = costly
+    settings |= {"patch": 1, "input": "gaussian", "pool": "last,mean"}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    idle, speech = forecast_of(letter_table, **settings), capsys.readouterr().err
+    assert "busy" not in speech
+    # Ten times the wall time for the same processor time.
+    monkeypatch.setattr(forecast, "clock", lambda: 10 * now[0])
+    monkeypatch.setattr(forecast.os, "getloadavg", lambda: (20.0, 20.0, 20.0))
+    busy = forecast_of(letter_table, **settings)
+    assert (busy.processor_seconds, busy.load) == (pytest.approx(idle.processor_seconds), 20)
+    assert busy.seconds == pytest.approx(idle.seconds)
+    assert re.search(r"plan: the machine is busy \(a load of 20.0 on \d+ cores\)", capsys.readouterr().err)
+
+
+def test_the_trial_reads_batches_of_neighbouring_rows(costly, cache, tiny_gpt2, tmp_path, monkeypatch):
+    _, settings = costly
+    drawn, trial = [], forecast._trial
+    monkeypatch.setattr(forecast, "_trial", lambda run, rows: drawn.append(rows) or trial(run, rows))
+    np.savez(tmp_path / "waves.npz", x=np.random.default_rng(0).normal(size=(3000, 4, 1)), y=np.arange(3000) % 2)
+    forecast_of(str(tmp_path / "waves.npz"), batch_rows=50, **settings)
+    assert [len(rows) for rows in drawn] == [50 * 2**n for n in range(len(drawn))] and len(drawn) > 1
+    assert all((np.diff(rows.reshape(-1, 50)) == 1).all() for rows in drawn)
+    assert drawn[-1][-1] - drawn[-1][0] > len(drawn[-1])
 
 
 def test_columns_are_planned_for_the_rows_to_come(costly, cache, tiny_gpt2, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from reservoir_pipelines.fitting.sources import (
     fold_blocks,
     stored_moments,
 )
-from reservoir_pipelines.plots import ScoreGrid, plot_sweep
+from reservoir_pipelines.plots import ScoreGrid, plot_sweep, saved_figure
 from sklearn.metrics import balanced_accuracy_score, log_loss
 
 from reservoir import InputError
@@ -87,8 +88,9 @@ def test_test_is_scored_for_the_chosen_readout_alone(extracted, fitted):
     assert fitted.best.test_score == pytest.approx(hits.mean())
     with fitted.results.open() as file:
         rows = list(csv.DictReader(file))
-    assert [r["columns"] for r in rows if r["test_score"]] == [fitted.best.name, "raw"]
-    assert len(rows) == len(fitted.table) + 1
+    baselines = [one.name for one in fitted.baselines]
+    assert [r["columns"] for r in rows if r["test_score"]] == [fitted.best.name, *baselines]
+    assert len(rows) == len(fitted.table) + len(baselines)
     assert sum(int(r["chosen"]) for r in rows) == 1
 
 
@@ -606,3 +608,14 @@ def test_fit_says_that_the_weights_of_the_model_folder_have_changed_since(
     assert cautions() == []
     drawn = extract("digits", backbone=str(tiny_gpt2), init="random", limit=60, layers="final", pool="mean")
     assert drawn.store.entry.made_with["weight_files"] == {}
+
+
+@pytest.mark.parametrize(
+    "title", ["a short title", "waves.npz x mini-pretrained-" + "0123456789abcdef" * 9, "word " * 60]
+)
+def test_titles_of_plots_are_broken_into_lines_and_not_cut(tmp_path, title):
+    with saved_figure(tmp_path / "plot.png", 4, 3, title) as figure:
+        (shown,) = figure.texts
+        assert shown.get_window_extent().width <= figure.bbox.width
+        assert re.sub(r"\s", "", shown.get_text()) == re.sub(r"\s", "", title)
+    assert (tmp_path / "plot.png").exists()

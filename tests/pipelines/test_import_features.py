@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
 import zipfile
 
 import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, import_features, prepare, report
+from reservoir_pipelines.extraction import import_features as stage
 from safetensors.numpy import save_file
 
 from reservoir.errors import InputError
@@ -54,6 +56,20 @@ WRITERS = {
     "f.safetensors": lambda path, arrays: save_file(arrays, path),
     "f.parquet": write_table,
 }
+
+
+def test_a_file_that_changes_while_it_is_imported_is_refused(own, tmp_path, monkeypatch):
+    task, arrays = own
+    write_hdf5(tmp_path / "f.h5", arrays)
+    real = stage.compute_missing
+
+    def change(*arguments):
+        os.utime(tmp_path / "f.h5")
+        return real(*arguments)
+
+    monkeypatch.setattr(stage, "compute_missing", change)
+    with pytest.raises(InputError, match=r"f\.h5: changed while it was read; run the command again"):
+        import_features(tmp_path / "f.h5", task=task, name="other")
 
 
 def test_every_format_gives_the_same_entry_however_small_its_blocks(own, tmp_path, monkeypatch):

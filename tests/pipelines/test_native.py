@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from reservoir_pipelines import extract, fit, predict, train
+from reservoir_pipelines import extract, fit, predict, prepare, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.training.run_folder import load_run
 from scipy.io import wavfile
@@ -24,8 +24,16 @@ from reservoir import InputError, plan
 from reservoir.fpt import FPT
 from reservoir.inputs.native import SoundReader
 from reservoir.tasks.own.images import decoded
+from reservoir.tasks.own.texts import texts_of
 from tests.files import contents
-from tests.reservoir.models import WORDS, save_with_extractor, save_with_processor, save_with_tokenizer
+from tests.reservoir.models import (
+    WORDS,
+    save,
+    save_with_extractor,
+    save_with_letters,
+    save_with_processor,
+    save_with_tokenizer,
+)
 
 
 def write_texts(path: Path, rows: int, *, labelled: bool = True, more: str = "") -> Path:
@@ -72,6 +80,103 @@ def test_a_file_and_a_folder_are_enough(cache, tmp_path, capfd):
     with pytest.raises(InputError, match=r"the tokenizer or the embeddings of .* have changed"):
         list(predict(tmp_path / "readout", new))
     assert extract(str(file), backbone=str(folder)).entry != done.entry
+
+
+def write_proteins(path: Path, rows: int = 60) -> Path:
+    draw = np.random.default_rng(0)
+    with path.open("w") as file:
+        for row in range(rows):
+            letters = "".join(draw.choice(list("LAGVSERTIDPKX"), draw.integers(5, 15)))
+            file.write(f">p{row} {['heavy', 'light'][row % 2]}\n{letters}\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["bert", "esm"])
+def test_a_protein_model_reads_fasta_natively_and_gives_the_mean_over_residues(kind, cache, tmp_path, capfd):
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = tmp_path / "antiberty"
+    folder = save_with_letters(folder) if kind == "bert" else save_with_tokenizer(kind, folder)
+    file = write_proteins(tmp_path / "antibodies.fasta")
+    features = extract(str(file), backbone=str(folder), compute="float32", store="float32")
+    assert features.entry.name.startswith("antiberty-pretrained-") and features.entry.name.count("-") == 2
+    assert features.store.entry.spec.input["kind"] == "native"
+    layers = ("embed", "block01", "block02", "block03", "final")
+    assert features.columns == tuple(f"{layer}/{pool}" for layer in layers for pool in ("cls", "mean", "words"))
+    message = capfd.readouterr().err
+    assert "read by the model's own tokenizer, with 17 tokens" in message
+    assert (
+        "computed in float32 (given): features equal published activations in float32, up to rounding to float32"
+        in message
+    )
+    # The embedding of a protein, as in a script.
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    split = prepare(str(file)).split("test").read(0, 4)
+    values = np.asarray(features["test"]["final/words"][:4])
+    for letters, row in zip(texts_of(split.x, split.lengths), values, strict=True):
+        tokens = tokenizer(" ".join(letters) if kind == "bert" else letters, return_tensors="pt")
+        with torch.no_grad():
+            residues = model(**tokens).last_hidden_state[0, 1:-1]
+        assert len(residues) == len(letters)
+        np.testing.assert_allclose(row.ravel(), residues.mean(0), atol=1e-5)
+    fit(features, out=tmp_path / "readout")
+    assert {answer.label for answer in predict(tmp_path / "readout", file)} == {"heavy", "light"}
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "layer", "why"),
+    [
+        ("letters", {"input": "gaussian", "patch": 1}, "gaussian", "--input was given"),
+        ("letters", {"patch": 3}, "kernels", "the options of windows, such as --patch, do not fit"),
+        ("lower", {}, "kernels", "set do_lower_case to false in its tokenizer_config.json"),
+        ("words", {}, "kernels", "does not know most of the letters ADEGIKLPRSTVX"),
+        ("none", {}, "kernels", "its folder has no tokenizer"),
+        ("broken", {}, "kernels", "its tokenizer is not readable"),
+    ],
+)
+def test_the_output_and_the_name_say_that_a_model_does_not_read_its_kind_of_data(
+    case, options, layer, why, cache, tmp_path, capfd
+):
+    folder = tmp_path / "antiberty"
+    if case in ("letters", "lower"):
+        save_with_letters(folder, lower=case == "lower")
+    elif case == "words":
+        save_with_tokenizer("bert", folder)
+    else:
+        save("bert", folder)
+        (folder / "vocab.txt").write_text("") if case == "broken" else None
+        (folder / "tokenizer.json").write_text("{") if case == "broken" else None
+    file, told = write_proteins(tmp_path / "antibodies.fasta"), {"backbone": str(folder), **options}
+    features = extract(str(file), **told, layers="embed", pool="mean")
+    assert features.entry.name.startswith(f"antiberty-pretrained-{layer}-")
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "replaces the one of" in line]
+    assert line.startswith(f"{file.name}: a random input layer ({layer}) replaces the one of antiberty-pretrained: ")
+    assert why in line
+    # The included model and random weights promise nothing, so their names stay as they are.
+    for backbone, init, title in (("mini", None, "mini-pretrained"), (str(folder), "random", "antiberty-random")):
+        other = extract(str(file), backbone=backbone, init=init, layers="embed", pool="mean", depth=1)
+        assert other.entry.name.startswith(f"{title.replace('-', '-depth1-')}-{other.store.entry.key[:16]}")
+        assert "replaces" not in capfd.readouterr().err
+
+
+def test_extract_says_in_which_precision_it_computes(cache, tmp_path, capfd):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    file = write_texts(tmp_path / "pets.jsonl", 20)
+    expected = {
+        "float32": "computed in float32 (given): features equal published activations in float32, up to rounding to "
+        "float16",
+        "bfloat16": "computed in bfloat16 (given): features differ from published activations by about 2% of their "
+        "standard deviation; --compute float32 avoids this",
+    }
+    for compute, line in expected.items():
+        extract(str(file), backbone=str(folder), compute=compute, layers="embed", pool="mean")
+        assert f"{file.name}: {line}" in capfd.readouterr().err.splitlines()
+    extract("digits", limit=20, compute="bfloat16", layers="embed", pool="mean")
+    assert "digits: computed in bfloat16 (given): features differ from those in float32" in capfd.readouterr().err
+    # Recurrent states need float32, whatever is given.
+    extract("digits", limit=20, backbone="esn:units=8", compute="bfloat16", layers="embed", pool="mean")
+    assert "digits: computed in float32" in capfd.readouterr().err
 
 
 def write_sounds(folder: Path, rows: int) -> str:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from reservoir_cache import Entry, FeatureStore, verify
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.extract import find_entry
@@ -334,6 +335,46 @@ def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
             assert file.read_bytes() == content
 
 
+def test_features_and_predictions_can_be_joined_with_the_rows_of_the_file(cache, tmp_path, call):
+    path, numbers = table(tmp_path / "t.csv", id=[f"p{n:02}" for n in range(90)]), np.arange(90)
+    values = {f"p{n:02}": line.split(",")[:4] for n, line in enumerate((tmp_path / "t.csv").read_text().split()[1:])}
+    prepared, features = prepare(path, label="ward"), extract(path, label="ward", limit=20, **SMALL)
+    for name in features:
+        index, split = features[name].index, prepared.split(name)
+        assert len(index) == min(20, len(split)) and (split.ids[index] == features[name].ids).all()
+        for row, place in zip(split.take(index).x[:, :, 0], features[name].ids, strict=True):
+            assert np.array_equal(row, np.array(values[place], np.float32))
+    code, _, err = call("fit", path, "--out", tmp_path / "readout")
+    assert code == 0, err
+    for suffix in (".csv", ".jsonl"):
+        code, _, err = call("predict", tmp_path / "readout", path, "--out", tmp_path / f"out{suffix}")
+        assert code == 0, err
+    assert [line.split(",")[0] for line in (tmp_path / "out.csv").read_text().split()] == ["id", *values]
+    assert [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [*values]
+    # without ids, rows have their numbers, among which bad rows count
+    lines = [line.rpartition(",")[0] for line in (tmp_path / "t.csv").read_text().split()]
+    lines[3] = "ERR" + lines[3]
+    (tmp_path / "new.csv").write_text("\n".join(lines))
+    rows = [json.loads(line) for line in call("predict", tmp_path / "readout", tmp_path / "new.csv")[1].splitlines()]
+    assert [row["id"] for row in rows] == numbers.tolist() and rows[2]["label"] is None
+
+
+def test_ids_that_changed_replace_the_old_ones_and_nothing_else(cache, tmp_path):
+    path = table(tmp_path / "t.csv", id=[f"p{n}" for n in range(90)])
+    before = extract(path, label="ward", **SMALL)
+    keys = {name: before[name].ids.tolist() for name in before}
+    shards = {name: (before.entry / name / "00000-0.h5").stat().st_mtime_ns for name in before}
+    table(tmp_path / "t.csv", id=[f"q{n}" for n in range(90)])
+    assert find_entry(cache, path).path == before.entry  # `fit` opens entries in this way
+    renamed = {name: FeatureStore(before.entry)[name].ids.tolist() for name in before}
+    assert renamed == {name: [key.replace("p", "q") for key in ids] for name, ids in keys.items()}
+    table(tmp_path / "t.csv", id=[f"p{n}" for n in range(90)])
+    after = extract(path, label="ward", **SMALL)
+    assert after.reused and {name: after[name].ids.tolist() for name in after} == keys
+    assert shards == {name: (before.entry / name / "00000-0.h5").stat().st_mtime_ns for name in before}
+    assert verify(Entry.open(before.entry)) == []
+
+
 def write_letters(path, rows, seed, *, labelled=True):
     draw = np.random.default_rng(seed)
     lines = [] if path.suffix == ".fasta" else ["sequence,label" if labelled else "sequence"]
@@ -365,8 +406,8 @@ def test_a_note_says_which_share_of_letters_windows_cover(cache, call, tmp_path,
     rows = ["".join(draw.choice(list("ACGT"), 60)) + f",{n % 2}" for n in range(40)]
     (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")
     messages = []
-    for most, more in ((2**21, ("--pool", "max")), (40 * 6, ("--pool", "min")), (40 * 6, ("--stride", 5))):
-        monkeypatch.setattr("reservoir.plan.MAX_TOKENS", most)
+    for most, more in ((1024, ("--pool", "max")), (6, ("--pool", "min")), (6, ("--stride", 5))):
+        monkeypatch.setattr("reservoir.plan.MAX_WINDOWS", most)
         messages.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
     assert ["windows of" in text for text in messages] == [False, True, False]
     assert (

@@ -1,9 +1,11 @@
 """`predict`: the files it reads and writes, longer sequences, sets and intervals, and input that it refuses."""
 
 import csv
+import gc
 import importlib
 import json
 import math
+import re
 
 import h5py
 import numpy as np
@@ -12,11 +14,13 @@ import pytest
 from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.prediction import outputs
 from reservoir_pipelines.prediction.outputs import evaluate_predictions, write_predictions
 from reservoir_pipelines.prediction.predict import Prediction
 from sklearn import metrics
 
 from reservoir.errors import InputError
+from reservoir.plan import BATCH_TOKENS
 from reservoir.tasks.own.tables import read_table
 
 predict_module = importlib.import_module("reservoir_pipelines.prediction.predict")
@@ -196,7 +200,7 @@ def test_a_readout_without_probabilities_gives_none(tmp_path, capsys):
     write(tmp_path / "new.npz", x[:5], two[:5])
     assert run(["predict", str(done.saved), str(tmp_path / "new.npz"), "--out", str(tmp_path / "p.csv")]) == 0
     assert "auc" not in capsys.readouterr().err
-    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "row,label,truth"
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "id,label,truth"
     assert run(["predict", str(done.saved), str(tmp_path / "new.npz")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["probabilities"] == {}
 
@@ -211,6 +215,58 @@ def test_predict_computes_a_block_only_when_it_is_reached(fitted, tmp_path, monk
     next(found)
     assert computed == [256]
     assert len(list(found)) == 599
+
+
+def test_batches_have_the_rows_of_an_extraction(fitted, tmp_path, monkeypatch):
+    batch_rows, forward = [], predict_module.forward
+    monkeypatch.setattr(predict_module, "forward", lambda *args: batch_rows.append(args[5]) or forward(*args))
+    x, y = rows(20, seed=3)
+    list(predict(fitted, write(tmp_path / "new.npz", x, y)))
+    assert batch_rows == [BATCH_TOKENS["cpu"] // 4]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_file_is_written_block_by_block_while_its_rows_are_computed(fitted, tmp_path, monkeypatch, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    x, y = rows(600, seed=3)
+    lines = text(x, y).splitlines()
+    lines[1] = lines[1].rpartition(",")[0] + ","  # no label
+    lines[2] = lines[500] = "bad,ERR,0,0,0,low"
+    (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
+    whole, parts = (tmp_path / f"{name}{suffix}" for name in ("whole", "parts"))
+    write_predictions(whole, predict(fitted, tmp_path / "new.csv"))
+    monkeypatch.setattr(outputs, "WRITTEN_ROWS", 1)
+    write_predictions(parts, predict(fitted, tmp_path / "new.csv"))
+    if suffix == ".parquet":
+        import pyarrow.parquet
+
+        assert pyarrow.parquet.read_table(whole).equals(pyarrow.parquet.read_table(parts))
+    else:
+        assert whole.read_bytes() == parts.read_bytes()
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--out", "out.csv")])
+def test_predictions_do_not_stay_in_memory(fitted, tmp_path, monkeypatch, call, more):
+    x, y = rows(600, seed=3)
+    alive, add = [], outputs.Tally.add
+
+    def count(tally, one):
+        add(tally, one)
+        if tally.rows == 600:
+            alive.append(sum(type(value) is Prediction for value in gc.get_objects()))
+
+    monkeypatch.setattr(outputs.Tally, "add", count)
+    monkeypatch.chdir(tmp_path)
+    assert call("predict", fitted, write(tmp_path / "new.npz", x, y), *more)[0] == 0
+    assert len(alive) == 1 and alive[0] < 10
+
+
+def test_predict_shows_its_progress_in_rows(fitted, tmp_path, monkeypatch, call):
+    x, y = rows(200, seed=3)
+    monkeypatch.setattr("reservoir_pipelines.output.SECONDS", 0.0)
+    error = call("predict", fitted, write(tmp_path / "new.csv", x, y), "--out", tmp_path / "out.csv")[2]
+    assert re.search(r"predict: 64 of 200 \(32%\), \S+ rows/s, \d+ s left", error)
 
 
 RNG = np.random.default_rng(0)
@@ -412,7 +468,7 @@ def test_sets_are_columns_of_files_and_labels_are_empty_on_abstaining(covered, t
     assert empty and f"{empty} of 50 sets are empty, because no class has the probability of 0." in unsure[2]
     line = json.loads(call("predict", *flags)[1].splitlines()[0])
     assert line["set"] == [name for name in rows[0]["set"].split("|") if name]
-    one = Prediction(label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
+    one = Prediction(id=0, label="é|b", probabilities=[0.6, 0.4], classes=("é|b", "b"), set=["é|b"])
     write_predictions(tmp_path / "piped.csv", [one])
     assert next(csv.DictReader((tmp_path / "piped.csv").open(encoding="utf-8")))["set"] == '["é|b"]'
 

@@ -16,6 +16,7 @@ import pytest
 from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.files import temporary_path
+from reservoir_pipelines.preparation import prepare as prepare_stage
 from reservoir_pipelines.preparation.prepare import DOWNLOADS, download, task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit, _opened
 from reservoir_pipelines.workers import map_pieces
@@ -87,6 +88,24 @@ def test_a_damaged_file_is_named(cache):
     index.write_text(json.dumps(json.loads(index.read_text()) | {"version": 99}))
     with pytest.raises(InputError, match="checksum does not match"):
         Prepared.open(prepared.path)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(cache, tmp_path, monkeypatch):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=np.zeros((40, 3)), y=np.arange(40) % 2)
+    real = prepare_stage._write_piece
+
+    def change(*arguments):
+        written = real(*arguments)
+        np.savez(path, x=np.ones((40, 3)), y=np.arange(40) % 2)
+        return written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_stage, "_write_piece", change)
+        with pytest.raises(InputError, match=r"the file mine\.npz changed while it was read; run the command again"):
+            prepare(str(path))
+    assert not list(cache.glob("prepared/*/[!.]*/prepared.json"))
+    assert prepare(str(path)).split("train").read(0, 2).x.tolist() == np.ones((2, 3, 1)).tolist()
 
 
 def test_an_error_of_the_caller_is_not_taken_for_damage(cache):

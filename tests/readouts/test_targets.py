@@ -1,5 +1,7 @@
 """Coding of labels, accuracy and calibration, intervals and p-values, compared with scikit-learn and scipy."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,8 @@ from reservoir.readouts.evaluation import (
     balanced_interval,
     evaluate_classes,
     mcnemar,
-    paired_bootstrap,
+    sign_flips,
+    standard_error,
 )
 from reservoir.readouts.linear import Tally, Targets, samples, unsample
 from reservoir.readouts.sweep import best_penalty, sweep
@@ -208,27 +211,78 @@ def test_mcnemar_equals_the_mid_p_value(both, wins, losses):
     assert mcnemar(a, b) == pytest.approx(exact - as_large / 2)
 
 
-def test_p_values_are_uniform_without_a_difference():
+def test_p_values_of_mcnemar_are_uniform_without_a_difference():
     rng = np.random.default_rng(0)
-    exact, drawn = [], []
-    for seed in range(1000):
+    found = []
+    for _ in range(1000):
         easy = rng.random(400) < 0.5  # both are right on these rows; on the others they have equal chances
-        a, b = (easy | (rng.random(400) < 0.5) for _ in range(2))
-        exact.append(mcnemar(a, b))
-        scores = rng.standard_normal((2, 60)) ** 3 + rng.standard_normal(60)
-        drawn.append(paired_bootstrap(*scores, draws=199, seed=seed))
+        found.append(mcnemar(*(easy | (rng.random(400) < 0.5) for _ in range(2))))
     for level in (0.05, 0.1, 0.25, 0.5):
-        for found in (exact, drawn):
-            assert abs(np.mean(np.array(found) <= level) - level) < 0.04
+        assert abs(np.mean(np.array(found) <= level) - level) < 0.04
+
+
+SHAPES = {
+    "equal": np.full(12, 10),
+    "one large": np.r_[400, np.full(39, 5)],
+    "geometric": np.geomspace(1, 80, 20).astype(int),
+    "single rows": np.ones(60, int),
+}
+
+
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("binary", [False, True], ids=["errors", "labels"])
+def test_sign_flips_are_calibrated_and_have_power(sizes, binary):
+    groups, draws = np.repeat(np.arange(len(sizes)), sizes), 300
+    null, real = [], []
+    for draw in range(draws):
+        rng = np.random.default_rng(draw)
+        shared = rng.standard_normal((2, len(sizes)))[:, groups]  # rows of a group are alike
+        one, other = shared + rng.standard_normal((2, len(groups)))
+        if binary:
+            one, other = one > 0, other > 0
+        for gain, found in ((0, null), (1.5, real)):
+            sums = np.bincount(groups, one.astype(float) - other + gain)
+            found.append(sign_flips(sums, flips=999, seed=draw))
+    limit = 3 * np.sqrt(0.05 * 0.95 / draws)
+    assert 0.05 - limit <= np.mean(np.array(null) < 0.05) <= 0.05 + limit
+    assert np.mean(np.array(real) < 0.05) > 0.8
+
+
+def test_sign_flips_of_few_differences_are_exact():
+    rng = np.random.default_rng(0)
+    for number in (3, 7, 12):
+        values = rng.integers(-3, 5, number).astype(float)
+        patterns = np.array(list(itertools.product((1, -1), repeat=number)))
+        share = np.mean(np.abs(patterns @ values) >= abs(values.sum()))
+        assert sign_flips(values) == pytest.approx(share)
+    assert sign_flips(np.ones(6)) == 2 / 2**6 and sign_flips(np.ones(20)) == 2 / 2**20
+    values = rng.standard_normal(16) + 0.4
+    assert sign_flips(np.r_[values, np.zeros(50)]) == sign_flips(values)  # zeros decide nothing
+    random = sign_flips(np.r_[values, np.full(5, 1e-9)])  # 21 differences are drawn at random
+    assert random == pytest.approx(sign_flips(values), abs=0.01)
+
+
+def test_forty_groups_in_favour_are_evidence_even_if_one_is_large():
+    assert sign_flips(np.r_[100.0, np.linspace(0.5, 1.5, 39)]) <= 1e-4
+    assert sign_flips(np.r_[100.0, -np.linspace(0.5, 1.5, 39)]) > 0.5
 
 
 def test_small_p_value_for_a_real_difference():
     rng = np.random.default_rng(0)
     base = rng.standard_normal(200)
-    assert paired_bootstrap(base + 0.3 + 0.5 * rng.standard_normal(200), base) < 0.001
+    assert sign_flips(0.3 + 0.5 * rng.standard_normal(200)) < 0.001
     a, b = rng.random(500) < 0.9, rng.random(500) < 0.8
-    assert mcnemar(a, b) < 0.001 and abs(paired_bootstrap(a, b) - mcnemar(a, b)) < 0.002
-    assert paired_bootstrap(base, base) == mcnemar(a, a) == 1
-    assert paired_bootstrap(base, base) == paired_bootstrap(base[:1], base[1:2]) == 1
-    assert paired_bootstrap(base + 1, base, draws=99) == 0.01
-    assert paired_bootstrap(base, 2 * base, draws=500, seed=1) == paired_bootstrap(base, 2 * base, draws=500, seed=1)
+    assert mcnemar(a, b) < 0.001 and abs(sign_flips(a.astype(float) - b) - mcnemar(a, b)) < 0.002
+    assert sign_flips(base - base) == mcnemar(a, a) == 1
+    assert sign_flips(base + 5, flips=99) == 0.01
+    assert sign_flips(base, flips=500, seed=1) == sign_flips(base, flips=500, seed=1)
+    many = rng.standard_normal(30_000)
+    assert sign_flips(many) > 0.01 and sign_flips(many + 0.05) < 0.001
+
+
+def test_the_standard_error_is_that_of_a_mean_of_independent_units():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(50)
+    assert standard_error(x, np.arange(50)) == pytest.approx(x.std(ddof=1) / np.sqrt(50))
+    assert standard_error(np.repeat(x, 4), np.repeat(np.arange(50), 4)) == pytest.approx(x.std(ddof=1) / np.sqrt(50))
+    assert standard_error(x, np.arange(50) % 5) == np.inf

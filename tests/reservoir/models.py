@@ -127,6 +127,15 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     return folder
 
 
+def save_with_letters(folder: Path, *, lower: bool = False) -> Path:
+    """Write a tiny BERT of amino acids: the vocabulary of its tokenizer is single letters, as AntiBERTy's is."""
+    save("bert", folder)
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVSERTIDPK"]))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 def save_as_gguf(folder: Path, file: Path) -> None:
     """Write the weights of a folder's tiny Llama as GGUF, without a tokenizer."""
     import gguf

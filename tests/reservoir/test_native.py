@@ -1,6 +1,7 @@
 """Native input of text, vision and audio models, compared with readers and models of transformers."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from reservoir import InputError
+from reservoir.backbones.names import SHIPPED
 from reservoir.features import forward
 from reservoir.inputs import native
 from reservoir.inputs.native import read_tokenizer
@@ -29,6 +31,7 @@ from tests.reservoir.models import (
     layer_names,
     save,
     save_with_extractor,
+    save_with_letters,
     save_with_processor,
     save_with_tokenizer,
 )
@@ -63,18 +66,22 @@ def text_by_hand(kind: str, folder: Path, text: str, most: int = 20) -> dict[str
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokens = tokenizer(text, truncation=True, padding=False, max_length=most, return_tensors="pt")
+    tokens = tokenizer(
+        text, truncation=True, padding=False, max_length=most, return_tensors="pt", return_special_tokens_mask=True
+    )
     given = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    words = ~tokens["special_tokens_mask"][0].bool()
     states = [state[:, : tokens["input_ids"].shape[1]] for state in hidden_states(kind, folder, **given)]
     named = dict(zip(layer_names(kind), states, strict=True))
     pooled = {"first": lambda h: h[0, 0], "last": lambda h: h[0, -1], "mean": lambda h: h[0].mean(0)}
+    pooled["words"] = lambda h: h[0, words].mean(0).nan_to_num()  # zeros if all tokens are special
     return {f"{layer}/{name}": of(h).numpy() for layer, h in named.items() for name, of in pooled.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_features_equal_a_script_with_transformers(kind: str, tmp_path: Path):
     model = load_text(save_with_tokenizer(kind, tmp_path / kind))
-    columns = [f"{layer}/{pooling}" for layer in layer_names(kind) for pooling in ("first", "last", "mean")]
+    columns = [f"{layer}/{pooling}" for layer in layer_names(kind) for pooling in ("first", "last", "mean", "words")]
     texts = LETTERS if kind == "esm" else TEXTS
     found = text_features(model, texts, columns)
     for row, text in enumerate(texts):
@@ -151,9 +158,7 @@ def test_texts_that_the_model_cannot_read_are_refused(tmp_path: Path):
 
 
 def test_letters_are_separated_for_vocabularies_of_single_letters(tmp_path: Path):
-    folder = save("bert", tmp_path / "bert")
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVSERTIDPK"]))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    folder = save_with_letters(tmp_path / "bert")
     model = load_text(folder)
     found = text_features(model, LETTERS, ["final/mean", "block01/cls"])
     assert model.reader
@@ -161,6 +166,100 @@ def test_letters_are_separated_for_vocabularies_of_single_letters(tmp_path: Path
     assert lengths.tolist() == [len(word) + 2 for word in LETTERS] and 1 not in tokens[0, :7]
     expected = text_by_hand("bert", folder, " ".join(LETTERS[0]))
     np.testing.assert_allclose(found["final/mean"][0, 0], expected["final/mean"], atol=1e-5)
+
+
+def test_letters_are_separated_if_each_begins_a_word_in_the_vocabulary(tmp_path: Path):
+    """As in ProtT5, whose pieces are ``▁A``, ``▁C`` ..."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{letter}", -2.0) for letter in "LAGVSERTIDPK")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(save("t5", tmp_path / "t5"))
+    model = load_text(tmp_path / "t5")
+    assert model.reader and model.reader.obstacle("ADEGILPRSTVX") == ""
+    tokens, lengths = model.reader(*codes_of("here", ["LAGVS", "PK"]))
+    assert tokens.tolist() == [[3, 4, 5, 6, 7, 1], [13, 14, 1, 0, 0, 0]] and lengths.tolist() == [6, 3]
+
+
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"acgtn", *(f"##{letter}" for letter in "acgt"), "##ac"]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "lower", "letters", "obstacle"),
+    [
+        ([*WORD_PIECES[:5], *"LAGVSERTIDPK"], False, "LAGVSERTIDPKX", ""),  # X is unknown
+        ([*WORD_PIECES[:5], *"LAGVSERTIDPK"], False, "ACGT", ""),  # the 4 letters are tokens of their own
+        ([*WORD_PIECES[:5], *"LAGVSERTIDPK"], True, "LAGVSERTIDPK", "does not know most of the letters LAGVSERTIDPK"),
+        ([*WORD_PIECES[:5], *"LAGVSERTIDPK"], False, "lagv", "set do_lower_case to false"),
+        (WORD_PIECES, False, "acgt", ""),  # pieces of several letters, all of DNA
+        ([*WORD_PIECES, *(f"word{n}" for n in range(20))], False, "acgt", "most tokens of its tokenizer have other"),
+        ([*WORD_PIECES, *(f"{a}o{b}" for a in "dehn" for b in "dehn")], False, "acdeghnot", ""),  # names
+    ],
+)
+def test_a_tokenizer_reads_letters_of_which_its_tokens_consist(vocabulary, lower, letters, obstacle, tmp_path: Path):
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    said = read_tokenizer("bert", tmp_path, 32).obstacle(letters)
+    assert obstacle in said and bool(said) == bool(obstacle)
+
+
+def test_the_tokens_of_bytes_are_letters():
+    assert read_tokenizer("mini", SHIPPED["mini"], 32).obstacle("ACGT") == ""
+
+
+def states_on_the_page(kind: str) -> dict[str, str]:
+    """Return the outputs of transformers that docs/concepts.md names for the layers of a family with 3 blocks."""
+    page = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
+    stable = MODELS[kind][1].get("do_stable_layer_norm")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if "`hidden_states[0]`" in line]
+    (cells,) = [
+        row[1:]
+        for row in rows
+        if kind in re.findall(r"[\w-]+", row[0]) and (kind not in SOUNDS or ("without" not in row[0]) == bool(stable))
+    ]
+    embed, inner, block, final = (cell.strip("`").replace("[N]", "[3]") for cell in cells)
+    inner = [inner.replace("[K]", f"[{number}]") for number in (1, 2)]
+    return dict(zip(layer_names(kind), [embed, *inner, block, final], strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", MODELS)
+def test_layers_are_the_outputs_of_transformers_that_the_page_names(kind: str, tmp_path: Path):
+    from transformers import AutoModel, T5EncoderModel
+
+    if kind in PIXELS:
+        model = load_pixels(save_with_processor(kind, tmp_path / kind, **PROCESSORS[kind]))
+        inputs = {"pixel_values": torch.randn(1, 3, model.reader.height, model.reader.width)}
+        x = patches(inputs["pixel_values"].permute(0, 2, 3, 1).numpy(), model.reader.patch)
+        more = {"interpolate_pos_encoding": True} if kind == "vit" else {}
+        tokens = torch.from_numpy(x)
+    elif kind in SOUNDS:
+        model, more = load_sounds(save_with_extractor(kind, tmp_path / kind)), {}
+        samples = torch.randn(1, 400, 1)
+        inputs = {"input_values": samples[:, :, 0]}
+        model.reader._extractor = lambda rows, **_: {"input_values": np.stack(rows)}
+        tokens = torch.from_numpy(model.reader(samples.numpy(), np.array([400]))[0])
+    else:
+        model, more = load_text(save_with_tokenizer(kind, tmp_path / kind)), {}
+        tokens = torch.tensor([[3, 5, 7, 8, 4]])
+        inputs = {"input_ids": tokens}
+    theirs = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(tmp_path / kind).eval()
+    outputs = theirs(**inputs, **more, output_hidden_states=True)
+    lengths = torch.tensor([outputs.last_hidden_state.shape[1]])
+    pooled = model.fpt.features(tokens, lengths, [f"{layer}/all" for layer in layer_names(kind)])
+    for layer, name in states_on_the_page(kind).items():
+        array, _, number = name.partition("[")
+        if name == "not returned":
+            layer_states = pooled[f"{layer}/all"]
+            assert not any(torch.allclose(layer_states, h, atol=1e-3) for h in outputs.hidden_states)
+            continue
+        expected = outputs[array][int(number.strip("]"))] if number else outputs[array]
+        torch.testing.assert_close(pooled[f"{layer}/all"], expected[:, : int(lengths)], atol=1e-5, rtol=1e-5, msg=layer)
 
 
 @torch.no_grad()
@@ -172,7 +271,7 @@ def test_pieces_of_long_texts_are_averaged_by_tokens(tmp_path: Path, batch_rows:
     settings = resolve_model(ReservoirOptions(backbone=str(folder), input="native", long="windows"))
     model = load_model(TEXT_TASK, settings, "cpu", "float32")
     texts = ["the cat sat", "the cat and the dog and the cow sat on a mat " * 5, "dog " * 40]
-    found = text_features(model, texts, ["final/cls", "final/mean", "block02/max"], batch_rows)
+    found = text_features(model, texts, ["final/cls", "final/mean", "final/words", "block02/max"], batch_rows)
     tokenizer, theirs = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     for row, text in enumerate(texts):
         numbers = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -183,6 +282,8 @@ def test_pieces_of_long_texts_are_averaged_by_tokens(tmp_path: Path, batch_rows:
             states.append(theirs(torch.tensor([whole]), output_hidden_states=True).hidden_states)
         mean = torch.cat([state[-1][0] for state in states]).mean(0)
         np.testing.assert_allclose(found["final/mean"][row, 0], mean, atol=1e-5)
+        words = torch.cat([state[-1][0, 1:-1] for state in states]).mean(0)
+        np.testing.assert_allclose(found["final/words"][row, 0], words, atol=1e-5)
         largest = torch.cat([state[2][0] for state in states]).amax(0)
         np.testing.assert_allclose(found["block02/max"][row, 0], largest, atol=1e-5)
         cls = np.average([s[-1][0, 0].numpy() for s in states], axis=0, weights=[s[-1].shape[1] for s in states])
@@ -238,6 +339,7 @@ def pixels_by_hand(folder: Path, shown: np.ndarray) -> dict[str, np.ndarray]:
     if torch.equal(out.hidden_states[3], out.last_hidden_state):
         del states["block03"]  # here transformers returns it after the norm
     pools = {"cls": lambda h: h[:, 0], "mean": lambda h: h.mean(1), "last": lambda h: h[:, -1]}
+    pools["words"] = lambda h: h[:, 1:].mean(1)
     pools["segments2"] = lambda h: torch.cat(
         [half.mean(1) for half in (h[:, : h.shape[1] // 2], h[:, h.shape[1] // 2 :])], 1
     )

@@ -14,7 +14,15 @@ import torch
 from reservoir import InputError, options, processor, reservoir
 from reservoir.option_fields import KINDS, Options, as_group
 from reservoir.options import ExtractOptions, FitOptions, ReservoirOptions, TaskOptions, TrainOptions
-from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, readout_candidates, resolve, resolve_model
+from reservoir.plan import (
+    VALUE_POOLINGS,
+    default_column,
+    default_folds,
+    kind_of,
+    readout_candidates,
+    resolve,
+    resolve_model,
+)
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -62,18 +70,53 @@ def test_series_and_symbols_get_kernels_and_known_candidates():
     assert (found.input, found.patch, found.stride, found.pad) == ("kernels", 5, 1, "same")
     for plan in (series, symbols):
         check_poolings(list(plan.poolings))
-        assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns, "raw"}
+        assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns}
+        assert default_column(plan.candidates) == plan.candidates[0]
     assert set(VALUE_POOLINGS) < set(series.poolings)
 
 
-def test_a_limit_counts_for_the_size_of_default_columns():
-    assert plan_of(SERIES, 100_000, limit=500).poolings == plan_of(SERIES, 1000).poolings
-    assert plan_of(SERIES, 100_000).poolings != plan_of(SERIES, 1000).poolings
+@pytest.mark.parametrize("task", [SERIES, SYMBOLS], ids=kind_of)
+def test_a_limited_run_has_the_plan_of_its_own_rows(task):
+    rows = {"train": 1_000_000, "valid": 50_000, "test": 300}
+    limited = resolve(task, ExtractOptions(limit=500), rows)
+    assert limited == resolve(task, ExtractOptions(), {"train": 500, "valid": 500, "test": 300})
+    assert limited.poolings != resolve(task, ExtractOptions(), rows).poolings
+
+
+@pytest.mark.parametrize("task", [replace(SERIES, form=Vectors(1), max_tokens=32), SERIES, SYMBOLS], ids=str)
+def test_many_rows_cost_columns_and_layers_but_no_values(task):
+    few, plans = plan_of(task, 10), [plan_of(task, rows) for rows in (10, 3000, 10_000, 50_000, 10**5, 10**6)]
+    assert all(plan.reservoir == few.reservoir and plan.reservoir.stride == 1 for plan in plans)
+    assert all(plan.reasons["stride"] == few.reasons["stride"] for plan in plans)
+    assert all(plan.reservoir.windowed(task).max_tokens == task.max_tokens for plan in plans)
+    widths = [sum(tokens * width for tokens, width in plan.shapes.values()) for plan in plans]
+    assert all(plan.layers == ("embed",) for plan in plans[4:]) and plans[-1].poolings[:2] == ("std", "max")
+    assert widths == sorted(widths, reverse=True)
+    windows = 10**6 * task.max_tokens
+    assert plans[-1].reasons["layers"] == f"{windows:,} windows; blocks read at most 2,097,152 by default"
+    assert plans[-1].reasons["pool"].startswith(f"{windows:,} windows; at most 16,777,216 are sorted by default; all")
+
+
+def test_the_input_layer_alone_has_the_known_candidates():
+    long = replace(SERIES, max_tokens=1024)
+    plan = plan_of(long, 2900)
+    assert plan.layers == ("embed",) and set(VALUE_POOLINGS) < set(plan.poolings)
+    assert plan.candidates[1] == "+".join(f"embed/{name}" for name in VALUE_POOLINGS)
+    assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns, "raw"}
+
+
+def test_default_layers_of_many_rows_are_fewer_under_given_poolings():
+    plan = plan_of(SERIES, 100_000, pool="mean")
+    assert plan.columns == ("embed/mean",) and plan.reasons["pool"] == "given"
+    assert "windows" in plan.reasons["layers"]
+    assert plan_of(SERIES, 100_000, pool="mean", layers="block01").columns == ("block01/mean",)
+    assert plan_of(SERIES, 100_000, layers="block01").layers == ("block01",)
 
 
 @pytest.mark.parametrize(
     "task",
     [
+        SERIES,
         SYMBOLS,
         replace(SYMBOLS, form=Tokens(300)),
         replace(SERIES, max_tokens=8),
@@ -87,13 +130,17 @@ def test_default_columns_of_every_kind_fit_200_megabytes_or_the_input(task, rows
     plan, all_columns = plan_of(task, rows), plan_of(task, 10)
     values = task.max_tokens * (task.form.dim if isinstance(task.form, Vectors) else 1)
     size = rows * sum(t * w for t, w in plan.shapes.values()) * (4 if plan.store == "float32" else 2)
-    assert size <= max(2e8, 16 * rows * values) or plan.columns == ("embed/all",)  # at least one column is stored
+    fewest = ("embed/all",), ("embed/std", "embed/max")
+    assert size <= max(2e8, 16 * rows * values) or plan.columns in fewest
     assert bool(plan.more) == (plan.columns != all_columns.columns)
     more = f"--layers {','.join(all_columns.layers)} --pool {','.join(all_columns.poolings)} takes"
-    assert not plan.more or (more in plan.note and "GB" in plan.note and "200 MB" in plan.reasons["pool"])
+    assert not plan.more or (more in plan.note and "GB" in plan.note)
+    for option, name in (("layers", "layers"), ("pool", "poolings")):  # what the budget changed, its reason says
+        reason, changed = plan.reasons[option], getattr(plan, name) != getattr(all_columns, name)
+        assert ("200 MB" in reason or "windows" in reason) == changed
     if rows <= 3000:
         assert {*plan.columns} <= {name for joined in plan.candidates for name in joined.split("+")}
-    assert not plan_of(task, rows, pool=",".join(plan.poolings)).more
+    assert not plan_of(task, rows, pool=",".join(plan.poolings), layers=",".join(plan.layers)).more
 
 
 def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
@@ -104,7 +151,7 @@ def test_letters_keep_all_tokens_of_a_layer_before_all_layers():
         ("embed", "block01"),
     ]
     assert ["tokens" in plan.poolings for plan in letters.values()] == [True, True, True, False]
-    assert [len(plan.candidates) for plan in letters.values()] == [6, 5, 5, 8]
+    assert [len(plan.candidates) for plan in letters.values()] == [4, 3, 3, 8]
     assert letters[4000].poolings == ("shares13", "max", "min", "segments8")
     given = plan_of(SYMBOLS, 2000, layers="embed,block01")
     for layers in ("block02", "embed,block02"):  # all columns of explicitly named layers are tried
@@ -138,11 +185,13 @@ def test_each_value_of_a_plan_has_a_reason():
     assert plan.to_dict()["columns"]["value"] == list(plan.candidates)
 
 
-@pytest.mark.parametrize(("values", "rows"), [(9, 10), (1024, 100), (1025, 100), (5000, 300), (500, 100_000)])
-def test_windows_fit_the_positions_and_the_budget(values, rows):
+@pytest.mark.parametrize(("values", "stride"), [(9, 1), (1024, 1), (1025, 2), (5000, 5)])
+def test_only_long_rows_have_a_stride_and_its_reason(values, stride):
     task = replace(SERIES, max_tokens=values)
-    tokens = plan_of(task, rows).reservoir.windowed(task).max_tokens
-    assert 1 <= tokens <= 1024 and tokens * rows <= 2**21 + rows
+    plan = plan_of(task)
+    assert plan.reservoir.stride == stride and plan.reservoir.windowed(task).max_tokens <= 1024
+    reason = "found best for series" if stride == 1 else f"rows of up to {values:,} values become at most 1,024 windows"
+    assert plan.reasons["stride"] == reason and plan.reasons["patch"] == "found best for series"
 
 
 def test_windows_are_learned_from_training_rows():

@@ -1,6 +1,7 @@
 """Poolings of padded rows, windows and random kernels, compared with NumPy."""
 
 import itertools
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +12,17 @@ import torch
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
-from reservoir.options import ExtractOptions, OwnDataOptions
+from reservoir.options import ExtractOptions, FeatureOptions, OwnDataOptions
 from reservoir.plan import resolve
-from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape, raw_features
+from reservoir.pooling import (
+    POOLINGS,
+    LayerPooling,
+    check_poolings,
+    parse_column,
+    pool,
+    pooled_shape,
+    raw_features,
+)
 from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.own.labels import encode_labels, split_rows
@@ -44,6 +53,7 @@ PLAIN = {
     **{f"quantiles{number}": partial(quantiles, number=number) for number in (1, 4, 9)},
     "shares1": lambda h: (h > 0).mean(0),
     **{f"shares{number}": partial(shares, number=number) for number in (4, 13)},
+    "words": partial(np.mean, axis=0),
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
 }
 
@@ -61,6 +71,28 @@ def test_poolings_of_real_tokens_equal_numpy(pooling, offset):
         for row, n in enumerate(lengths.tolist()):
             expected = PLAIN[pooling](hidden[row, :n].double().numpy())
             np.testing.assert_allclose(found[row, 0], expected, rtol=1e-6, atol=1e-6 + 1e-7 * offset)
+
+
+@pytest.mark.parametrize("special", [(0, 0), (1, 0), (0, 1), (1, 1), (2, 3)])
+def test_words_are_the_mean_without_special_tokens(special):
+    hidden, lengths = (
+        torch.randn(4, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([12, 6, 7, 8]),
+    )
+    for padding in (float("nan"), float("inf"), 1e30):
+        poisoned = hidden.masked_fill((torch.arange(TOKENS) >= lengths[:, None])[:, :, None], padding)
+        values = pool(poisoned, lengths, "words", special=special)
+        assert values.shape == (4, *pooled_shape("words", WIDTH, LONGEST, 1))
+        for row, n in enumerate(lengths.tolist()):
+            expected = hidden[row, special[0] : n - special[1]].double().numpy().mean(0)
+            np.testing.assert_allclose(values[row, 0], expected, rtol=1e-6, atol=1e-6)
+    if any(special):  # a text of which the tokenizer leaves only special tokens
+        assert not pool(hidden, torch.full((4,), sum(special)), "words", special=special).any()
+
+
+def test_the_help_lists_every_pooling_once():
+    text = FeatureOptions.__dataclass_fields__["pool"].metadata["help"].partition(": ")[2].rstrip(".")
+    assert tuple(re.sub(r" \(.*?\)", "", text).split(", ")) == POOLINGS
 
 
 def test_too_many_tokens_side_by_side_are_refused():

@@ -1,5 +1,6 @@
 """Imperfect data is read: bad rows, tables of labels, folders of recordings, columns of paths and unknown letters."""
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -67,14 +68,73 @@ def test_new_rows_that_cannot_be_read_are_skipped_with_their_ids_and_reasons(tmp
     task = task_named(bad_table(tmp_path / "t.csv"), skip_bad_rows=True).task
     table(tmp_path / "new.csv", [["r1", 1, 2], ["r2", "ERR", 3]], "id,v0,v1")
     new = read_new(tmp_path / "new.csv", task)
-    assert new.ids == ["r1"] and new.skipped == {1: ("r2", "line 3: 'ERR' is not a number in column 'v0'")}
+    assert new.ids.tolist() == ["r1"] and new.skipped == {1: ("r2", "line 3: 'ERR' is not a number in column 'v0'")}
     table(tmp_path / "new.csv", [["r2", "ERR", 3]], "id,v0,v1")
     with pytest.raises(InputError, match=r"line 2: 'ERR' is not a number in column 'v0'; write numbers there$"):
         read_new(tmp_path / "new.csv", task)
     (tmp_path / "t.fasta").write_text("".join(f">r{n} {KIND[n % 2]}\nACGT\n" for n in range(ROWS)))
     (tmp_path / "new.fasta").write_text(">r1\nACGT\n>r2\n>r3\nTT\n")
     new = read_new(tmp_path / "new.fasta", task_named(str(tmp_path / "t.fasta")).task)
-    assert new.ids == ["r1", "r3"] and new.skipped == {1: ("r2", "line 3: an empty text")}
+    assert new.ids.tolist() == ["r1", "r3"] and new.skipped == {1: ("r2", "line 3: an empty text")}
+
+
+def write_recordings(folder):
+    for n in range(ROWS):
+        file = folder / KIND[n % 2] / f"r{n}.csv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"v0\n{n}\n{n}\n")
+
+
+def write_hdf5(path):
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = np.arange(ROWS)[:, None] + np.zeros((ROWS, 3)), np.arange(ROWS) % 2
+        file["ids"] = [f"Ä{n}" for n in range(ROWS)]
+
+
+def write_archive(path, **more):
+    np.savez(path, x=np.arange(ROWS)[:, None] + np.zeros((ROWS, 3)), y=np.arange(ROWS) % 2, **more)
+
+
+def write_published(folder):
+    for part, numbers in {"TRAIN": range(25), "TEST": range(25, ROWS)}.items():
+        lines = "".join(f"{n},{n}:{KIND[n % 2]}\n" for n in numbers)
+        (folder / f"{folder.name}_{part}.ts").write_text(f"@timeStamps false\n@classLabel true a b\n@data\n{lines}")
+
+
+CELLS = [[n, n, KIND[n % 2], f"p{n}"] for n in range(ROWS)]
+BAD = [["ERR" if n in {0, 7} else n, *cells[1:3]] for n, cells in enumerate(CELLS)]
+RECORDS = "".join(f">r{n} {KIND[n % 2]}\n{'A' * (n + 1)}\n" for n in range(ROWS))
+WITH_IDS = {
+    "no ids, bad rows": (lambda path: table(path / "t.csv", BAD), {"skip_bad_rows": True}, int),
+    "a column id": (lambda path: table(path / "t.csv", CELLS, "v0,v1,label,id"), {}, "p{}".format),
+    "--id": (lambda path: table(path / "t.csv", CELLS, "v0,v1,label,plot"), {"id": "plot"}, "p{}".format),
+    "long form": (lambda path: table(path / "t.csv", CELLS * 2, "v0,v1,label,id"), {}, "p{}".format),
+    "records of FASTA": (lambda path: (path / "t.fasta").write_text(RECORDS), {}, "r{}".format),
+    "files of a folder": (write_recordings, {}, lambda n: f"{KIND[n % 2]}/r{n}.csv"),
+    "files of a published archive": (write_published, {}, lambda n: n if n < 25 else n - 25),
+    "texts in .h5": (lambda path: write_hdf5(path / "t.h5"), {}, "Ä{}".format),
+    "integers in .npz": (
+        lambda path: write_archive(path / "t.npz", ids=np.arange(ROWS, dtype=np.uint16) + 100),
+        {},
+        lambda n: n + 100,
+    ),
+    "no ids in .npz": (lambda path: write_archive(path / "t.npz"), {}, int),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WITH_IDS)
+def test_every_row_has_the_id_file_name_or_row_number_of_its_source(tmp_path, form):
+    write, asked, name = WITH_IDS[form]
+    write(tmp_path)
+    path = next(iter([*tmp_path.glob("t.*")]), tmp_path)
+    source = task_named(str(path), **asked)
+    found = {}
+    for piece in source.pieces():
+        for split in source.read(piece).values():
+            rows = split.lengths - 1 if path.suffix == ".fasta" else split.x.reshape(len(split), -1)[:, 0]
+            found |= dict(zip(rows.astype(int).tolist(), split.ids.tolist(), strict=True))
+    skipped = {0, 7} if "bad" in form else set()
+    assert found == {n: name(n) for n in range(ROWS) if n not in skipped}
 
 
 def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):

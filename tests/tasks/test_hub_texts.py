@@ -75,6 +75,8 @@ def test_splits_and_classes_are_the_datasets_own(library, monkeypatch):
     assert library.calls == [("someone/reviews", "plain")]
     found = rows_of(source)
     assert found["test"] == TEXTS[20:] and sorted(found["train"] + found["valid"]) == sorted(TEXTS[:20])
+    ids = [piece["test"].ids for piece in map(source.read, source.pieces()) if "test" in piece]
+    assert np.concatenate(ids).tolist() == list(range(10))  # each split counts its own rows
     assert source.task.name == "reviews-plain" and "left out: unsupervised" in source.notes()[0]
 
 

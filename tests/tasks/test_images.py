@@ -177,7 +177,8 @@ def test_a_grid_needs_a_square_of_tokens_and_full_rows():
 def test_both_forms_of_the_files_give_the_images(tmp_path, binary):
     batches = samples.cifar_arrays()
     samples.cifar_files(tmp_path, batches, binary=binary)
-    splits = joined(task_named("cifar10", data=tmp_path))
+    source = task_named("cifar10", data=tmp_path)
+    splits = joined(source)
     images = [b.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for b, _ in batches]
     x, y = splits["test"]
     whole = x.reshape(-1, 8, 8, 4, 4, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 32, 32, 3)
@@ -186,6 +187,8 @@ def test_both_forms_of_the_files_give_the_images(tmp_path, binary):
     labels = np.concatenate([labels for _, labels in batches[:5]])
     for name, chosen in (("train", ~held_out(rows)), ("valid", held_out(rows))):
         assert np.array_equal(splits[name][1].ravel(), labels[chosen])
+        parts = [source.read(piece) for piece in source.pieces()]
+        assert np.array_equal(np.concatenate([part[name].ids for part in parts if name in part]), rows[chosen])
         assert np.array_equal(
             splits[name][0], encode(task_named("cifar10").task, np.concatenate(images[:5])[chosen])[0]
         )

@@ -15,7 +15,7 @@ from reservoir.tasks.images.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.listops import CLOSE, DIGIT, OPERATOR, SYMBOLS, ListOps, evaluate, parse, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
-from reservoir.tasks.rows import HELD_OUT, SHARES, held_out, row_hash, stratified
+from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, held_out, row_hash, stratified
 from reservoir.tasks.source import FRESH_ROWS, fresh_rows
 from tests.tasks.samples import decode_text, read_splits
 
@@ -157,6 +157,32 @@ def test_stratified_divides_every_class_alike(labels):
         members = split[labels == label]
         for name, share in SHARES.items():
             assert abs((members == name).sum() - share * len(members)) <= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sizes_and_classes_are_as_even_over_splits_as_groups_allow(seed):
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(5, 40, 40)
+    groups = np.repeat([f"patient {n}" for n in range(40)], sizes)
+    classes = np.concatenate([draw.choice(3, n, p=draw.dirichlet(np.ones(3))) for n in sizes])
+    split = grouped(groups, classes, SHARES)
+    assert all(len(set(split[groups == group])) == 1 for group in groups)
+    for name, share in SHARES.items():
+        assert abs((split == name).mean() - share) < 0.01
+        assert np.abs(np.bincount(classes[split == name], minlength=3) / np.bincount(classes) - share).max() < 0.04
+    order = draw.permutation(len(groups))
+    assert np.array_equal(grouped(groups[order], classes[order], SHARES), split[order])
+
+
+def test_few_groups_of_one_class_each_are_divided_exactly():
+    classes, groups = np.repeat([0, 1], 50), np.repeat(np.arange(10), 10)
+    split = grouped(groups, classes, SHARES)
+    for name, count in (("train", 30), ("valid", 10), ("test", 10)):
+        assert np.bincount(classes[split == name]).tolist() == [count, count]
+    # one group with most rows leaves a group for every split, and two groups are never three splits
+    assert grouped(np.repeat([0, 1, 2], [98, 1, 1]), np.zeros(100), SHARES)[[0, 98, 99]].tolist() == [*SHARES]
+    assert len(set(grouped(np.repeat([0, 1], 5), np.zeros(10), SHARES))) == 2
+    assert np.unique(grouped(np.arange(600), np.zeros(600), SHARES), return_counts=True)[1].tolist() == [120, 360, 120]
 
 
 OPERATIONS = {
@@ -340,6 +366,8 @@ def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     order = sorted(range(len(letters_of)), key=lambda row: len(letters_of[row]))
     longest = {row: len(letters_of[order[at // 4 * 4 + 3]]) + 2 for at, row in enumerate(order)}
     kept = [row for row in range(len(letters_of)) if longest[row] <= 30]
+    (read,) = (source.read(piece)["valid"] for piece in source.pieces() if piece.part == "valid")
+    assert read.ids.tolist() == kept  # numbers of the records in the file
     assert 0 < len(kept) < len(letters_of) and valid.lengths.tolist() == [longest[row] for row in kept]
     letters_of = [letters_of[row] for row in kept]
     for row, text in zip(valid.x.tolist(), letters_of, strict=True):

@@ -72,7 +72,7 @@ def test_a_folder_has_a_class_per_folder(tmp_path):
     train = parts[0]["train"]
     assert len(train) == 12 and source.task.max_tokens == frame_count(2440, RATE) >= train.lengths.max()
     x, lengths, ids, y, *_ = read_new(tmp_path / "calls", source.task)
-    assert ids and lengths is not None and y is not None
+    assert len(ids) and lengths is not None and y is not None
     assert ids[0] == "high/0.wav" and y[0] == "high" and x.shape == (20, 13, 40) and lengths[0] == 4
     x, _, ids, y, *_ = read_new(tmp_path / "calls" / "high" / "3.wav", source.task)
     assert (

@@ -20,6 +20,7 @@ from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import (
     Table,
     count_text,
+    difference_text,
     fact_table,
     is_share,
     notify,
@@ -27,12 +28,14 @@ from reservoir_pipelines.output import (
     print_json,
     records_table,
     score_text,
+    signed_difference,
     size_text,
     time_text,
 )
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
+    from reservoir_pipelines.comparison.compare import Comparison
     from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.prediction.explain import Explanation
@@ -78,8 +81,8 @@ def extract(
 CHOOSING = {*opt.RowOptions.__dataclass_fields__, *opt.ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
-SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
+SIGNIFICANT = 0.05
 MAX_RECALLS = 10  # rows of the recall table
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test")
 
@@ -119,7 +122,7 @@ def fit(
         several = fit_seeds(found, seeds, options, place, data=data)
         rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
         metric, over = several.fits[0].best.metric, _over_groups(several.fits[0].evaluation)
-        mean = f"{score_text(several.mean, metric)} +- {_difference(several.deviation, metric)}"
+        mean = f"{score_text(several.mean, metric)} +- {difference_text(several.deviation, metric)}"
         summary = ("", ""), [("test", f"{mean} over {len(several.fits)} seeds")]
         return Answer(several, [((*HEADINGS, f"95% interval{over}"), rows), summary])
     done = api.fit([entry.path for entry in found], **given)
@@ -131,16 +134,12 @@ def fit_tables(done: Fit) -> list[Table]:
     rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
     headings, entry = (*HEADINGS, f"95% interval{_over_groups(done.evaluation)}"), done.entry
     tables: list[Table] = [(headings, rows, f"{entry.parent.name}, {entry.name}")]
-    if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
-        sure = "no more than chance can explain"
-        if done.p_value < SIGNIFICANT:
-            worse = (done.best.test_score or 0) < (done.raw.test_score or 0)
-            sure = f"{'worse, by ' if worse else ''}more than chance can explain"
-        against = f"{sure} (p = {done.p_value:.2g}, on the same test rows{_over_groups(done.evaluation)})"
-        tables.append((("", ""), [("best against raw", against)]))
-    if done.layers:
-        each = [(name, score_text(score, done.best.metric)) for name, score in done.layers.items()]
-        tables.append((("layer", "#valid"), each, "best validation score of each layer alone"))
+    if done.against:
+        tables.append((("",), [(one.sentence,) for one in done.against]))
+    if done.layer_scores:
+        from reservoir_pipelines.fitting.results import layer_table
+
+        tables.append(layer_table(done.layer_scores, done.evaluation.groups))
     tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
         metric, points = done.best.metric, []
@@ -199,9 +198,32 @@ def _spread(interval: tuple[float, float] | None, metric: str) -> str:
     return " to ".join(score_text(end, metric) for end in interval or ())
 
 
-def _difference(score: float, metric: str) -> str:
-    """Return a difference of two scores as text."""
-    return f"{100 * score:.1f} points" if is_share(metric) else f"{score:.3f}"
+def comparison_answer(found: Comparison) -> Answer:
+    """Return the scores of two fits on the same test rows, and their difference."""
+    metric = found.metric
+    rows = [
+        (found.first, score_text(found.first_score, metric), _spread(found.first_interval, metric)),
+        (found.second, score_text(found.second_score, metric), _spread(found.second_interval, metric)),
+    ]
+    over = f" over {count_text(found.groups, 'group')}" if found.groups else ""
+    scores = (
+        ("", f"#{metric}", f"95% interval{over}"),
+        rows,
+        f"on the same {count_text(found.rows, 'test row')}",
+    )
+    ends = " to ".join(signed_difference(end, metric) for end in found.difference_interval or ())
+    unit = " points" if is_share(metric) else ""
+    spread = f" (paired 95% interval{over}: {ends})" if ends else ""
+    facts = [("difference", f"{signed_difference(found.difference, metric)}{unit}{spread}")]
+    if found.p_value is None:
+        facts.append(("p-value", "cannot be judged from so few rows or groups"))
+    else:
+        chance = "more than" if found.p_value < SIGNIFICANT else "no more than"
+        facts.append(("p-value", f"{found.p_value:.2g}: {chance} chance can explain"))
+    for folder, number in ((found.first, found.only_first), (found.second, found.only_second)):
+        if number:
+            facts.append(("left out", f"{count_text(number, 'test row')} that only {folder} has"))
+    return Answer(found, [scores, (("", ""), facts)])
 
 
 def predict(
@@ -219,25 +241,23 @@ def predict(
     Print one JSON line per sequence, with the probabilities of the classes, or with --json one object
     of columns. If the file has labels, the accuracy and its 95% interval are printed too.
     """
-    from reservoir_pipelines.prediction.outputs import (
-        check_out,
-        columns_of,
-        evaluate_predictions,
-        write_predictions,
-    )
+    from reservoir_pipelines.prediction.outputs import Tally, check_out, columns_of, write_predictions
 
     if out:
         check_out(out)
-    predictions, done = api.predict(readout, file, **given), []
-    for prediction in predictions:
-        done.append(prediction)
-        if not out and not json:
-            print_json(prediction.to_dict())
+    predictions, tally, columns = api.predict(readout, file, **given), Tally(), None
+    # No prediction stays in memory. On a terminal, printed rows are the progress.
+    watched = tally.watch(predictions, progress=bool(out or json or not sys.stdout.isatty()))
     if out:
-        write_predictions(out, done)
-    evaluation = evaluate_predictions(done)
-    if empty := sum(one.set == [] for one in done):
-        sets, least = f"{empty:,} of {len(done):,} sets", 1 - (predictions.radius or 0)
+        write_predictions(out, watched, predictions.absent)
+    elif json:
+        columns = columns_of(watched, predictions.absent)
+    else:
+        for prediction in watched:
+            print_json(prediction.to_dict())
+    evaluation = tally.evaluation()
+    if tally.empty_sets:
+        sets, least = f"{tally.empty_sets:,} of {tally.rows:,} sets", 1 - (predictions.radius or 0)
         why = f"no class has the probability of {least:.3g} that a set at this coverage needs"
         notify(f"{sets} are empty, because {why}; these rows are less clear than most validation rows")
     if evaluation and not json:
@@ -247,7 +267,7 @@ def predict(
             f"{name}: {value}" + (f" (95% interval{_over_groups(evaluation)}: {spread})" if spread else "")
         )
         notify(*(f"{name}: {value}" for name, value in others))
-    found = {"out": out, "rows": len(done)} if out else {"predictions": columns_of(done) if json else None}
+    found = {"out": out, "rows": tally.rows} if out else {"predictions": columns}
     return Answer(found | {"evaluation": evaluation}, None if out else [])
 
 
@@ -268,6 +288,7 @@ def _largest(values: Sequence[float]) -> str:
 def plan_answer(done: Forecast) -> Answer:
     """Return the expected cost of an extraction."""
     shown = {"tokens": f"{done.tokens:,.0f} per row", "padding": f"{done.padding:.1%}"}
+    shown["processor_seconds"] = time_text(done.processor_seconds)
     return Answer(done, [fact_table(vars(done) | shown)])
 
 

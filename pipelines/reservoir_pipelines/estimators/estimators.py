@@ -24,12 +24,12 @@ from reservoir import options as opt
 from reservoir.errors import nearest
 from reservoir.features import check_lengths, column_shapes
 from reservoir.option_fields import keyword
-from reservoir.plan import RAW, Plan, resolve
+from reservoir.plan import RAW, Plan, default_column, resolve
 from reservoir.pooling import raw_features
 from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
 from reservoir.readouts.linear import LinearReadout, Targets
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, balance_raw
-from reservoir.readouts.sweep import cross_sweep
+from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.sweep import Sweep, cross_sweep
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -47,8 +47,9 @@ from reservoir_pipelines.estimators.rowcache import (
     with_channels_last,
 )
 from reservoir_pipelines.files import ROWS, cache_root
-from reservoir_pipelines.fitting.fitters import add_fit, fit_penalties
-from reservoir_pipelines.fitting.sources import draw_folds
+from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
+from reservoir_pipelines.fitting.fitters import ColumnFit, add_fit, fit_penalties, fixed_penalty
+from reservoir_pipelines.fitting.sources import can_choose, draw_folds
 from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)
@@ -229,6 +230,34 @@ class _ReservoirEstimator(BaseEstimator):
         return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)
 
 
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What a predictor is fitted to, except the features, which depend on the column."""
+
+    y: np.ndarray  # labels (n, outputs) as numbers
+    targets: Targets
+    folds: np.ndarray  # (n, repeats)
+    units: np.ndarray  # (n,): the row or the group of each sample
+    weights: np.ndarray | None  # (n,)
+
+    @property
+    def counted(self) -> np.ndarray:
+        """Which samples have a weight above 0, (n,)."""
+        return np.ones(len(self.y), bool) if self.weights is None else self.weights > 0
+
+    def sweep(self, x: np.ndarray, alphas: np.ndarray) -> Sweep:
+        """Return the cross-validated sweep of features (n, w) over penalties."""
+        block = (x, self.y, self.folds)
+        if self.weights is not None:
+            block = drop_weightless(*block, self.weights)
+        folds, repeats = int(block[2].max()) + 1, block[2].shape[1]
+        # As in fit: with few rows, for which the folds are repeated, a small penalty is often best by chance.
+        careful = not self.targets.classes and repeats > 1
+        return cross_sweep(
+            [block], self.targets, alphas, folds=folds, repeats=repeats, one_standard_error=careful
+        )
+
+
 class _ReservoirPredictor(_ReservoirEstimator):
     """Base of classifier and regressor, which chooses columns and penalty as `fit` does."""
 
@@ -275,21 +304,12 @@ class _ReservoirPredictor(_ReservoirEstimator):
         rows = self._learn(checked, lengths, weights)
         features = self._features(rows)
         folds = self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0)
-        alphas = DEFAULT_ALPHAS if self.alphas is None else np.array(self.alphas, np.float64, ndmin=1)
-        raw, fits = features(RAW).shape[1], []
-        for name in dict.fromkeys([*self._plan.candidates, RAW]):
-            x = features(name)
-            block = (x, coded, folds) if weights is None else drop_weightless(x, coded, folds, weights)
-            is_raw = np.arange(x.shape[1]) >= x.shape[1] - raw
-            how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
-            # As in fit: with few rows, for which the folds are repeated, a small penalty is often best by chance.
-            how["one_standard_error"] = not targets.classes and how["repeats"] > 1
-            how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
-            swept = partial(cross_sweep, [block], targets, **how)
-            columns = tuple(name.split("+"))
-            add_fit(fits, fit_penalties("ridge", columns, swept, alphas, widens=self.alphas is None))
-        best = max(fits, key=lambda fit: fit.result.merit)
-        self.column_, self.readout_ = best.result.name, best.readout
+        units = np.arange(len(coded)) if groups is None else np.asarray(groups)
+        samples = Samples(coded, targets, folds, np.unique(units, return_inverse=True)[1], weights)
+        fits, best = self._choose(samples, features)
+        readout = best.readout
+        assert isinstance(readout, LinearReadout)
+        self.column_, self.readout_ = best.result.name, readout
         self.alpha_, self.best_score_ = best.result.alpha, best.result.valid_score
         found = [result for fit in fits for result in fit.results]
         self.cv_results_ = {
@@ -298,6 +318,29 @@ class _ReservoirPredictor(_ReservoirEstimator):
             "score": np.array([result.valid_score for result in found]),
         }
         return self
+
+    def _choose(
+        self, samples: Samples, features: Callable[[str], np.ndarray]
+    ) -> tuple[list[ColumnFit], ColumnFit]:
+        """Return the fits of all candidates and the chosen one, by the rules of the stage ``fit``."""
+        alphas = DEFAULT_ALPHAS if self.alphas is None else np.array(self.alphas, np.float64, ndmin=1)
+        names, widens, counted = self._plan.candidates, self.alphas is None, samples.counted
+        one_class_each = samples.targets.classes > 0 and samples.y.shape[1] == 1
+        chooses = not one_class_each or can_choose(samples.y[counted, 0], samples.units[counted])
+        if not chooses:
+            names, alphas, widens = names[:1], fixed_penalty(alphas), False
+
+        def fitted(name: str) -> ColumnFit:
+            swept = partial(samples.sweep, features(name))
+            return fit_penalties("ridge", tuple(name.split("+")), swept, alphas, widens=widens)
+
+        fits: list[ColumnFit] = []
+        for name in names:
+            add_fit(fits, fitted(name))
+        units = samples.units[counted]
+        best = choose_fit(fits, units, default_column(names))
+        baselines = [fitted(RAW)] if chooses else []
+        return [*fits, *baselines], better_baseline(best, baselines, units) or best
 
     def _fold_numbers(
         self, x: np.ndarray, y: np.ndarray, groups: ArrayLike | None, *, classifier: bool
@@ -331,8 +374,9 @@ class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
 
     Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer,
     pooled over the tokens, are a column. Ridge readouts with every penalty are fitted to single
-    columns, to several columns, and to columns with the raw input; the one with the best held-out
-    accuracy is kept. Defaults are as in `extract` and `fit`.
+    columns and to several columns; the one with the best held-out accuracy is kept, and the raw input
+    only if it is better by more than a standard error (see the rules of `fit`). Defaults are as in
+    `extract` and `fit`.
 
     Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct
     row goes through the model once, whatever the penalties, class weights and ``cv``. Values are

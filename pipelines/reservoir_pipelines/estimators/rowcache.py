@@ -277,7 +277,7 @@ def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
     task, data = model.fpt.task.to_dict(), {"digest": "", "rows": {ROWS: 1}}
     spec = Spec(task=task, data=data, **frozen_fields(model), store="float32")
     layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
-    made = RowCache(root, model.settings.title, spec, plan.columns, layout)
+    made = RowCache(root, plan.title, spec, plan.columns, layout)
     return _caches.setdefault((root, spec.key, plan.columns, layout), made)
 
 

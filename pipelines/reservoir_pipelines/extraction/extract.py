@@ -193,12 +193,16 @@ def _reading(file: str, options: RowOptions, root: Path) -> Prepared | InputErro
 
 
 def _holds(entry: Entry, reading: Prepared | InputError, limit: int | None) -> bool:
-    """Return whether an entry was extracted from up to ``limit`` rows of prepared data; False if there is none."""
+    """Return whether an entry holds up to ``limit`` rows of prepared data; if so, it gets the present ids."""
     if isinstance(reading, InputError):
         return False
-    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # imports torch
+    from reservoir_pipelines.extraction.run import data_digest, draw_rows, write_labels  # imports torch
 
-    return entry.spec.data["digest"] == data_digest(reading, draw_rows(reading, limit))
+    rows = draw_rows(reading, limit)
+    if entry.spec.data["digest"] != data_digest(reading, rows):
+        return False
+    write_labels(entry, reading, rows)  # ids may have changed, because they are not part of the digest
+    return True
 
 
 def _settings(entry: Entry) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The stage ``plan``: the time, disk and memory of an extraction, estimated from a short trial."""
 
+import os
 import resource
 import time
 from dataclasses import dataclass, replace
@@ -19,10 +20,11 @@ from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.preparation.prepare import prepare
 
-clock = time.perf_counter
+clock, processor = time.perf_counter, time.process_time
 
-SECONDS = 4.0  # minimum seconds of the trial
-BLOCKS = 4  # most blocks of the trial: one each is read, computed, encoded and written
+SECONDS = 4.0  # minimum seconds of the trial, of the processor or of a GPU's time
+BLOCKS = 64  # most blocks of the trial
+BUSY = 0.5  # load as a share of the cores above which the wall time of a trial is not used
 QUEUED = 8  # float32 blocks in memory: four waiting or in computation, four encoded ones
 ROW = 8  # bytes of a row number
 
@@ -39,7 +41,12 @@ class Forecast(Record):
     tokens, padding : float
         Mean tokens of a row, and the share of padding in the tokens of a batch.
     rows_per_second, seconds : float
-        Speed of one worker, including reading and writing, and wall time with all workers.
+        Speed of one worker, including reading and writing, and wall time with all workers, both on an idle machine.
+    processor_seconds : float
+        Processor time of all workers together, which other work on the machine changes little.
+    load : float
+        Load average of the last minute before the trial. If it is high, wall time is derived from the processor
+        time and the number of threads.
     workers : int
         Number of workers like this process; the time is assumed to be inversely proportional to it.
     bytes, files : int
@@ -58,7 +65,9 @@ class Forecast(Record):
     padding: float
     rows_per_second: float
     workers: int
+    processor_seconds: float
     seconds: float
+    load: float
     bytes: int
     files: int
     memory: int
@@ -72,24 +81,38 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     for name, value in (("rows", rows), ("workers", workers)):
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: give a whole number of at least 1")
-    started, root = clock(), cache_root(options.cache)
+    started, root = _now(), cache_root(options.cache)
+    load_average, cores = os.getloadavg()[0], os.cpu_count() or 1
     prepared = prepare(task, options, cache=root, model=options)
     shares = {split: min(count, options.limit or count) for split, count in prepared.rows.items()}
     present = sum(shares.values())
     rows = rows or present
     shares = {split: -(-count * rows // present) for split, count in shares.items()}
     run = start_run(options, prepared, root, planned=shares)
-    loading, layout = clock() - started, run.layout
-    notify(f"plan: model loaded in {loading:.0f} s; timing it for about {2 * SECONDS:.0f} s")
+    loading, layout = _now() - started, run.layout
+    on_gpu, busy = devices.on_gpu(run.model.device), load_average > BUSY * cores
+    notify(f"plan: model loaded in {loading.wall:.0f} s; timing it for about {2 * SECONDS:.0f} s")
+    if busy:
+        problem = f"the machine is busy (a load of {load_average:.1f} on {cores} cores)"
+        notify(f"plan: {problem}; the wall time is that of an idle machine, and will be longer here")
     known = np.random.default_rng(0).permutation(run.rows["train"])
     part = prepared.split("train").take(np.sort(known[: layout.offset_rows]))
     block = load(run.model, prepared.scaling, part.x, part.lengths, layout.batch_rows)
     padded = sum(len(batch.rows) * batch.tokens for batch in block.batches)
+    # The trial reads batches of neighbouring rows, as an extraction does: single rows take ten times as long to read.
+    stretches = np.split(run.rows["train"], range(layout.batch_rows, len(known), layout.batch_rows))
+    known = np.concatenate([stretches[i] for i in np.random.default_rng(0).permutation(len(stretches))])
     count, most = layout.batch_rows, min(BLOCKS * layout.block_rows, len(known))
-    while (spent := _trial(run, np.sort(known[:count]))) < SECONDS and count < most:
+    spent = _trial(run, np.sort(known[:count]))
+    while (spent.wall if on_gpu else spent.processor) < SECONDS and count < most:
         count = min(2 * count, most)
-    speed = min(count, most) / spent
-    if devices.on_gpu(run.model.device):
+        spent = _trial(run, np.sort(known[:count]))
+    count = min(count, most)
+    # The wall time of a trial depends on the load, its processor time hardly.
+    wall, start = spent.wall, loading.wall
+    if busy and not on_gpu:
+        wall, start = spent.processor / torch.get_num_threads(), loading.processor
+    if on_gpu:
         peak = torch.cuda.max_memory_allocated(run.model.device)
     else:
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -97,14 +120,16 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     starter = peak + rows * (ROW + part.y[:1].nbytes + part.lengths[:1].nbytes)
     return Forecast(
         task=prepared.task.name,
-        backbone=run.model.settings.title,
+        backbone=run.title,
         rows=rows,
         columns=len(run.columns),
         tokens=float(block.lengths.mean()),
         padding=1 - float(block.lengths.sum()) / padded,
-        rows_per_second=speed,
+        rows_per_second=count / wall,
         workers=workers,
-        seconds=loading + rows / (speed * workers),
+        processor_seconds=loading.processor * workers + rows * spent.processor / count,
+        seconds=start + rows * wall / (count * workers),
+        load=load_average,
         bytes=required_bytes(run.spec, layout, shares, run.shapes),
         files=sum(map(layout.count, shares.values())),
         memory=starter if workers == 1 else peak + rows * ROW,
@@ -114,12 +139,27 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     )
 
 
-def _trial(run: Run, rows: np.ndarray) -> float:
-    """Extract some training rows into a temporary folder; return the seconds."""
+@dataclass(frozen=True)
+class _Seconds:
+    """Wall time, and processor time of all threads."""
+
+    wall: float
+    processor: float
+
+    def __sub__(self, other: "_Seconds") -> "_Seconds":
+        return _Seconds(self.wall - other.wall, self.processor - other.processor)
+
+
+def _now() -> _Seconds:
+    return _Seconds(clock(), processor())
+
+
+def _trial(run: Run, rows: np.ndarray) -> _Seconds:
+    """Extract some training rows into a temporary folder; return the time."""
     spec = make_spec(run.prepared, {"train": rows}, run.model, run.spec.store)
     with TemporaryDirectory(prefix=".plan-", suffix=".tmp", dir=run.root) as folder, silenced():
         trial = replace(run, root=Path(folder), rows={"train": rows}, spec=spec, splits=["train"])
         entry, _ = trial.open({})
-        started = clock()
+        started = _now()
         trial.compute(entry)
-        return clock() - started
+        return _now() - started

@@ -26,7 +26,7 @@ from reservoir_pipelines.extraction.run import (
     open_entry,
     row_count,
 )
-from reservoir_pipelines.files import IMPORTED, cache_root, versions
+from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
@@ -72,12 +72,18 @@ def _write(
         4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values())
     )
     layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
+    before = stamp(file)
 
     def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
         split, low, high = place
-        return {
+        values = {
             column: _finite(file, features[column][split], split, column, low, high) for column in columns
         }
+        if stamp(file) != before:  # the values may not be those of the key
+            raise InputError(
+                f"{file}: changed while it was read; run the command again when it is complete"
+            )
+        return values
 
     digest = hashlib.sha256(json.dumps([prepared.rows, shapes]).encode())
     for split, column in ((split, column) for split in index for column in shapes):
@@ -96,7 +102,7 @@ def _write(
     made_with = {"call": call, "versions": versions("h5py", "numpy")}
     entry, todo = open_entry(root, name, prepared, index, spec, layout, shapes, [*index], made_with)
     with meter("import", row_count(entry, todo)) as bar:
-        steps = lambda *place: [place], lambda place, columns: partial(read, place, columns)
+        steps = lambda *place: [place], lambda place, columns, _: partial(read, place, columns)
         return entry, compute_missing(entry, [*index], [*shapes], *steps, bar.advance)
 
 

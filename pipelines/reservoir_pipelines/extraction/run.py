@@ -54,8 +54,14 @@ from reservoir_pipelines.workers import map_pieces, process_number, this_worker
 Load = Callable[[str, int, int], Iterable[Any]]
 """Function of a split and a range of rows that yields them in parts, in a separate thread."""
 
-Compute = Callable[[Any, Sequence[str]], Callable[[], Arrays]]
-"""Function that starts to compute columns of a part; calling its result returns their values, encoded or not."""
+Compute = Callable[[Any, Sequence[str], Callable[[int], None]], Callable[[], Arrays]]
+"""Function that starts to compute columns of a part; calling its result returns their values, encoded or not.
+
+It may call its third argument with the number of rows of each batch, which counts them for the progress.
+"""
+
+Advance = Callable[[int, int | None], None]
+"""Function that counts rows for the progress, with the number of bytes written so far, or None between blocks."""
 
 PADDING = "right, masked"
 MAX_TOKENS = 2**17  # tokens of a block of several parts: a minute of GPT-2 on two cores
@@ -97,8 +103,7 @@ def start_run(
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
     if model.reader:
         notify(f"{prepared.task.name}: read by {model.reader.description}")
-    if plan.note:
-        notify(plan.note)
+    notify(*filter(None, (plan.input_note, plan.precision_note(model.compute), plan.note)))
     rows = draw_rows(prepared, options.limit)
     for split, index in rows.items():
         model.windows.checked_counts(prepared.split(split).lengths[index])
@@ -112,7 +117,8 @@ def start_run(
     settings |= as_group(options, FeatureOptions).to_dict() | as_group(options, RowOptions).to_dict()
     settings |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
     settings["waveform"] = bool(prepared.task.parameters.get("waveform"))
-    return Run(root, prepared, plan.shapes, layout, model, rows, spec, settings, splits or list(rows))
+    shares = splits or list(rows)
+    return Run(root, prepared, plan.title, plan.shapes, layout, model, rows, spec, settings, shares)
 
 
 @dataclass
@@ -121,6 +127,7 @@ class Run:
 
     root: Path
     prepared: Prepared
+    title: str  # first part of the name of the entry
     shapes: Mapping[str, tuple[int, int]]  # (tokens, width) of each column
     layout: Layout  # for a new entry; an existing entry keeps its own
     model: LoadedModel
@@ -141,10 +148,10 @@ class Run:
             "instructions": devices.describe(model.device),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
         }
-        title, cut = model.settings.title, (self.layout, self.shapes, self.splits)
-        if not _entry_folder(self.root, title, self.spec).is_dir():
+        cut = self.layout, self.shapes, self.splits
+        if not _entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
-        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, made_with)
+        return open_entry(self.root, self.title, self.prepared, self.rows, self.spec, *cut, made_with)
 
     def _refuse_long_texts(self) -> None:
         """Refuse texts of too many tokens before the first batch, if every token has a label."""
@@ -163,9 +170,7 @@ class Run:
         """The columns, layer by layer."""
         return tuple(self.shapes)
 
-    def compute(
-        self, entry: Entry, advance: Callable[[int, int], None] = lambda rows, written: None
-    ) -> int:
+    def compute(self, entry: Entry, advance: Advance = lambda rows, written: None) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
         computed = compute_missing(entry, self.splits, self.columns, *self.steps(entry), advance)
         if note := self.model.reader.note if self.model.reader else "":
@@ -183,8 +188,10 @@ class Run:
                 loaded = load(self.model, self.prepared.scaling, part.x, part.lengths, layout.batch_rows)
                 yield start, loaded
 
-        def compute(part: tuple[int, Loaded], columns: Sequence[str]) -> Callable[[], Arrays]:
-            return start_encoding(launch(self.model, part[1], columns), store, part[0])
+        def compute(
+            part: tuple[int, Loaded], columns: Sequence[str], count: Callable[[int], None]
+        ) -> Callable[[], Arrays]:
+            return start_encoding(launch(self.model, part[1], columns, count), store, part[0])
 
         return read, compute
 
@@ -210,13 +217,7 @@ def open_entry(
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
     entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
-    for split, index in rows.items():
-        whole = prepared.split(split)
-        targets = {"y": whole.y, "lengths": whole.lengths}
-        targets |= {} if whole.groups is None else {"groups": whole.groups}
-        if len(index) < len(whole):
-            targets = {name: array[index] for name, array in targets.items()}
-        write_targets(entry, split, targets | {"index": index})
+    write_labels(entry, prepared, rows)
     todo = missing_blocks(entry, splits, tuple(shapes))
     if todo:
         left, whole = row_count(entry, todo), sum(spec.rows.values())
@@ -234,6 +235,19 @@ def open_entry(
 
 def _entry_folder(root: Path, title: str, spec: Spec) -> Path:
     return root / "features" / spec.task["name"] / f"{title}-{spec.key[:16]}"
+
+
+def write_labels(entry: Entry, prepared: Prepared, rows: Mapping[str, np.ndarray]) -> None:
+    """Write labels, lengths, groups and ids of the rows of an entry, unless it has them."""
+    for split, index in rows.items():
+        whole = prepared.split(split)
+        targets = {"y": whole.y, "lengths": whole.lengths, "ids": whole.ids}
+        targets |= {} if whole.groups is None else {"groups": whole.groups}
+        if len(index) < len(whole):
+            targets = {name: array[index] for name, array in targets.items()}
+        if np.array_equal(targets["ids"], index):
+            del targets["ids"]
+        write_targets(entry, split, targets | {"index": index})
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
@@ -316,7 +330,7 @@ def compute_blocks(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Callable[[int, int], None] = lambda rows, written: None,
+    advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the blocks that no other process has claimed; return the number of rows computed."""
     # Loading, encoding and writing run in three other threads, so that a GPU need not wait.
@@ -331,12 +345,19 @@ def compute_blocks(
 
         with closing(ahead(claimed(), LOADED_AHEAD)) as loaded:
             for (split, block), parts in groupby(loaded, itemgetter(0)):
-                launched = [compute(part, lacking) for _, lacking, part in parts if lacking]
                 low, high = layout.block(entry.spec.rows[split], block)
+                left = high - low  # rows that the progress has not counted
+
+                def count(rows: int) -> None:
+                    nonlocal left
+                    left -= rows
+                    advance(rows, None)
+
+                launched = [compute(part, lacking, count) for _, lacking, part in parts if lacking]
                 if launched:
                     writer.put(split, block, partial(_joined, launched))
                     computed += high - low
-                advance(high - low, writer.bytes_written)
+                advance(left, writer.bytes_written)
     return computed
 
 
@@ -354,7 +375,7 @@ def compute_missing(
     columns: Sequence[str],
     read: Load,
     compute: Compute,
-    advance: Callable[[int, int], None] = lambda rows, written: None,
+    advance: Advance = lambda rows, written: None,
 ) -> int:
     """Compute the missing blocks, and wait for those of other processes; return the number of rows computed here."""
     computed = 0
@@ -375,6 +396,9 @@ class Share:
     key: str
     threads: int | None = None
     probe: Mapping[str, np.ndarray] = field(default_factory=dict)
+    state: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # that of the prepared data, verified
 
 
 def share_blocks(
@@ -395,6 +419,7 @@ def share_blocks(
         key=entry.key,
         threads=max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None,
         probe=probe(run) if cluster.scheduler else {},
+        state=run.prepared.state,
     )
     _runs[entry.key] = run  # so that this process does not load the model twice
     size = -(-len(todo) // MAX_TASKS)
@@ -424,6 +449,9 @@ def _open(share: Share) -> Run:
     assert share.options.cache
     try:
         prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
+        if share.state and prepared.state != share.state:
+            problem = f"the prepared data in {share.prepared} has changed since the command began"
+            raise InputError(f"{problem}; run the command again")
         run = start_run(options, prepared, share.options.cache)
     except InputError as error:  # the caller has read the same files
         raise UnfitWorker(f"{this_worker()}: {error}") from None

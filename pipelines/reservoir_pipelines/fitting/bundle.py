@@ -22,9 +22,10 @@ from reservoir.records import check_arrays, from_json
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import IMPORTED, read_checked, replace_file, write_checked
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.fitters import FinalReadout
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.fitting.sources import Pool, RawSource
+from reservoir_pipelines.fitting.statistics import Statistic
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 
@@ -48,10 +49,12 @@ class Part:
     run: str = ""  # the folder of a run of train, for trained weights
     # SHA-256 of tokenizer and embeddings, if input is native
     input_digests: dict[str, str] = field(default_factory=dict)
+    statistic: Statistic | None = None  # of the raw sequences, which is then the only column
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without the folder of this machine."""
-        return {name: value for name, value in asdict(self).items() if name != "run"}
+        absent = {"run"} | ({"statistic"} if self.statistic is None else set())
+        return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +72,21 @@ class Bundle:
     held_out: np.ndarray = field(default_factory=lambda: np.zeros(0))  # see `held_out_scores`
 
     @classmethod
-    def of(cls, pool: Pool, readout: Readout, result: Result, held_out: np.ndarray) -> "Bundle":
+    def of(cls, pool: Pool, chosen: FinalReadout) -> "Bundle":
         """Return the bundle of a readout that was chosen on cache entries."""
         parts: list[Part] = []
-        for name in result.columns:
+        statistic = chosen.source.features if isinstance(chosen.source, RawSource) else None
+        if isinstance(statistic, Statistic):
+            parts.append(
+                Part(
+                    reservoir=None,
+                    digest="",
+                    compute="",
+                    columns=chosen.result.columns,
+                    statistic=statistic,
+                )
+            )
+        for name in () if parts else chosen.result.columns:
             source = pool.column(name)
             entry = source.store.entry
             digest = "" if isinstance(source, RawSource) else entry.spec.backbone["digest"]
@@ -97,12 +111,12 @@ class Bundle:
             task=pool.task,
             scaling=scaling_from_json(made.made_with.get("scaling"), pool.task),
             parts=tuple(parts),
-            readout=readout,
-            scores=result.to_dict(),
+            readout=chosen.readout,
+            scores=chosen.result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
             groups=pool.store["train"].groups is not None,
             origin=made.made_with.get("call", {}).get("task", ""),
-            held_out=held_out,
+            held_out=chosen.held_out(),
         )
 
     def radius(self, coverage: float, where: Path) -> float:
@@ -215,8 +229,11 @@ def _part(values: dict[str, Any]) -> Part:
         "columns": tuple(values["columns"]),
         "input_digests": values.get("input_digests") or values.get("door") or {},
     }
+    if values.get("statistic"):
+        made["statistic"] = from_json(Statistic, values["statistic"])
     part = from_json(Part, {name: values[name] for name in ("digest", "compute")} | made)
-    if not part.columns or not (part.reservoir or part.digest or part.columns == (RAW,)):
+    statistic = (part.statistic.name,) if part.statistic and not part.reservoir else (RAW,)
+    if not part.columns or not (part.reservoir or part.digest or part.columns == statistic):
         raise ValueError("a part reads no known column")
     return part
 

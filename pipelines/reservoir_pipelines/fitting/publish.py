@@ -1,26 +1,38 @@
 """The files of a fit: a table of every readout, the chosen one, the summary, and the plots."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from reservoir.option_fields import typed
 from reservoir.options import FitOptions
 from reservoir_pipelines.files import locked, write_checked, write_csv
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.fitters import FinalReadout
+from reservoir_pipelines.fitting.predictions import labelled_rows
+from reservoir_pipelines.fitting.predictions_file import ReadoutPredictions, write_predictions
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix
 from reservoir_pipelines.fitting.sources import Pool
 from reservoir_pipelines.plots import ScoreGrid, draw_curve, draw_values, plot, plot_confusion, plot_sweep
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
+LAYERS = "layers.csv"  # the table of layers, for programs; `Fit.layer_scores` explains its columns
+SCORES = ("valid_score", "valid_low", "valid_high", "test_score")
+DIFFERENCE = ("difference", "difference_low", "difference_high", "p_value")
+
 
 def publish(
-    done: Fit, pool: Pool, shown: Result, held_out: np.ndarray, default: Path, options: FitOptions
+    done: Fit,
+    pool: Pool,
+    shown: Result,
+    kept: FinalReadout,
+    predictions: Sequence[ReadoutPredictions],
+    default: Path,
+    options: FitOptions,
 ) -> None:
-    """Write all files of a fit; the plots mark ``shown``, the best readout of the reservoir."""
+    """Write all files of a fit that saves ``kept``; the plots mark ``shown``, the best readout of the reservoir."""
     folder, title = done.results.parent, f"{pool.task.name}, {pool.title}"
     made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
     commands = [
@@ -31,7 +43,10 @@ def publish(
     summary = {**done.to_dict(), "label": label, "title": done.best.title, "commands": commands}
     with locked(folder):  # so that all files in the folder belong to one fit
         write_csv(done.results, _table_lines(done))
-        Bundle.of(pool, done.readout, done.best, held_out).write(folder)
+        write_predictions(folder, pool.task, labelled_rows(pool.store, predictions), predictions)
+        if done.layer_scores:
+            write_csv(folder / LAYERS, _layer_lines(done))
+        Bundle.of(pool, kept).write(folder)
         write_checked(folder / SUMMARY, summary)
         columns, settings, scores = score_matrix(done.table)
         place = columns.index(shown.title), settings.index(shown.setting)
@@ -55,9 +70,7 @@ def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
     lines: list[tuple[Any, ...]] = [FIELDS]
     chosen = done.best
     # The raw input may be among the columns; as a baseline it has a test score too, and replaces that line.
-    results = {
-        (one.columns, one.readout, one.alpha): one for one in [*done.table, *filter(None, [done.raw])]
-    }
+    results = {(one.columns, one.readout, one.alpha): one for one in [*done.table, *done.baselines]}
     for setting, result in results.items():
         mine = setting == (chosen.columns, chosen.readout, chosen.alpha)
         alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
@@ -68,4 +81,18 @@ def _table_lines(done: Fit) -> list[tuple[Any, ...]]:
             (chosen if mine else result).test_score,
         )
         lines.append((result.name, result.readout, alpha, result.metric, *scores))
+    return lines
+
+
+def _layer_lines(done: Fit) -> list[tuple[Any, ...]]:
+    """Return the headings, and a line for each layer."""
+    lines: list[tuple[Any, ...]] = [("layer", *FIELDS[:4], *SCORES, *DIFFERENCE)]
+    for score in done.layer_scores:
+        result = score.result
+        alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
+        p_value = "" if score.p_value is None else f"{score.p_value:.3g}"
+        valid_interval, interval = score.valid_interval or ("", ""), score.difference_interval or ("", "")
+        scores = result.valid_score, *valid_interval, result.test_score
+        difference = score.difference, *interval, p_value
+        lines.append((score.layer, result.name, result.readout, alpha, result.metric, *scores, *difference))
     return lines

@@ -1,16 +1,27 @@
 """The results of ``fit``: the score of each readout, the chosen one, and its evaluation on test."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Evaluation
 from reservoir.readouts.linear import Readout
-from reservoir_pipelines.output import Record, as_json
+from reservoir.records import from_json
+from reservoir_pipelines.output import (
+    Record,
+    Table,
+    as_json,
+    count_text,
+    difference_text,
+    is_share,
+    score_text,
+    signed_difference,
+)
 
 SUMMARY = "fit.json"  # the file with the summary of a fit
 ELSEWHERE = "folder.json"  # in the default folder of a fit: the path that ``--out`` named, for `report`
@@ -88,6 +99,62 @@ class Result(Record):
         return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerScore(Record):
+    """The best column of one layer, compared with the layer that has the best validation score.
+
+    Parameters
+    ----------
+    layer : str
+        The layer.
+    result : Result
+        The best readout of its columns by validation, with its score on test.
+    valid_interval : tuple of (float, float), optional
+        95% interval of the validation score over rows, or over groups if the rows have groups.
+    difference : float, optional
+        Accuracy (or R²) on the test rows minus that of the best layer; None for the best layer itself.
+    difference_interval : tuple of (float, float), optional
+        Paired 95% interval of the difference.
+    p_value : float, optional
+        The p-value of the hypothesis that both are equally good on the test rows.
+    """
+
+    layer: str
+    result: Result
+    valid_interval: tuple[float, float] | None
+    difference: float | None
+    difference_interval: tuple[float, float] | None
+    p_value: float | None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "LayerScore":
+        """Build a score from the values of `to_dict`."""
+        result = {item.name: values["result"][item.name] for item in fields(Result)}
+        return from_json(cls, values | {"result": from_json(Result, result)})
+
+
+def layer_table(scores: Sequence[LayerScore], groups: int) -> Table:
+    """Return the table of the best column of each layer; ``groups`` is the number of groups of test rows, or 0."""
+    metric = scores[0].result.metric
+    # Paired differences count every row once, also if balanced accuracy has chosen the readouts.
+    compared = "R²" if metric == "R²" else "accuracy"
+    headings = ("layer", "column", "#valid", "95% interval", "#test", "#difference", "95% interval", "#p")
+    rows = []
+    for score in scores:
+        result = score.result
+        valid, test = (score_text(value, metric) for value in (result.valid_score, result.test_score))
+        spread = " to ".join(score_text(end, metric) for end in score.valid_interval or ())
+        difference = ("best layer", "", "")
+        if score.difference is not None and score.p_value is not None:
+            ends = " to ".join(signed_difference(end, compared) for end in score.difference_interval or ())
+            difference = (signed_difference(score.difference, compared), ends, f"{score.p_value:.2g}")
+        rows.append((score.layer, result.title, valid, spread, test, *difference))
+    unit = " in points" if is_share(compared) else ""
+    over = f" over {count_text(groups, 'group')}" if groups else ""
+    what = f"{compared}{unit} minus that of the best layer, on the same test rows{over}"
+    return headings, rows, f"the best column of each layer; difference: {what}"
+
+
 class CurvePoint(NamedTuple):
     """Mean, lowest and highest scores over random draws of training rows, each draw with its own best penalty."""
 
@@ -102,6 +169,52 @@ class CurvePoint(NamedTuple):
         """Return the point of the curve for the validation and test scores of some draws."""
         valid, test = zip(*scores, strict=True)
         return cls(rows, fmean(valid), fmean(test), (min(valid), max(valid)), (min(test), max(test)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against(Record):
+    """What the test rows show of the best readout of the reservoir against a baseline on the same rows.
+
+    Parameters
+    ----------
+    name : str
+        The baseline.
+    verdict : {"adds", "adds nothing", "no difference", "cannot be judged"}
+        ``adds`` if the reservoir is better with p < .05, ``adds nothing`` if the baseline is, ``no difference`` if
+        neither is. Fewer than six rows or groups cannot be judged, because no outcome would give p < .05.
+    metric : str
+        The metric of ``difference``.
+    difference : float
+        Test score of the reservoir minus that of the baseline.
+    p_value : float, optional
+        The p-value of the hypothesis that both are equally good: McNemar's mid-p, or for regression, several labels
+        and groups the share of sign flips of the paired differences. None for fewer than three rows or groups.
+    rows, groups : int
+        Number of test rows, and of their groups (0 without groups).
+    """
+
+    name: str
+    verdict: str
+    metric: str
+    difference: float
+    p_value: float | None
+    rows: int
+    groups: int
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, with its evidence."""
+        name = "the raw input" if self.name == RAW else self.name
+        rows, by = count_text(self.rows, "test row"), difference_text(abs(self.difference), self.metric)
+        over = f"{rows} in {count_text(self.groups, 'group')}" if self.groups else rows
+        if self.verdict == "cannot be judged":
+            return f"Whether this reservoir adds to {name} cannot be judged on {over}."
+        evidence = f"on {over} (p = {self.p_value:.2g})"
+        if self.verdict == "no difference":
+            return f"No difference can be seen between this reservoir and {name} {evidence}."
+        if self.verdict == "adds":
+            return f"This reservoir adds {by} to {name} {evidence}."
+        return f"This reservoir adds nothing to {name}: it is worse by {by} {evidence}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,23 +233,24 @@ class Fit:
         The best readout of the raw input; None if the prepared data was removed.
     baselines : tuple of Result
         The best readout of each baseline, the raw input first; chosen as ``best`` is.
-    adds_nothing_to : tuple of str
-        The baselines that are as good on validation rows as the best readout of the reservoir.
+    against : tuple of Against
+        What the test rows show of the best readout of the reservoir against each baseline; empty if only the raw
+        input was fitted.
     left_out : tuple of Result
         The best readout of each column that was fitted only to some of the rows, best first.
-    p_value : float, optional
-        The p-value of the hypothesis that the best readout and the raw input are equally good on the test rows:
-        McNemar's mid-p, or a paired bootstrap for regression and for rows with groups.
     table : tuple of Result
         Every readout that was tried.
+    layer_scores : tuple of LayerScore
+        The best column of each layer; empty for fewer than two layers. Their test scores choose nothing.
     curve : tuple of CurvePoint
         The learning curve of the chosen columns, if requested.
     layer_weights : mapping of str to float
         The weights of the columns in a weighted sum of layers; empty for other readouts.
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
-    results, plot, saved : Path
-        Files with the table of every readout, its plot, and the chosen readout for `predict`.
+    results, plot, saved, predictions : Path
+        Files with the table of every readout, its plot, the chosen readout for `predict`, and the predictions of
+        the best readout, of each baseline and of each layer for validation and test rows, for `compare`.
     seconds : float
         Wall time.
     """
@@ -146,17 +260,29 @@ class Fit:
     evaluation: Evaluation
     raw: Result | None
     baselines: tuple[Result, ...]
-    adds_nothing_to: tuple[str, ...]
+    against: tuple[Against, ...]
     left_out: tuple[Result, ...] = ()
-    p_value: float | None
     table: tuple[Result, ...]
+    layer_scores: tuple[LayerScore, ...] = ()
     curve: tuple[CurvePoint, ...]
     layer_weights: Mapping[str, float]
     readout: Readout = field(repr=False)
     results: Path
     plot: Path
     saved: Path
+    predictions: Path
     seconds: float
+
+    @property
+    def adds_nothing_to(self) -> tuple[str, ...]:
+        """The baselines that are better on the test rows than the best readout of the reservoir."""
+        return tuple(one.name for one in self.against if one.verdict == "adds nothing")
+
+    @property
+    def p_value(self) -> float | None:
+        """The p-value against the raw input; None without one."""
+        raw = self.raw.name if self.raw else None
+        return next((one.p_value for one in self.against if one.name == raw), None)
 
     @property
     def layers(self) -> dict[str, float]:
@@ -178,6 +304,9 @@ class Fit:
             **{name: getattr(self.best, name) for name in ("metric", "valid_score", "test_score")},
             "layers": self.layers,
             "baselines": [{"name": one.name, **one.to_dict()} for one in self.baselines],
+            "against": [{**one.to_dict(), "sentence": one.sentence} for one in self.against],
+            "adds_nothing_to": self.adds_nothing_to,
+            "p_value": self.p_value,
             "left_out": [one.name for one in self.left_out],
             "curve": [point._asdict() for point in self.curve],
             "tried": len(self.table),

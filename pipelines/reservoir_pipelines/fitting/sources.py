@@ -15,7 +15,7 @@ from reservoir_cache import Entry, FeatureStore, load_arrays, path_below, save_a
 
 from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
-from reservoir.plan import RAW, choose_folds, readout_candidates, single_columns
+from reservoir.plan import RAW, choose_folds, default_column, readout_candidates, single_columns
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import (
     Block,
@@ -340,10 +340,12 @@ class Tried(NamedTuple):
     """The columns that a fit tries, and the cross-validation that chooses among their readouts."""
 
     columns: tuple[str, ...]
+    default: str | None  # the column that is chosen unless another is clearly better
     folds: int  # 0 for a choice on validation rows
     repeats: int
     groups: np.ndarray | None  # of each row in train, then valid
     races: bool  # whether fits to some of the rows may exclude columns
+    chooses: bool  # False if the folds cannot tell readouts apart (see `can_choose`)
     folder: Path  # default folder of the results
 
 
@@ -369,7 +371,6 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
             raise InputError(
                 f"{column}: --readout weighted sums cached columns of one width; name two or more"
             )
-    available = [*cached, RAW] if not named and pool.raw() else cached
     groups = groups_of(pool.store)
     folds, repeats = choose_folds(options, pool.rows, None if groups is None else len(np.unique(groups)))
     if not named and summed:
@@ -382,7 +383,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
         rows, by_folds = pool.rows["train"], bool(folds)
         wanted = [
-            *readout_candidates(pool.task, available, alone, rows, cross_validated=by_folds, native=native)
+            *readout_candidates(pool.task, cached, alone, rows, cross_validated=by_folds, native=native)
         ]
     if not wanted:
         have = (
@@ -392,8 +393,36 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
         )
         raise InputError(f"{pool.entry.path}: no columns to fit; {have}")
     names = tuple(dict.fromkeys(wanted))
+    folder = pool.folder(names, options)
+    source = pool.source(names[0])
+    labels = np.concatenate([source.labels(split) for split in KNOWN])
+    # With several labels per sample, a row holds out each of them in some class.
+    of_classes = pool.task.classes > 0 and labels.shape[1] == 1
+    chooses = not (folds and of_classes) or can_choose(labels[:, 0], held_out_units(source, KNOWN))
+    names = names if chooses else names[:1]
     races = not named and options.select == "auto" and len(names) >= RACED_COLUMNS
-    return Tried(names, folds, repeats, groups, races, pool.folder(names, options))
+    default = None if named or summed else default_column(names)
+    return Tried(names, default, folds, repeats, groups, races, chooses, folder)
+
+
+def can_choose(labels: np.ndarray, units: np.ndarray) -> bool:
+    """Return whether folds can choose among readouts, from the class and the unit (row or group) of each sample, (n,).
+
+    A class of a single unit is never both fitted and held out: all readouts are wrong on it. The
+    samples of the other classes must be the majority, and of at least two classes.
+    """
+    pairs = np.unique(np.stack([labels.astype(np.int64), np.unique(units, return_inverse=True)[1]]), axis=1)
+    classes, number = np.unique(pairs[0], return_counts=True)
+    held_out = classes[number > 1]
+    return len(held_out) > 1 and bool(np.isin(labels, held_out).mean() > 0.5)
+
+
+def held_out_units(source: SampleSource, splits: Sequence[str]) -> np.ndarray:
+    """Return the number of the row, or the group, of each sample of some splits, (n,); units are independent."""
+    counts = np.concatenate([source.counts(split) for split in splits])
+    parts = [source.store[split].groups for split in splits]
+    groups = [of[source.kept(split)] for of, split in zip(parts, splits, strict=True) if of is not None]
+    return np.repeat(np.arange(len(counts)) if len(groups) < len(parts) else np.concatenate(groups), counts)
 
 
 def groups_of(store: FeatureStore, some: SomeRows | None = None) -> np.ndarray | None:

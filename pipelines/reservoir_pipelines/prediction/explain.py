@@ -16,7 +16,7 @@ from reservoir.tasks.own.images import as_patches
 from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record, printable
-from reservoir_pipelines.plots import COLOURS, saved_figure, style
+from reservoir_pipelines.plots import COLOURS, break_lines, saved_figure, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import notify_skipped, open_readout
 
@@ -112,7 +112,8 @@ def _plot(
             above, below = panels[2 * number : 2 * number + 2]
             what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
             above.plot(values, linewidth=1, drawstyle=line)
-            above.set_title(f"row {row.row}: {what}, score {row.score:+.2f}", fontsize=10)
+            title = above.set_title(f"row {row.row}: {what}, score {row.score:+.2f}", fontsize=10)
+            break_lines(title, above.bbox.width)
             style(above, "", "input")
             above.tick_params(labelbottom=False)
             below.sharex(above)

@@ -94,6 +94,11 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
         raise InputError(f"readout {where}: it labels every token; export needs one label per sequence")
     branches: list[Branch | RawInput] = []
     for part in bundle.parts:
+        if part.statistic:
+            problem = (
+                f"readout {where}: it reads {part.statistic.name}, which cannot be exported or explained"
+            )
+            raise InputError(f"{problem}; fit --columns of the reservoir")
         if part.reservoir is None:
             branches.append(RawInput(bundle.task))
             continue

@@ -2,8 +2,11 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +16,81 @@ from reservoir.errors import InputError, as_input_error
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.tasks.own.tables import import_pyarrow
 from reservoir_pipelines.files import replace_file
-from reservoir_pipelines.output import as_json
-from reservoir_pipelines.prediction.predict import Prediction
+from reservoir_pipelines.output import as_json, meter
+from reservoir_pipelines.prediction.predict import Prediction, Predictions
+
+Names = tuple[str, ...]
+
+WRITTEN_ROWS = 8192  # rows that become columns at a time
+SHOWN_ROWS = 64  # rows after which the progress changes
 
 
 def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:
     """Compare predictions with the labels in their file; unknown labels count as wrong. None if no row has a label."""
-    known = [one for one in predictions if one.truth is not None and one.label is not None]
-    if not known:
-        return None
-    first, classes = known[0], known[0].classes
-    width = 1 if first.each else len(_flat(first.label))
-    counts = np.array([len(one.label) for one in known]) if first.each else None
-    groups = None if first.group is None else np.array([one.group for one in known])
-    truths = [label for one in known for label in _flat(one.truth)]
-    labels = [label for one in known for label in _flat(one.label)]
-    numbers = {str(name): number for number, name in enumerate(classes)}
-    if classes:
-        truths = [numbers.setdefault(str(label), len(numbers)) for label in truths]
-        labels = [numbers.setdefault(str(label), len(numbers)) for label in labels]
-    truth, label = (np.reshape(part, (-1, width)) for part in (truths, labels))
-    if not classes:
-        return evaluate_values(truth, label, counts, groups)
-    chances = None
-    if len(classes) == 2 and first.probabilities:
-        likely = [_flat(one.probabilities)[1::2] for one in known]
-        chances = np.reshape(np.concatenate(likely), (-1, width))
-    return evaluate_classes(truth, label, [*numbers], chances, counts, groups)
+    tally = Tally()
+    for prediction in predictions:
+        tally.add(prediction)
+    return tally.evaluation()
+
+
+class Tally:
+    """Counts predictions while they are computed, and keeps the numbers that their evaluation needs."""
+
+    def __init__(self) -> None:
+        self.rows, self.empty_sets = 0, 0
+        self._first: Prediction | None = None
+        self._numbers: dict[str, int] = {}
+        self._truths, self._labels, self._chances = array("d"), array("d"), array("d")
+        self._counts, self._groups = array("q"), list[str | int | None]()
+
+    def watch(self, predictions: Predictions, *, progress: bool) -> Iterator[Prediction]:
+        """Yield predictions as they are computed, count them, and show the progress, if asked to."""
+        with meter("predict", len(predictions)) if progress else nullcontext() as bar:
+            for one in predictions:
+                self.add(one)
+                yield one
+                if bar and self.rows % SHOWN_ROWS == 0:
+                    bar.advance(SHOWN_ROWS)
+
+    def add(self, one: Prediction) -> None:
+        """Count a prediction; a row without a label in its file, or without a prediction, is not evaluated."""
+        self.rows += 1
+        self.empty_sets += one.set == []
+        if one.truth is None or one.label is None:
+            return
+        if self._first is None:
+            self._first = one
+            self._numbers = {str(name): number for number, name in enumerate(one.classes)}
+        truths, labels, numbers = _flat(one.truth), _flat(one.label), self._numbers
+        if one.classes:
+            truths = [numbers.setdefault(str(label), len(numbers)) for label in truths]
+            labels = [numbers.setdefault(str(label), len(numbers)) for label in labels]
+        self._truths.extend(truths)
+        self._labels.extend(labels)
+        if len(one.classes) == 2:
+            self._chances.extend(_flat(one.probabilities)[1::2])
+        if one.each:
+            self._counts.append(len(one.label))
+        if self._first.group is not None:
+            self._groups.append(one.group)
+
+    def evaluation(self) -> Evaluation | None:
+        """Return the comparison of all labels; None if no row has one."""
+        first = self._first
+        if first is None:
+            return None
+        shape = -1, 1 if first.each else len(_flat(first.label))
+        truth, label, chances = (
+            np.array(part).reshape(shape) for part in (self._truths, self._labels, self._chances)
+        )
+        counts = np.array(self._counts) if first.each else None
+        groups = None if first.group is None else np.array(self._groups)
+        if not first.classes:
+            return evaluate_values(truth, label, counts, groups)
+        known = chances if chances.size else None
+        return evaluate_classes(
+            truth.astype(int), label.astype(int), [*self._numbers], known, counts, groups
+        )
 
 
 def check_out(out: Path) -> None:
@@ -52,29 +103,43 @@ def check_out(out: Path) -> None:
         import_pyarrow(f"--out {out}")
 
 
-def columns_of(predictions: Iterable[Prediction]) -> dict[str, list[Any]]:
-    """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
+def columns_of(predictions: Iterable[Prediction], absent: Names = ()) -> dict[str, list[Any]]:
+    """Return predictions as columns: ``id``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
     Columns of several labels are numbered: ``label_0``, ``p_0_<class>``. Intervals are in ``low`` and
-    ``high``.
+    ``high``. ``absent`` are the beginnings of the names of columns to leave out, see `Predictions.absent`.
     """
-    rows = [_row(number, one) for number, one in enumerate(predictions)]
-    names = max(rows, key=len, default={})  # rows that cannot be read have few cells
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    for name in [name for name in columns if name.startswith(("truth", "problem"))]:
-        if columns[name].count(None) == len(rows):
-            del columns[name]
+    columns: dict[str, list[Any]] = {}
+    for block in _in_blocks(predictions, absent):
+        for name, cells in block.items():
+            columns.setdefault(name, []).extend(cells)
     return columns
 
 
-def _row(number: int, one: Prediction) -> dict[str, Any]:
-    row: dict[str, Any] = {"row": number} if one.id is None else {"id": one.id}
+def _in_blocks(predictions: Iterable[Prediction], absent: Names) -> Iterator[dict[str, list[Any]]]:
+    """Yield predictions as columns, some rows at a time; all blocks have the same columns."""
+    rows = map(_row, predictions)
+    first: list[dict[str, Any]] = []
+    for row in rows:  # rows that cannot be read have few cells, so the first other row names the columns
+        first.append(row)
+        if any(name.startswith("label") for name in row):
+            break
+    names = [name for name in max(first, key=len, default={}) if not name.startswith(absent)]
+    rest = chain(first, rows)
+    while block := list(islice(rest, WRITTEN_ROWS)):
+        yield {name: [row.get(name) for row in block] for name in names}
+
+
+def _row(one: Prediction) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": one.id}
     if one.each:
         row |= {name: _in_one_cell(one.as_text(getattr(one, name))) for name in ("label", "truth")}
     elif not one.problem:
         labels = _flat(one.label)
         truths = [None] * len(labels) if one.truth is None else _flat(one.truth)
-        chances = np.reshape(_flat(one.probabilities), (len(labels), -1)).tolist()
+        chances = [_flat(one.probabilities)]
+        if len(labels) > 1:
+            chances = np.reshape(chances, (len(labels), -1)).tolist()
         for place, label in enumerate(labels):
             suffix = f"_{place}" if isinstance(one.label, list) else ""
             row[f"label{suffix}"] = label
@@ -90,33 +155,38 @@ def _row(number: int, one: Prediction) -> dict[str, Any]:
     return row | {"problem": one.problem}
 
 
-def write_predictions(out: Path, predictions: Sequence[Prediction]) -> None:
-    """Write predictions; the file appears when it is complete."""
-    replace_file(out, lambda part: WRITERS[out.suffix](part, predictions))
+def write_predictions(out: Path, predictions: Iterable[Prediction], absent: Names = ()) -> None:
+    """Write predictions while they are computed, see `columns_of`; the file appears when it is complete."""
+    replace_file(out, lambda part: WRITERS[out.suffix](part, predictions, absent))
 
 
-def _write_csv(part: Path, predictions: Sequence[Prediction]) -> None:
-    columns = columns_of(predictions)
-    if "set" in columns:
-        # A column p_CLASS shows whether the name of a class contains the separator.
-        apart = any("|" in name for name in columns)
-        as_text = partial(json.dumps, ensure_ascii=False) if apart else "|".join
-        columns["set"] = [as_text([*map(str, names or ())]) for names in columns["set"]]
+def _write_csv(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
     with part.open("x", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+        for number, columns in enumerate(_in_blocks(predictions, absent)):
+            if "set" in columns:
+                # A column p_CLASS shows whether the name of a class contains the separator.
+                apart = any("|" in name for name in columns)
+                as_text = partial(json.dumps, ensure_ascii=False) if apart else "|".join
+                columns["set"] = [as_text([*map(str, names or ())]) for names in columns["set"]]
+            if not number:
+                writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
 
 
-def _write_jsonl(part: Path, predictions: Sequence[Prediction]) -> None:
+def _write_jsonl(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
     with part.open("x", encoding="utf-8") as file:
         file.writelines(json.dumps(as_json(one.to_dict())) + "\n" for one in predictions)
 
 
-def _write_parquet(part: Path, predictions: Sequence[Prediction]) -> None:
-    arrow = import_pyarrow(part)
+def _write_parquet(part: Path, predictions: Iterable[Prediction], absent: Names) -> None:
+    arrow, tables = import_pyarrow(part), list[Any]()
+    for columns in _in_blocks(predictions, absent):
+        with as_input_error("--out: one column has labels of several types", "write .csv"):
+            tables.append(arrow.table(columns))
     with as_input_error("--out: one column has labels of several types", "write .csv"):
-        arrow.parquet.write_table(arrow.table(columns_of(predictions)), part)
+        # A block in which nothing is known of a column has the type null there.
+        arrow.parquet.write_table(arrow.concat_tables(tables, promote_options="default"), part)
 
 
 WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
@@ -128,4 +198,6 @@ def _in_one_cell(labels: Any) -> Any:
 
 
 def _flat(nested: Any) -> list[Any]:
-    return np.array(nested, object).ravel().tolist()
+    if not isinstance(nested, list):
+        return [nested]
+    return np.array(nested, object).ravel().tolist() if nested and isinstance(nested[0], list) else nested

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from reservoir import InputError
-from reservoir.features import forward, length_limits
+from reservoir import InputError, devices
+from reservoir.features import column_shapes, forward, length_limits
 from reservoir.options import CoverageOptions, DeviceOptions, LabelsOptions, TrustOptions
-from reservoir.plan import RAW
+from reservoir.plan import BLOCK_ROWS, RAW, rows_at_a_time
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import samples, unsample
 from reservoir.reservoir import LoadedModel
@@ -26,9 +26,6 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, notify_skipped, open_readout
 
-BATCH_ROWS = 32
-BLOCK_ROWS = 256
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
@@ -36,6 +33,8 @@ class Prediction:
 
     Parameters
     ----------
+    id : str or int
+        The name of the row in the file (an id, or the name of its file), else its number, from 0.
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists. None if the row
         has a ``problem``, or with ``abstain`` if the set does not have exactly one class.
@@ -45,8 +44,6 @@ class Prediction:
         The task's classes; empty for regression.
     truth : str, int, float or nested list of these, optional
         The label in the file or in the table of labels, if there is one.
-    id : str, optional
-        The name of the row in the file, if it has one.
     group : str or int, optional
         The group (patient, machine) of the row, if the file and the rows of the fit have groups.
     each : bool, default False
@@ -59,11 +56,11 @@ class Prediction:
         Why the row cannot be read.
     """
 
+    id: str | int
     label: Any
     probabilities: list[Any]
     classes: tuple[str | int, ...] = ()
     truth: Any = None
-    id: str | None = None
     group: str | int | None = None
     each: bool = False
     set: list[str | int] | None = None
@@ -72,15 +69,18 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
-        named = {} if self.id is None else {"id": self.id}
-        found = {"label": self.as_text(self.label), "probabilities": self._by_class(self.probabilities)}
+        found = {
+            "id": self.id,
+            "label": self.as_text(self.label),
+            "probabilities": self._by_class(self.probabilities),
+        }
         others = {
             "set": self.set,
             "interval": self.interval,
             "truth": self.as_text(self.truth),
             "problem": self.problem,
         }
-        return named | found | {name: value for name, value in others.items() if value is not None}
+        return found | {name: value for name, value in others.items() if value is not None}
 
     def as_text(self, label: Any) -> Any:
         """Return a list of single letters, one per token, as one text, and any other label unchanged."""
@@ -150,13 +150,12 @@ def _without_misfits(file: Path, rows: NewRows, limits: list[tuple[int, float]])
         length, place = int(rows.lengths[row]), int(places[row])
         limit = f"at least {fewest:,}" if length < fewest else f"at most {most:,.0f}"
         reason = f"row {place}: {length:,} tokens, but the model reads {limit}"
-        misfits[place] = (rows.ids[row] if rows.ids else None, reason)
+        misfits[place] = (rows.ids[row].item(), reason)
     if not fit.any():
         remedy = "give rows of other lengths, or fit a readout of a backbone with more positions"
         raise InputError(f"{file}: no row has a length that the model reads ({reason}); {remedy}")
-    ids = rows.ids and list(itertools.compress(rows.ids, fit))
     y, groups = (None if array is None else array[fit] for array in (rows.y, rows.groups))
-    return NewRows(rows.x[fit], rows.lengths[fit], ids, y, groups, rows.skipped | misfits)
+    return NewRows(rows.x[fit], rows.lengths[fit], rows.ids[fit], y, groups, rows.skipped | misfits)
 
 
 @dataclass(eq=False, repr=False)
@@ -177,26 +176,44 @@ class Predictions(Iterator[Prediction]):
 
     def __post_init__(self) -> None:
         self._stream = self._all_rows()
+        # Blocks and batches have the sizes of an extraction, so that a row takes the same time.
+        parts = zip(self.bundle.parts, self.models, strict=True)
+        sizes = [_sizes(model, part.columns) if model else (BLOCK_ROWS["cpu"], 1) for part, model in parts]
+        self._block_rows = min(block for block, _ in sizes)
+        self._batch_rows = [batch for _, batch in sizes]
+
+    def __len__(self) -> int:
+        """Return the number of rows of the file, with those that cannot be read."""
+        return len(self.rows.x) + len(self.rows.skipped)
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The columns of `outputs.columns_of` that would be empty: ``truth`` or ``problem``."""
+        without_truth = all(truth is None for truth in self.truths)
+        return ("truth",) * without_truth + ("problem",) * (not self.rows.skipped)
 
     def __next__(self) -> Prediction:
         return next(self._stream)
 
     def _all_rows(self) -> Iterator[Prediction]:
         """Yield the predictions of all rows of the file, and what is wrong with those that cannot be read."""
-        found = itertools.chain.from_iterable(map(self._block, range(0, len(self.rows.x), BLOCK_ROWS)))
+        starts = range(0, len(self.rows.x), self._block_rows)
+        found = itertools.chain.from_iterable(map(self._block, starts))
         skipped = self.rows.skipped
         for row in range(len(self.rows.x) + len(skipped)):
             if row in skipped:
                 name, problem = skipped[row]
-                yield Prediction(label=None, probabilities=[], id=name, problem=problem)
+                yield Prediction(
+                    id=row if name is None else name, label=None, probabilities=[], problem=problem
+                )
             else:
                 yield next(found)
 
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
-        part, new, blank = slice(start, start + BLOCK_ROWS), self.rows, [None] * BLOCK_ROWS
+        part, new, blank = slice(start, start + self._block_rows), self.rows, [None] * self._block_rows
         counts = np.asarray(new.lengths)[part] if self.bundle.task.each else None
-        ids = new.ids[part] if new.ids else blank
+        ids = new.ids[part].tolist()
         groups = blank if new.groups is None else new.groups[part].tolist()
         classes = tuple(map(self.bundle.task.label, range(self.bundle.task.classes)))
         labelled = _labels(self.bundle, self._features(part, counts), counts)
@@ -208,11 +225,11 @@ class Predictions(Iterator[Prediction]):
             elif self.radius is not None:
                 interval = [label - self.radius, label + self.radius]
             yield Prediction(
+                id=ids[row],
                 label=None if self.abstain and among is not None and len(among) != 1 else label,
                 probabilities=probabilities,
                 classes=classes,
                 truth=self.truths[start + row],
-                id=ids[row],
                 group=groups[row],
                 each=counts is not None,
                 set=among,
@@ -227,11 +244,13 @@ class Predictions(Iterator[Prediction]):
         if counts is not None:
             labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
         read = []
-        for part, model in zip(self.bundle.parts, self.models, strict=True):
-            if model is None:
+        for part, model, batch_rows in zip(self.bundle.parts, self.models, self._batch_rows, strict=True):
+            if part.statistic:
+                found = {part.columns[0]: part.statistic(x, lengths)}
+            elif model is None:
                 found = {RAW: raw_features(task, scaling, x, lengths)}
             else:
-                found = forward(model, scaling, x, lengths, part.columns, BATCH_ROWS)
+                found = forward(model, scaling, x, lengths, part.columns, batch_rows)
             for column in part.columns:
                 values = found[column].reshape(len(x), -1, found[column].shape[-1])
                 if not (finite := np.isfinite(values).all(axis=(1, 2))).all():
@@ -239,6 +258,14 @@ class Predictions(Iterator[Prediction]):
                     raise InputError(f"{self.file}: the model overflows in {row}; correct or remove it")
                 read.append(samples(values, labels)[0])
         return np.concatenate(read, axis=1)
+
+
+def _sizes(model: LoadedModel, columns: Sequence[str]) -> tuple[int, int]:
+    """Return the number of rows of a block and of a batch."""
+    task, long = model.fpt.task, model.settings.long == "windows"
+    pieces = -(-task.max_tokens // model.reader.max_tokens) if model.reader and long else 1
+    shapes = column_shapes(task, model.fpt.backbone.width, columns)
+    return rows_at_a_time(task, model.reader, shapes, devices.kind(model.device), pieces)
 
 
 def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
@@ -262,18 +289,21 @@ def _warn(bundle: Bundle, file: Path, rows: NewRows, *, symbols: bool) -> None:
 
 def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> Iterator[tuple[Any, Any]]:
     """Yield the label and the probabilities of each row, or of each of the ``counts`` samples of a row."""
-    task, readout, each = bundle.task, bundle.readout, counts is not None
+    task, readout = bundle.task, bundle.readout
     labels = readout.predict(features)
-    found = [np.vectorize(task.label, otypes=[object])(labels) if task.classes else labels.astype(float)]
+    names = np.array([task.label(number) for number in range(task.classes)], object)
+    found = [names[labels.astype(int)] if task.classes else labels.astype(float)]
     if readout.has_probabilities:
         found.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
     if counts is None:
-        rows = [unsample(values, task.readout_tokens, task.outputs) for values in found]
+        nested = (unsample(values, task.readout_tokens, task.outputs) for values in found)
+        alone = tuple(axis for axis, size in ((1, task.readout_tokens), (2, task.outputs)) if size == 1)
+        rows = [values.squeeze(alone).tolist() for values in nested]
     else:
-        rows = [np.split(values, np.cumsum(counts)[:-1]) for values in found]
+        pieces = (np.split(values, np.cumsum(counts)[:-1]) for values in found)
+        rows = [[_unnested(values.tolist(), each=True) for values in of_rows] for of_rows in pieces]
     for label, *likely in zip(*rows, strict=True):
-        chances = _unnested(likely[0].tolist(), each=each) if likely else []
-        yield _unnested(label.tolist(), each=each), chances
+        yield label, likely[0] if likely else []
 
 
 def _unnested(nested: list[Any], *, each: bool = False) -> Any:
@@ -286,16 +316,19 @@ def _truths(file: Path, task: Task, y: np.ndarray, lengths: np.ndarray) -> list[
     """Return the label of each row in the file, nested like predictions; None, with a note, if a row lacks labels."""
     classes = {str(task.label(number)) for number in range(task.classes)}
     found, unknown = list[Any](), set[str]()
-    for row, given in enumerate(y):
+    for row, given in enumerate(y.tolist() if y.ndim == 1 and not task.each else y):
         cut: Any = given[: lengths[row]] if task.each and given is not None else given
-        labels = [_as_label(cell, is_class=task.classes > 0) for cell in np.ravel(cut).tolist()]
+        cells = np.ravel(cut).tolist() if isinstance(cut, np.ndarray | list) else [cut]
+        labels = [_as_label(cell, is_class=task.classes > 0) for cell in cells]
         if None in labels:
             found.append(None)
             continue
         if classes:
             unknown |= {*map(str, labels)} - classes
-        nested = np.array(labels, object).reshape(-1, task.outputs).tolist()
-        found.append(labels if task.each else _unnested(nested))
+        if task.each or len(labels) == 1:
+            found.append(labels if task.each else labels[0])
+        else:
+            found.append(_unnested(np.array(labels, object).reshape(-1, task.outputs).tolist()))
     if missing := sum(truth is None for truth in found):
         notify(f"{file}: {missing:,} of {len(y):,} rows have no label, so the scores leave them out")
     if unknown:

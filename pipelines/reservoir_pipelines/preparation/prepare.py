@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from http.client import HTTPException
@@ -73,7 +73,7 @@ def _fetch(path: Path, sha256: str, addresses: Sequence[str]) -> None:
     raise InputError(f"{problem}; try again, or download it yourself and give --data DIR")
 
 
-VERSION = 9  # version of the file format; part of the folder's name, so that other versions are not read
+VERSION = 10  # version of the file format; part of the folder's name, so that other versions are not read
 
 
 def prepare(
@@ -112,7 +112,7 @@ def prepare(
             return Prepared.open(final)
         except InputError:
             shutil.rmtree(final)
-    _write(source, origin, final, cluster)
+    _write(source, origin, final, cluster, lambda: source_contents(source_files, Path(task), settings))
     return Prepared.open(final, reused=False)
 
 
@@ -179,8 +179,17 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
 
 
-def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
-    """Write all pieces and the index into a temporary folder, then rename it, so that it is complete or absent."""
+def _write(
+    source: Source,
+    origin: list[dict[str, Any]],
+    final: Path,
+    cluster: ClusterOptions,
+    contents: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """Write all pieces and the index into a temporary folder, then rename it, so that it is complete or absent.
+
+    ``contents`` returns the present state of the source files, which must still be ``origin``.
+    """
     make_folder(final.parent)
     folder = temporary_path(final.parent.resolve() / "data")  # a fixed name, so that leftovers are removed
     folder.mkdir()
@@ -204,6 +213,10 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
                 done=lambda _: bar.advance(1),
             )
         _write_index(source, origin, folder, written)
+        for before, after in zip(origin, contents(), strict=True):
+            if before != after:
+                problem = f"task {source.task.name!r}: the file {before['name']} changed while it was read"
+                raise InputError(f"{problem}; run the command again when it is complete")
         try:
             folder.rename(final)
         except OSError:
@@ -228,6 +241,11 @@ def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> lis
         if y.dtype.kind != "f":  # the smallest type that holds all class numbers
             y = y.astype(np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max()))))
         arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
+        arrays["ids"] = split.ids
+        if (
+            split.ids is not None and split.ids.dtype.kind == "U"
+        ):  # HDF5's strings of a fixed size are bytes
+            arrays["ids"] = np.char.encode(split.ids, "utf-8", "surrogatepass")
         replace_file(path, partial(_write_arrays, arrays))
         sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
         counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}

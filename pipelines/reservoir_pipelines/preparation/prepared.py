@@ -3,7 +3,7 @@
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +17,7 @@ from reservoir.records import check_arrays, fits
 from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
 from reservoir.tasks.own.hdf5 import dataset_of
 from reservoir.tasks.own.texts import UNSEEN
+from reservoir_pipelines.files import stamp
 
 if TYPE_CHECKING:
     import h5py
@@ -27,10 +28,15 @@ INDEX = "prepared.json"
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """The rows of one split on disk: its files in row order, each with its number of rows."""
+    """The rows of one split on disk: its files in row order, each with its number of rows.
+
+    ``stamps`` has the state of each file before its checksum was verified (see `stamp`); a file whose
+    state is another after it is read is refused.
+    """
 
     name: str
     files: tuple[tuple[Path, int], ...]
+    stamps: Mapping[Path, list[int]] = field(default_factory=dict, hash=False)
 
     def __len__(self) -> int:
         return sum(rows for _, rows in self.files)
@@ -67,9 +73,19 @@ class PreparedSplit:
     @cached_property
     def groups(self) -> np.ndarray | None:
         """The group number of each row, (rows,) of int64; None if the rows have no groups."""
+        return self._read("groups", 0, len(self)) if self._has("groups") else None
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """What names each row in its source, (rows,) of texts or int64; of generated rows, their numbers."""
+        if not self._has("ids"):
+            return np.arange(len(self))
+        stored = self._read("ids", 0, len(self))
+        return np.char.decode(stored, "utf-8", "surrogatepass") if stored.dtype.kind == "S" else stored
+
+    def _has(self, array: str) -> bool:
         with _opened(self.files[0][0]) as file:
-            given = "groups" in file
-        return self._read("groups", 0, len(self)) if given else None
+            return array in file
 
     def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
         if not 0 <= lo <= hi <= len(self):
@@ -85,6 +101,9 @@ class PreparedSplit:
                 if len(stored) != rows:
                     raise KeyError(f"{array} has {len(stored)} rows, not {rows}")
                 parts.append(stored[first : max(first, last)])
+                if path in self.stamps and stamp(path) != self.stamps[path]:
+                    problem = f"{path}: the prepared data has changed since this command began"
+                    raise InputError(f"{problem}; run the command again")
         found = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found.astype(np.int64) if array == "y" and found.dtype.kind != "f" else found
 
@@ -132,6 +151,16 @@ class Prepared:
         """Number of rows of each split."""
         return {name: len(split) for name, split in self.splits.items()}
 
+    @property
+    def state(self) -> dict[str, tuple[int, int]]:
+        """Size and modification time of each file when it was opened, which are the same on all machines."""
+        stamps = [split.stamps for split in self.splits.values()]
+        return {
+            str(path.relative_to(self.path)): (size, modified)
+            for part in stamps
+            for path, (size, _, modified, _) in part.items()
+        }
+
     def kept(self, split: str) -> float:
         """Return the share of a split's sequences that were not dropped as too long."""
         return len(self.splits[split]) / (len(self.splits[split]) + self.dropped[split])
@@ -164,15 +193,17 @@ class Prepared:
             values, splits = read_json(path / INDEX), {}
             _check_index(values)
             for name in split_order(set(values["splits"])):
-                files = []
+                files, stamps = [], {}
                 for file in values["splits"][name]["files"]:
                     stored = path_below(path, *file["name"].split("/"))
-                    sound = stored.is_file() and stored.stat().st_size == file["bytes"]
+                    before = stamp(stored) if stored.is_file() else None
+                    sound = before is not None and before[0] == file["bytes"]
                     if not sound or (verify and file_crc32(stored) != file["crc32"]):
                         problem = f"{stored}: missing, or its checksum does not match"
                         raise InputError(f"{problem}; remove {path} and prepare again")
+                    stamps[stored] = before
                     files.append((stored, file["rows"]))
-                splits[name] = PreparedSplit(name, tuple(files))
+                splits[name] = PreparedSplit(name, tuple(files), stamps)
             task = Task.from_dict(values["task"])
             if values["scaling"] is None and isinstance(task.form, Vectors):
                 raise ValueError("it has no scaling of its values")

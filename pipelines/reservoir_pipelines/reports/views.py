@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
 from reservoir_pipelines.files import read_checked
-from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
+from reservoir_pipelines.fitting.results import SUMMARY, LayerScore, Result, layer_table, score_matrix
 from reservoir_pipelines.output import as_json, percent, score_text
 from reservoir_pipelines.plots import PagePlot, ScoreGrid
 
@@ -34,20 +34,26 @@ def fit_values(found: Values, results: Path) -> dict[str, Any]:
         "test_rows": evaluation.get("rows"),
         **({"test_groups": evaluation["groups"]} if "groups" in evaluation else {}),
         "layers": found.get("layers", {}),
-        "baselines": {baseline["name"]: baseline["test_score"] for baseline in found["baselines"]},
+        "baselines": {_baseline_name(baseline): baseline["test_score"] for baseline in found["baselines"]},
         "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
         **{name: found[name] for name in ("curve", "adds_nothing_to", "tried")},
-        "sweep": _read_sweep(results),
+        "sweep": _read_sweep(results, {baseline["name"] for baseline in found["baselines"]}),
     }
 
 
-def _read_sweep(results: Path) -> dict[str, Any]:
+def _baseline_name(baseline: Values) -> str:
+    """Return the name of a baseline, with its rows if it was not fitted to all training rows."""
+    rows = baseline["readout"].partition(" on ")[2]
+    return f"{baseline['name']} on {rows}" if rows else baseline["name"]
+
+
+def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
     best = next((line for line in lines if line["chosen"] == "1"), lines[0])
-    # The raw input is a baseline and not drawn, unless it is the chosen readout.
-    lines = [line for line in lines if line["columns"] != "raw" or best["columns"] == "raw"]
+    # Baselines are not drawn, unless one is the chosen readout.
+    lines = [line for line in lines if line["columns"] not in baselines - {best["columns"]}]
     found = [
         Result(
             columns=tuple(line["columns"].split("+")),
@@ -94,16 +100,25 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         if isinstance(value, int | float) and name != chosen_by:
             share = values["classes"] and name not in NUMBERS
             facts.append((name.replace("_", " "), percent(value) if share else round(value, 3)))
-    if found["p_value"] is not None:
-        facts.append(("against raw", f"p = {found['p_value']:.2g}"))
+    facts += [(f"against {one['name']}", one["sentence"]) for one in found.get("against", ())]
     facts += [("time", f"{found['seconds']:.1f} s"), ("folder", path)]
     return {
         "id": f"p{number}",
         "name": f"Fit: {entry.parent.name}, {path.name}",
         "facts": facts,
         "commands": found["commands"],
+        "layers": _layers(found),
         "plots": plots_of("fit", values),
     }
+
+
+def _layers(found: Values) -> dict[str, Any] | None:
+    """Return headings, rows and caption of the table of layers; None if the fit compared none."""
+    scores = [LayerScore.from_dict(score) for score in found.get("layer_scores", ())]
+    if not scores:
+        return None
+    headings, rows, caption = layer_table(scores, found["evaluation"].get("groups", 0))
+    return {"headings": [name.removeprefix("#") for name in headings], "rows": rows, "caption": caption}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> Ran:
     with untracked():
         features = extract(task, asked)
     done = fit(features, of_fit, place)
-    raw_alone = done.best.columns == ("raw",)
+    no_model = done.best.columns in {baseline.columns for baseline in done.baselines}
     commands = [
         typed("extract", [task], asked),
         typed("fit", [features.store.entry.key[:16]], of_fit, place),
@@ -75,9 +75,9 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> Ran:
         "extract_seconds": features.seconds,
         "reused": features.reused,
         "passes": features.computed_rows,
-        "cost": done.seconds + (0 if raw_alone else features.seconds),
+        "cost": done.seconds + (0 if no_model else features.seconds),
     }
-    return commands, done.saved.parent, 0 if raw_alone else features.bytes, values
+    return commands, done.saved.parent, 0 if no_model else features.bytes, values
 
 
 def _train(task: str, settings: dict[str, Any], _: Path) -> Ran:

@@ -40,6 +40,13 @@ from reservoir.training.trainer import DivergedError, Processes, State, processe
 from reservoir_pipelines.extraction.extract import extract, origin_of
 from reservoir_pipelines.extraction.run import draw_rows, make_spec
 from reservoir_pipelines.files import cache_root, write_checked
+from reservoir_pipelines.fitting.predictions_file import (
+    BEST,
+    LabelledRows,
+    Predicted,
+    ReadoutPredictions,
+    write_predictions,
+)
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
@@ -318,6 +325,18 @@ def _from_cache(job: _Job) -> Callable[[str], Split]:
     return hidden
 
 
+def _test_predictions(
+    job: _Job, y: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None
+) -> tuple[dict[str, LabelledRows], list[ReadoutPredictions]]:
+    """Return the test rows with their labels, and the predictions of the best weights, both (rows, labels per row)."""
+    task = job.prepared.task
+    labels = y.reshape(len(y), task.readout_tokens, task.outputs)
+    ids = job.prepared.split("test").ids[job.numbers["test"]]
+    rows = LabelledRows(ids=ids, y=labels, groups=groups)
+    by_split = {"test": Predicted(predicted, None)}
+    return {"test": rows}, [ReadoutPredictions(name=BEST, of_splits=by_split, rows={"test": slice(None)})]
+
+
 def _result(job: _Job, run: RunFolder, steps: FPTSteps, state: State, diverged: int | None) -> Training:
     """Return the result, with the score of the saved weights on the test rows in the unit of the data."""
     fpt, task, targets, rows = job.model.fpt, job.prepared.task, job.targets, steps.rows
@@ -338,6 +357,9 @@ def _result(job: _Job, run: RunFolder, steps: FPTSteps, state: State, diverged: 
             y, guess, groups = y.reshape(len(y), -1), predicted.astype(int), rows.test.groups
             evaluation = evaluate_classes(y, guess, names, found.margins, groups=groups)
             evaluation = evaluation.with_baseline(task.floor, kept)
+            predicted = guess
+        if job.ranks.first:
+            write_predictions(run.path, task, *_test_predictions(job, y, predicted, rows.test.groups))
     floor = max(baseline(rows.valid.y, task.classes), task.floor or 0.0)
     scores = [
         (line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None

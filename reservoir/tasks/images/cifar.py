@@ -89,9 +89,10 @@ class Cifar10(ImageSource):
         rows = BATCH_ROWS * piece.lo + np.arange(len(images))
         if piece.view:
             images = augmented(images, rows, piece.view)
-        found, valid = self.split(path, images, labels), held_out(rows)
         if piece.part == "test":
-            return {"test": found}
+            return {"test": self.split(path, images, labels)}
+        # ids count through the five training batches; views of an image have its id
+        found, valid = self.split(path, images, labels, BATCH_ROWS * piece.lo), held_out(rows)
         return {"train": found.take(~valid)} | ({} if piece.view else {"valid": found.take(valid)})
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:

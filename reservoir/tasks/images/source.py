@@ -92,8 +92,8 @@ class ImageSource(Source):
         images = joined(x, self.shape[0] + 2 * self.border, self.patch)[:, inside, inside]
         return np.rint(images * (255 / self.white)).astype(np.uint8)
 
-    def split(self, path: Path, images: np.ndarray, labels: np.ndarray) -> Split:
-        """Return images and labels (rows,) from a file as rows of the task."""
+    def split(self, path: Path, images: np.ndarray, labels: np.ndarray, first: int = 0) -> Split:
+        """Return images and labels (rows,) from a file as rows of the task; ``first`` is the id of the first."""
         largest = labels.max(initial=0)
         if not 0 < len(images) == len(labels) or largest > 9:
             found = f"{len(images)} images and {len(labels)} labels up to {largest}"
@@ -101,4 +101,4 @@ class ImageSource(Source):
                 f"{path}: {found}, instead of a label from 0 to 9 for each image; fetch the files again"
             )
         x = self.tokens(images)
-        return Split(x=x, y=classes_of(labels), lengths=full_lengths(x))
+        return Split(x=x, y=classes_of(labels), lengths=full_lengths(x), ids=first + np.arange(len(x)))

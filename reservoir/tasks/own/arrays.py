@@ -3,6 +3,7 @@
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ MAX_EXPANSION = 200
 
 FREE_BYTES = 2**27  # arrays up to this size may be compressed by any factor: rows of zeros are harmless
 
-Skipped = dict[int, tuple[str | None, str]]
+Skipped = dict[int, tuple[str | int | None, str]]
 """The rows of a source that cannot be read, by their numbers: the id, if rows have ids, and the reason."""
 
 
@@ -43,6 +44,19 @@ class Arrays:
         if name in self._arrays:
             return self._arrays[name][lo:hi]
         return self.sequences(lo, min(hi, self.shapes["x"][0]))
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """What names each row, (rows,): texts or int64 of an array ``ids``, else the row's number in the file.
+
+        The numbers are from 0, and rows that are skipped count, too.
+        """
+        rows = self.shapes["x"][0]
+        if "ids" not in self.shapes:
+            return np.setdiff1d(np.arange(rows + len(self.skipped)), [*self.skipped])
+        ids = self.read("ids", 0, rows)
+        whole = ids.dtype.kind in "iu" and np.can_cast(ids.dtype, np.int64)
+        return ids.astype(np.int64 if whole else str)
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of an ``x`` that is not in memory."""

@@ -37,11 +37,14 @@ MaybeArray = np.ndarray | None
 
 
 class NewRows(NamedTuple):
-    """New sequences (for images, paths), with None for what the file lacks; ``skipped`` has those that are not here."""
+    """New sequences (for images, paths), with None for what the file lacks; ``skipped`` has those that are not here.
+
+    ``ids`` are those of the file, else row numbers from 0, among which skipped rows count.
+    """
 
     x: np.ndarray
     lengths: MaybeArray
-    ids: list[str] | None
+    ids: np.ndarray
     y: MaybeArray
     groups: MaybeArray
     skipped: Skipped
@@ -112,7 +115,11 @@ class OwnData(Source):
         elif not (self._symbols or self.task.pictures):
             x = self._as_values(x, lengths, piece)
         whole = Split(
-            x=x, y=self._labels.y[rows], lengths=lengths, groups=None if groups is None else groups[rows]
+            x=x,
+            y=self._labels.y[rows],
+            lengths=lengths,
+            groups=None if groups is None else groups[rows],
+            ids=self._columns.ids[rows],
         )
         split = self._split[rows]
         return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
@@ -315,7 +322,8 @@ def _check_rows(where: str, columns: Arrays, *needed: str) -> None:
 def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
     """Return the sequences of a file; those that cannot be read are skipped, unless none can be read."""
     if path.name.removesuffix(".gz").endswith(("-ubyte", ".idx")) and path.is_file() and not labels:
-        return NewRows(read_idx(path, (28, 28)), None, None, None, None, {})
+        images = read_idx(path, (28, 28))
+        return NewRows(images, None, np.arange(len(images)), None, None, {})
     parameters = {**task.parameters, "labels": labels, "skip_bad_rows": True}
     # they name columns of another table, or are patterns of headers
     if labels and "labels" not in task.parameters:
@@ -332,8 +340,8 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
         found, read = ("images", "other data") if images else ("no images", "images")
         raise InputError(f"{path}: {found}, but the readout was fitted on {read}; give data of this kind")
     x = np.array(columns.files, object) if images else columns.read("x", 0, rows)
-    given = ("lengths", "ids", "y", "groups")
-    lengths, ids, y, groups = (
+    given = ("lengths", "y", "groups")
+    lengths, y, groups = (
         columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in given
     )
     if columns.letters:
@@ -341,6 +349,4 @@ def read_new(path: Path, task: Task, labels: str | None = None) -> NewRows:
         x, lengths = np.array(texts_of(x, lengths)), None
     elif isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
         x = x.astype(np.int64)
-    return NewRows(
-        x, lengths, None if ids is None else [str(name) for name in ids], y, groups, columns.skipped
-    )
+    return NewRows(x, lengths, columns.ids, y, groups, columns.skipped)

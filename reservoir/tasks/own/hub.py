@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import COLUMN_FLAGS, Arrays
@@ -44,6 +46,8 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     bad = BadRows(origin, [f"row {row}" for row in range(len(cells[text]))], skip=asked.skip_bad_rows)
     found = columns_as_arrays(cells, bad, asked, None if labelled else {}, **roles)
+    if labelled and not asked.id:  # each split counts its own rows
+        found.ids = np.concatenate([np.arange(len(part)) for part in parts.values()])[found.ids]
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
     found.notes = [*notes, *found.notes]
     unused = {*found.unused_options} - {*COLUMN_FLAGS}

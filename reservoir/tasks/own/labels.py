@@ -256,13 +256,15 @@ def split_rows(
 ) -> np.ndarray:
     """Return the split of each row, (rows,) of str.
 
-    Without ``split`` a hash of the row, stratified by class, or of its group divides the rows
-    60/20/20; if only "valid" is missing, it is a tenth of "train".
+    Without ``split`` a hash of the row, stratified by class, divides the rows 60/20/20, or whole groups
+    are divided as evenly as possible; if only "valid" is missing, it is a tenth of "train".
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
 
     def divided(rows: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-        return stratified(classes[rows], shares) if groups is None else grouped(groups[rows], shares)
+        if groups is None:
+            return stratified(classes[rows], shares)
+        return grouped(groups[rows], classes[rows], shares)
 
     if split is None:
         names = divided(np.arange(len(classes)), SHARES)

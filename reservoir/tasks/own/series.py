@@ -77,6 +77,7 @@ def read_series(files: dict[str, Path]) -> Arrays:
         arrays["split"] = np.repeat(list(files), [len(x) for x, _ in read])
         notes.append(f"split as published: {' and '.join(f.name for f in files.values())}")
     found = Arrays(arrays)
+    found.ids = np.concatenate([np.arange(len(x)) for x, _ in read])  # each file counts its own rows
     found.notes += notes
     return found
 

@@ -1,0 +1,1 @@
+"""The stage ``compare``: two fits or runs on the same test rows."""

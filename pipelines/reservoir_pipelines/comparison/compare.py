@@ -1,0 +1,187 @@
+"""The stage ``compare``: pairs the predictions of two fits or runs on the same test rows."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from reservoir.errors import InputError, as_input_error
+from reservoir.readouts.evaluation import evaluate_labels
+from reservoir.readouts.linear import metric_name
+from reservoir.readouts.paired import paired_difference
+from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.fitting.predictions_file import BEST, PREDICTIONS
+from reservoir_pipelines.fitting.results import SUMMARY
+from reservoir_pipelines.output import Record
+from reservoir_pipelines.training.run_folder import RESULT
+
+SPLIT = (
+    "test"  # a readout was chosen by its score on validation rows, so only test rows compare two of them
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Record):
+    """Two fits or runs on the same test rows.
+
+    Parameters
+    ----------
+    first, second : Path
+        The folders that were compared.
+    metric : {"accuracy", "R²"}
+        The metric of the scores.
+    rows : int
+        Number of test rows that both predict; the scores are those on these rows.
+    groups : int
+        Number of groups of these rows, 0 without groups.
+    only_first, only_second : int
+        Numbers of test rows that only one of them predicts.
+    first_score, second_score : float
+        Scores of the readout that each of them saved.
+    first_interval, second_interval : tuple of (float, float), optional
+        95% intervals of the scores over rows, or over groups.
+    difference : float
+        ``first_score`` minus ``second_score``.
+    difference_interval : tuple of (float, float), optional
+        Paired 95% interval of the difference.
+    p_value : float, optional
+        The p-value of the hypothesis that both are equally good.
+    """
+
+    first: Path
+    second: Path
+    metric: str
+    rows: int
+    groups: int
+    only_first: int
+    only_second: int
+    first_score: float
+    second_score: float
+    first_interval: tuple[float, float] | None
+    second_interval: tuple[float, float] | None
+    difference: float
+    difference_interval: tuple[float, float] | None
+    p_value: float | None
+
+
+Place = tuple[str, str]  # token and output of a label in its row, both "" if each row has one label
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Predictions:
+    """The test predictions of the readout that a fit or run saved."""
+
+    folder: Path
+    classes: tuple[str, ...]  # empty for a regression
+    rows: dict[
+        str, dict[Place, tuple[str, str]]
+    ]  # the true and the predicted label in each place of a row, by its id
+    groups: dict[str, str]  # the group of each row, empty without groups
+
+
+def compare(first: Path, second: Path) -> Comparison:
+    """Compare two folders of `fit` or `train`; see `api.compare`."""
+    one, other = _read(first), _read(second)
+    common = [row for row in one.rows if row in other.rows]
+    if not common:
+        problem = f"{one.folder} and {other.folder} have no test rows in common"
+        raise InputError(f"{problem}; compare fits of the same data with the same split")
+    # Each token of a row is a sample, with one or several outputs.
+    counts = np.array([len({token for token, _ in one.rows[row]}) for row in common])
+    codes = {name: number for number, name in enumerate(dict.fromkeys([*one.classes, *other.classes]))}
+    truth, *predicted = _paired_labels(one, other, common, codes, int(counts.sum()))
+    group_of = one.groups or other.groups
+    groups = np.unique([group_of[row] for row in common], return_inverse=True)[1] if group_of else None
+    first_evaluation, second_evaluation = (
+        evaluate_labels(truth, labels, [*codes], None, counts, groups) for labels in predicted
+    )
+    units = np.repeat(np.arange(len(common)) if groups is None else groups, counts)
+    difference = paired_difference(
+        (first_evaluation, second_evaluation), truth, (predicted[0], predicted[1]), units
+    )
+    metric = metric_name(len(codes))
+    return Comparison(
+        first=one.folder,
+        second=other.folder,
+        metric=metric,
+        rows=len(common),
+        groups=first_evaluation.groups,
+        only_first=len(one.rows) - len(common),
+        only_second=len(other.rows) - len(common),
+        first_score=first_evaluation.scores[metric],
+        second_score=second_evaluation.scores[metric],
+        first_interval=first_evaluation.interval,
+        second_interval=second_evaluation.interval,
+        difference=difference.value,
+        difference_interval=difference.interval,
+        p_value=difference.p_value,
+    )
+
+
+def _read(path: Path) -> _Predictions:
+    """Return the test predictions in a folder of `fit` or `train`, or in the folder of a file such as readout.json."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / PREDICTIONS
+    summary = next((folder / name for name in (SUMMARY, RESULT) if (folder / name).is_file()), None)
+    if summary is None:
+        raise InputError(f"{path}: not the folder of a fit or a run; name a folder that fit or train wrote")
+    if not file.is_file():
+        raise InputError(
+            f"{folder}: no {PREDICTIONS}, which earlier versions did not write; run its command again"
+        )
+    rows: dict[str, dict[Place, tuple[str, str]]] = {}
+    groups: dict[str, str] = {}
+    with as_input_error(f"{folder}: damaged", "run the command that wrote it again"):
+        classes = tuple(map(str, read_checked(summary)["evaluation"]["classes"]))
+        for line in _lines(file):
+            place = line.get("token", ""), line.get("output", "")
+            labels = rows.setdefault(line["id"], {})
+            if place in labels:
+                problem = f"{file}: several test rows have the id {line['id']!r}, so they cannot be paired"
+                raise InputError(f"{problem}; give each row another id")
+            labels[place] = line["label"], line[BEST]
+            if "group" in line:
+                groups[line["id"]] = line["group"]
+    return _Predictions(folder=folder, classes=classes, rows=rows, groups=groups)
+
+
+def _lines(file: Path) -> Iterator[dict[str, str]]:
+    """Yield the lines of test rows of a file of predictions."""
+    with file.open(newline="", encoding="utf-8") as lines:
+        for line in csv.DictReader(lines, strict=True):
+            if line["split"] == SPLIT:
+                yield line
+
+
+def _paired_labels(
+    one: _Predictions, other: _Predictions, rows: Sequence[str], codes: dict[str, int], samples: int
+) -> list[np.ndarray]:
+    """Return the true labels of common rows, and those that each predicts, all (samples, outputs).
+
+    Labels are class numbers in ``codes``, or values. Raise `InputError` if the true labels differ.
+    """
+    remedy = "compare fits of the same label of the same data"
+    problem = f"{one.folder} and {other.folder} have different labels"
+    if bool(one.classes) != bool(other.classes):
+        raise InputError(f"{problem}, classes in one and values in the other; {remedy}")
+    # Truth and prediction of the first, then of the second, (labels, 4).
+    pairs: list[tuple[str, str, str, str]] = []
+    for row in rows:
+        first, second = one.rows[row], other.rows[row]
+        if first.keys() != second.keys():
+            raise InputError(f"{problem} per row, {len(first)} and {len(second)} in row {row!r}; {remedy}")
+        pairs += [(*labels, *second[place]) for place, labels in first.items()]
+    with as_input_error(
+        f"{one.folder / PREDICTIONS} or {other.folder / PREDICTIONS}: damaged", "run fit again"
+    ):
+        as_number = codes.__getitem__ if codes else float
+        numbers = np.array([[*map(as_number, labels)] for labels in pairs])
+    truth, predicted, other_truth, other_predicted = numbers.T.reshape(4, samples, -1)
+    # The same value may be stored in float32 by one and in float64 by the other.
+    equal = np.isclose(truth, other_truth, rtol=1e-6, atol=0)
+    if not equal.all():
+        ours, _, theirs, _ = pairs[int(np.argmin(equal))]
+        raise InputError(f"{problem}, such as {ours!r} and {theirs!r} of one row; {remedy}")
+    return [truth, predicted, other_predicted]

@@ -1,0 +1,119 @@
+"""What a fit will cost, computed from sizes alone, and the progress of its work."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from reservoir.readouts.linear import SCORE_WORK
+from reservoir.readouts.ridge import REDUCTION_WORK
+from reservoir.work import listening
+from reservoir_pipelines.output import meter, size_text, time_text
+
+# Multiplications per second of one core: 1.0 to 1.9e10 on a server of 2023, for fits of 400 to 40,000 rows.
+SPEED = 1e10
+COLUMN_WORK = 1e9  # Python calls and files of a column: 0.1 s
+BLOCK_ROWS = 1024  # rows that are scored at once, for the memory of their scores
+SMALL_SECONDS, SMALL_BYTES = 30, 2**30  # an estimate is only printed above one of these
+UNIT = 1e9  # multiplications that progress counts as one
+
+
+@dataclass(frozen=True, kw_only=True)
+class RidgeSize:
+    """The sizes that decide the cost of a ridge fit of one source."""
+
+    samples: int  # that are fitted, of train and with folds also of valid
+    held_out: int  # samples of valid, which score the penalties if there are no folds
+    width: int
+    targets: int  # columns of coded labels: the number of classes if there are more than two
+    penalties: int
+    folds: int = 0
+    repeats: int = 1
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether products of samples are used instead of products of features."""
+        return self.samples < self.width
+
+    @property
+    def work(self) -> float:
+        """Estimated multiplications."""
+        n, w, t, a = self.samples, self.width, self.targets, self.penalties
+        if self.has_kernel:
+            products = n**2 * w / 2
+            if not self.folds:
+                path = REDUCTION_WORK * n**3 + n**2 * t * (1 + a) + n * w * a * t
+                return products + path + self._scoring(self.held_out, w)
+            return products + self.repeats * self._folds(n * (self.folds - 1) // self.folds)
+        products = n * w**2 / 2 + n * w * (t + 1)
+        if not self.folds:
+            return products + REDUCTION_WORK * w**3 + w**2 * t * (1 + a) + self._scoring(self.held_out, w)
+        return self.repeats * (products + self._folds(w))
+
+    def _folds(self, size: int) -> float:
+        """Return the multiplications of all folds, each with a system of some ``size``, and of their scores."""
+        held, coded = self.samples // self.folds, self.penalties * self.targets
+        # Either all solutions are rotated, or the rows that they score, whichever are fewer.
+        system = REDUCTION_WORK * size**3 + size**2 * (self.targets + min(held, coded))
+        return self.folds * system + self._scoring(self.samples, size)
+
+    def _scoring(self, samples: int, width: int) -> float:
+        return samples * self.penalties * self.targets * (width + SCORE_WORK)
+
+    @property
+    def bytes(self) -> float:
+        """Estimated memory of the largest arrays."""
+        n, w, coded = self.samples, self.width, self.penalties * self.targets
+        systems = max(1, self.folds)
+        solutions = 8 * coded * (min(n, w) if self.folds else w)
+        if self.has_kernel:
+            scores = 8 * n * coded * (1 + (self.repeats if self.folds else 0))
+            return 4 * n * w + 3 * 8 * n**2 + 2 * solutions + scores
+        moments = 8 * w * (w + self.targets) * (systems + 3)
+        # The solutions of all folds wait for their rows, in float64 and float32.
+        return moments + systems * 1.5 * solutions + 3 * 4 * min(n, BLOCK_ROWS) * coded
+
+
+def cost_line(sizes: Sequence[RidgeSize]) -> str | None:
+    """Return the estimated cost of ridge fits in one line; None if they take little time and memory."""
+    work = sum(size.work + COLUMN_WORK for size in sizes)
+    memory = max((size.bytes for size in sizes), default=0)
+    if work / SPEED < SMALL_SECONDS and memory < SMALL_BYTES:
+        return None
+    time = f"{time_text(work / SPEED)} of one core ({work:.1e} multiplications)"
+    return f"estimate: about {time} and {size_text(int(memory))} of memory, in addition to the program"
+
+
+@contextmanager
+def work_meter(
+    title: str, works: Sequence[float]
+) -> Iterator[Callable[[float], AbstractContextManager[None]]]:
+    """Show the progress of parts with estimated multiplications ``works``.
+
+    Yield a function that returns the context of a part; the part advances by the work that it
+    reports, up to its estimate, and has the whole estimate at its end.
+    """
+    total = sum(map(_units, works))
+    completed = 0
+    with meter(title, total, unit="billion multiplications") as bar:
+
+        @contextmanager
+        def part(work: float) -> Iterator[None]:
+            nonlocal completed
+            reported, start = 0.0, completed
+
+            def listen(multiplications: float) -> None:
+                nonlocal reported
+                reported += multiplications
+                bar.show(start + min(int(reported / UNIT), _units(work)))
+
+            with listening(listen):
+                yield
+            completed = start + _units(work)
+            bar.show(completed)
+
+        yield part
+
+
+def _units(work: float) -> int:
+    """Return a number of multiplications in the unit of progress, at least 1."""
+    return max(1, round(work / UNIT))

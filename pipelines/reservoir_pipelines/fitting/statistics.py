@@ -1,0 +1,157 @@
+"""Statistics of raw sequences that serve as baselines: their vocabulary is plain data, so a readout can store it."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reservoir.tasks.own.texts import are_words, texts_of
+from reservoir.tasks.task import Task, Vectors
+
+MAX_FEATURES = 1000  # k-mers or words, the most frequent ones
+MAX_LETTERS = 150  # letters of k-mers, the most frequent ones: a table of all triples then has 27 MB
+WORDS = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
+SUMMARIES, COMPOSITION, K_MERS, TF_IDF = "summary statistics", "composition", "k-mer counts", "tf-idf"
+SIZES = {COMPOSITION: (1,), K_MERS: (1, 2, 3)}  # letters of the counted k-mers
+
+Rows = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
+"""Returns the training rows again: blocks of stored sequences (rows, tokens, ...) and their lengths (rows,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """A statistic of sequences: a function of a row and of a vocabulary that was learnt from training rows.
+
+    ``letters`` are the code points of the counted letters or symbols, ``terms`` the numbers of the
+    counted k-mers: letter i of n has the number i, the pair (i, j) the number n + i n + j, and so on.
+    ``words`` and their inverse document frequencies ``idf`` belong to tf-idf.
+    """
+
+    name: str
+    letters: tuple[int, ...] = ()
+    terms: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
+    idf: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in (SUMMARIES, TF_IDF, *SIZES):
+            raise ValueError(f"unknown statistic {self.name[:40]!r}")
+        if (self.name == TF_IDF and not self.words) or (
+            self.name in SIZES and not (self.letters and self.terms)
+        ):
+            raise ValueError("it has no letters, k-mers or words")
+        if len(self.words) != len(self.idf) or len(set(self.words)) < len(self.words):
+            raise ValueError("its words and their frequencies do not match")
+        if list(self.letters) != sorted(set(self.letters)) or list(self.terms) != sorted(set(self.terms)):
+            raise ValueError("its letters or k-mers are not in ascending order")
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the features (rows, width), float32, of stored sequences."""
+        if self.name == SUMMARIES:
+            return summaries(x, lengths)
+        if self.name == TF_IDF:
+            return self._vectorizer().transform(texts_of(x, lengths)).toarray().astype(np.float32)
+        return self._counts(x, lengths)
+
+    def _vectorizer(self) -> Any:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        vectorizer = TfidfVectorizer(sublinear_tf=True, token_pattern=WORDS, vocabulary=self.words)
+        vectorizer.idf_ = np.array(self.idf)
+        return vectorizer
+
+    def _counts(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the number of each k-mer of ``terms`` in each row; of single letters, their share."""
+        terms, counts = np.array(self.terms, np.int64), np.zeros((len(x), len(self.terms)), np.float32)
+        for rows, numbers in _k_mers(x, lengths, np.array(self.letters), SIZES[self.name]):
+            places = np.minimum(np.searchsorted(terms, numbers), len(terms) - 1)
+            found = terms[places] == numbers
+            cells = rows[found] * len(terms) + places[found]
+            counts += np.bincount(cells, minlength=counts.size).reshape(counts.shape)
+        if self.name == COMPOSITION:
+            counts /= np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        return counts
+
+
+def learn_statistics(task: Task, rows: Rows) -> list[Statistic]:
+    """Return the statistics that suit a task, their vocabularies learnt from its training rows."""
+    if task.each or task.pictures:
+        return []
+    if isinstance(task.form, Vectors):
+        return [Statistic(name=SUMMARIES)]
+    if are_words(task.alphabet):
+        return [_learn_words(rows)]
+    return [_learn_k_mers(name, _letters(rows), rows) for name in SIZES]
+
+
+def _learn_words(rows: Rows) -> Statistic:
+    """Return tf-idf with the most frequent words of the training rows."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(sublinear_tf=True, max_features=MAX_FEATURES, token_pattern=WORDS)
+    vectorizer.fit(text for x, lengths in rows() for text in texts_of(x, lengths))
+    words = tuple(vectorizer.get_feature_names_out().tolist())
+    return Statistic(name=TF_IDF, words=words, idf=tuple(vectorizer.idf_.tolist()))
+
+
+def _letters(rows: Rows) -> np.ndarray:
+    """Return the letters or symbols of the training rows, the most frequent ones first."""
+    counts = np.zeros(1, np.int64)
+    for x, lengths in rows():
+        block = np.bincount(x[_real(x, lengths)].astype(np.int64), minlength=len(counts))
+        block[: len(counts)] += counts
+        counts = block
+    occurring = np.flatnonzero(counts)
+    return occurring[np.argsort(-counts[occurring], kind="stable")]
+
+
+def _learn_k_mers(name: str, letters: np.ndarray, rows: Rows) -> Statistic:
+    """Return the counts of the most frequent k-mers of the training rows; equally frequent ones in ascending order."""
+    sizes = SIZES[name]
+    letters = np.sort(letters[: MAX_FEATURES if sizes == (1,) else MAX_LETTERS])
+    table = np.zeros(sum(len(letters) ** size for size in sizes), np.int64)
+    for x, lengths in rows():
+        for _, numbers in _k_mers(x, lengths, letters, sizes):
+            table += np.bincount(numbers, minlength=len(table))
+    frequent = np.argsort(-table, kind="stable")[:MAX_FEATURES]
+    terms = np.sort(frequent[table[frequent] > 0])
+    return Statistic(name=name, letters=tuple(letters.tolist()), terms=tuple(terms.tolist()))
+
+
+def _real(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return which tokens are not padding, (rows, tokens)."""
+    return np.arange(x.shape[1]) < lengths[:, None]
+
+
+def _k_mers(
+    x: np.ndarray, lengths: np.ndarray, letters: np.ndarray, sizes: Iterable[int]
+) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    """Yield for each size the row and the number of every k-mer without unknown letters (see `Statistic`)."""
+    n = len(letters)
+    place = np.minimum(np.searchsorted(letters, x), n - 1)
+    known = _real(x, lengths) & (letters[place] == x)
+    first = 0
+    for size in sizes:
+        width = max(0, x.shape[1] - size + 1)
+        numbers, valid = np.zeros((len(x), width), np.int64), np.ones((len(x), width), bool)
+        for offset in range(size):
+            numbers = numbers * n + place[:, offset : offset + width]
+            valid &= known[:, offset : offset + width]
+        yield np.nonzero(valid)[0], first + numbers[valid]
+        first += n**size
+
+
+def summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels)."""
+    # Values that are missing and masked are NaN.
+    real = _real(x, lengths)[:, :, None] & np.isfinite(x)
+    values = np.where(real, x.astype(np.float64), np.nan)
+    time = np.where(real, np.arange(x.shape[1])[:, None], np.nan)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a channel may have no values
+        found = [function(values, axis=1) for function in (np.nanmean, np.nanstd, np.nanmin, np.nanmax)]
+        time -= np.nanmean(time, axis=1, keepdims=True)
+    together = np.nansum(time * (values - found[0][:, None]), axis=1)
+    slope = together / np.maximum(np.nansum(np.square(time), axis=1), 1)
+    return np.nan_to_num(np.concatenate([*found, slope], axis=1)).astype(np.float32)

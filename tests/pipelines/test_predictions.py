@@ -1,0 +1,258 @@
+"""A fit saves what it predicts for each row, compares its layers, and `compare` pairs two fits on the same rows."""
+
+import csv
+import json
+import shutil
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from reservoir_cache import SplitFeatures
+from reservoir_pipelines import compare, extract, fit, report, train
+from reservoir_pipelines.fitting import predictions_file
+from sklearn.metrics import r2_score
+
+from reservoir.readouts.evaluation import accuracy_interval, mcnemar, r2_interval
+from tests.refusals import outcome
+
+EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random"}
+
+
+@pytest.fixture(scope="module")
+def extracted(tmp_path_factory, tiny_gpt2):
+    root = tmp_path_factory.mktemp("predictions")
+    return extract("digits", backbone=str(tiny_gpt2), limit=300, cache=root, layers="embed,block01,final")
+
+
+@pytest.fixture(scope="module")
+def fitted(extracted):
+    return fit(extracted, alphas="1e-1:1e3:5", select="cv5", columns=[*extracted.columns, "block01/last+block01/mean"])
+
+
+@pytest.fixture(scope="module")
+def pair(extracted, tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    return [
+        fit(extracted, alphas="1:1:1", select="valid", columns=f"{layer}/mean", out=root / layer).saved.parent
+        for layer in ("block01", "embed")
+    ]
+
+
+def columns_of(folder):
+    """Return the columns of ``predictions.csv`` by split and name."""
+    found = defaultdict(lambda: defaultdict(list))
+    with (folder / "predictions.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            for name, cell in line.items():
+                found[line["split"]][name].append(cell)
+    return {split: {name: np.array(cells) for name, cells in of.items()} for split, of in found.items()}
+
+
+def test_predictions_are_those_of_the_readouts_and_have_their_scores(extracted, fitted):
+    found = columns_of(fitted.saved.parent)
+    assert fitted.predictions == fitted.saved.parent / "predictions.csv"
+    assert list(found) == ["train", "valid", "test"]  # the folds hold out every row of train and valid
+    for split, cells in found.items():
+        assert cells["id"].tolist() == [str(number) for number in extracted[split].index]
+        assert cells["label"].tolist() == [str(label) for label in extracted[split].y]
+    features = np.concatenate([extracted["test"].read(name)[:, 0] for name in fitted.best.columns], axis=1)
+    assert found["test"]["best"].astype(int).tolist() == fitted.readout.predict(features)[:, 0].tolist()
+    likely = fitted.readout.probabilities(features)[:, 0].max(axis=1)
+    np.testing.assert_allclose(found["test"]["best_probability"].astype(float), likely, atol=1e-6)
+    held_out = {name: np.concatenate([found[split][name] for split in ("train", "valid")]) for name in found["test"]}
+    scores = {"best": fitted.best, **{one.name: one for one in fitted.baselines}}
+    scores |= {score.layer: score.result for score in fitted.layer_scores}
+    assert len(scores) == 6
+    for name, result in scores.items():
+        # A single penalty is solved in another way than a grid; rounding may decide a tie in one row.
+        right = held_out["label"] == held_out[name]
+        assert abs(right.mean() - result.valid_score) <= 1 / len(right), name
+        assert (found["test"]["label"] == found["test"][name]).mean() == pytest.approx(result.test_score), name
+
+
+def test_layers_are_compared_with_the_best_by_validation(extracted, fitted, call, tmp_path):
+    found = columns_of(fitted.saved.parent)
+    layers = {score.layer: score for score in fitted.layer_scores}
+    assert list(layers) == ["embed", "block01", "final"]
+    for name, score in layers.items():
+        alone = [one for one in fitted.table if {column.partition("/")[0] for column in one.columns} == {name}]
+        assert score.result.merit == max(one.merit for one in alone)
+    leader = max(layers.values(), key=lambda score: score.result.merit)
+    assert leader.difference is leader.difference_interval is leader.p_value is None
+    right = {name: found["test"]["label"] == found["test"][name] for name in layers}
+    for name, score in layers.items():
+        both = np.concatenate([found[split][name] == found[split]["label"] for split in ("train", "valid")])
+        assert score.valid_interval == pytest.approx(accuracy_interval(both), abs=1e-6)
+        if score is not leader:
+            assert score.difference == pytest.approx(right[name].mean() - right[leader.layer].mean())
+            assert score.p_value == pytest.approx(mcnemar(right[name], right[leader.layer]))
+            low, high = score.difference_interval
+            assert low < score.difference < high
+    saved = json.loads((fitted.saved.parent / "fit.json").read_text())
+    assert [score["layer"] for score in saved["layer_scores"]] == list(layers)
+    lines = list(csv.DictReader((fitted.saved.parent / "layers.csv").open()))
+    assert [(line["layer"], line["columns"]) for line in lines] == [(n, s.result.name) for n, s in layers.items()]
+    for markdown in (True, False):
+        page = report([fitted.saved.parent], out=tmp_path / "page", markdown=markdown).page.read_text()
+        assert "the best column of each layer; difference: accuracy in points minus" in page
+    options = ("--alphas", "1:1:1", "--select", "valid", "--columns", "embed/mean,block01/mean")
+    _, out, _ = call("fit", extracted.entry, *options, "--out", tmp_path / "f")
+    assert "best layer" in out and "block01  block01/mean" in out
+
+
+def test_labels_of_test_rows_choose_nothing(extracted, tmp_path, monkeypatch):
+    labels = SplitFeatures.labels.fget
+
+    def permuted(self):
+        y = labels(self)
+        return np.random.default_rng(0).permutation(y) if self.split == "test" else y
+
+    settings = {"alphas": "1e-1:1e3:5"}
+    before = fit(extracted, out=tmp_path / "before", **settings)
+    monkeypatch.setattr(SplitFeatures, "labels", property(permuted))
+    after = fit(extracted, out=tmp_path / "after", **settings)
+    assert after.best.test_score < before.best.test_score - 0.3
+
+    def chosen(done):
+        results = [done.best, *done.baselines, *done.table, *(score.result for score in done.layer_scores)]
+        choice = [(one.columns, one.readout, one.alpha, one.valid_score) for one in results]
+        leaders = [score.layer for score in done.layer_scores if score.p_value is None]
+        return choice, leaders, [score.valid_interval for score in done.layer_scores], done.adds_nothing_to
+
+    assert chosen(before) == chosen(after)
+    test = [columns_of(tmp_path / name)["test"]["best"].tolist() for name in ("before", "after")]
+    assert test[0] == test[1]
+
+
+def test_several_labels_of_a_row_have_a_line_each(tmp_path):
+    draw = np.random.default_rng(0)
+    x, groups = draw.normal(size=(240, 12, 2)).astype(np.float32), np.arange(240) // 4
+    y = x.mean(axis=1) + 0.1 * draw.normal(size=(240, 2)) + draw.normal(size=60)[groups][:, None]
+    np.savez(tmp_path / "d.npz", x=x, y=y, groups=groups)
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "c", layers="embed,block01", pool="mean", **EMBEDDED)
+    done = fit(features, select="cv3", columns=features.columns, alphas="1:1:1", out=tmp_path / "f")
+    found = columns_of(tmp_path / "f")
+    assert list(found["test"])[:5] == ["split", "id", "group", "output", "label"]
+    assert found["test"]["output"].tolist() == ["0", "1"] * features["test"].rows
+    test = {name: found["test"][name].astype(float).reshape(-1, 2) for name in ("label", "best", "the mean")}
+    np.testing.assert_array_equal(test["label"].astype(np.float32), features["test"].labels[:, 0])
+    assert done.best.test_score == pytest.approx(r2_score(test["label"], test["best"]), abs=1e-5)
+    held_out = {
+        name: np.concatenate([found[split][name] for split in ("train", "valid")]).astype(float).reshape(-1, 2)
+        for name in ("label", "embed", "block01", "raw")
+    }
+    for name, result in [("raw", done.raw), *((score.layer, score.result) for score in done.layer_scores)]:
+        assert result.valid_score == pytest.approx(r2_score(held_out["label"], held_out[name]), abs=1e-5), name
+    numbers = np.concatenate([features[split].groups for split in ("train", "valid")])
+    for score in done.layer_scores:
+        by_hand = r2_interval(held_out["label"], held_out[score.layer], None, numbers)
+        assert score.valid_interval == pytest.approx(by_hand, abs=1e-4)
+    other = fit(features, select="cv3", columns="embed/mean", alphas="1e5:1e5:1", out=tmp_path / "g").saved.parent
+    both = compare(tmp_path / "f", other)
+    theirs = columns_of(other)["test"]["best"].astype(float).reshape(-1, 2)
+    difference = r2_score(test["label"], test["best"]) - r2_score(test["label"], theirs)
+    assert both.metric == "R²" and both.groups == len(set(features["test"].groups))
+    assert both.difference == pytest.approx(both.first_score - both.second_score, abs=1e-6)
+    assert both.difference == pytest.approx(difference, abs=1e-6)
+    low, high = both.difference_interval
+    assert low < difference < high
+
+
+def test_layers_whose_tokens_are_samples_are_compared_with_layers_whose_rows_are(tmp_path, tiny_gpt2):
+    settings = {"backbone": str(tiny_gpt2), "limit": 40, "cache": tmp_path / "c"}
+    features = extract("bit-xor", parameters={"n": 5}, layers="embed,final", pool="last,mean", **settings)
+    assert [features["test"].shape(column)[0] for column in ("embed/last", "final/mean")] == [5, 1]
+    done = fit(features, columns="embed/last,final/mean", alphas="1:1:1", select="valid", out=tmp_path / "f")
+    found = columns_of(tmp_path / "f")["test"]
+    assert found["token"].tolist() == [str(n) for n in range(5)] * 40
+    right = {name: (found["label"] == found[name]).mean() for name in ("embed", "final")}
+    (leader,) = (score.layer for score in done.layer_scores if score.p_value is None)
+    for score in done.layer_scores:
+        assert score.result.test_score == pytest.approx(right[score.layer])
+        if score.layer != leader:
+            assert score.difference == pytest.approx(right[score.layer] - right[leader])
+
+
+def test_a_file_that_would_be_too_large_leaves_out_layers(extracted, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(predictions_file, "MAX_PREDICTIONS", 3 * 600)
+    fit(extracted, alphas="1:1:1", select="valid", columns=extracted.columns, out=tmp_path)
+    left_out = "predictions.csv would be too large, so it leaves out embed, block01, final"
+    assert left_out in capfd.readouterr().err
+    columns = columns_of(tmp_path)["test"]
+    assert "best" in columns and "raw" in columns and "embed" not in columns
+
+
+def without_rows(folder, target, dropped, change=lambda line: line):
+    """Copy a fit without some of its test rows, and with changed lines."""
+    shutil.copytree(folder, target)
+    with (folder / "predictions.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    with (target / "predictions.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(change(line) for line in lines if not (line["split"] == "test" and line["id"] in dropped))
+    return target
+
+
+def test_two_fits_are_compared_on_the_rows_that_both_have(pair, call, tmp_path):
+    first, second = (columns_of(folder)["test"] for folder in pair)
+    dropped = first["id"][:7].tolist(), first["id"][3:20].tolist()
+    folders = [without_rows(*copied) for copied in zip(pair, (tmp_path / "a", tmp_path / "b"), dropped, strict=True)]
+    found = compare(*folders)
+    right = [(cells["label"] == cells["best"])[20:] for cells in (first, second)]
+    assert (found.rows, found.only_first, found.only_second) == (len(right[0]), 13, 3)
+    assert (found.first_score, found.second_score) == pytest.approx([each.mean() for each in right])
+    assert found.first_interval == pytest.approx(accuracy_interval(right[0]))
+    assert found.difference == pytest.approx(right[0].mean() - right[1].mean())
+    assert found.p_value == mcnemar(*right)
+    # Bonett and Price: one row is added to those that only one readout labels right
+    n, wins, losses = len(right[0]), (right[0] & ~right[1]).sum(), (right[1] & ~right[0]).sum()
+    share, other = (wins + 1) / (n + 2), (losses + 1) / (n + 2)
+    reach = 1.96 * np.sqrt((share + other - (share - other) ** 2) / (n + 2))
+    assert found.difference_interval == pytest.approx((share - other - reach, share - other + reach))
+    reverse = compare(*folders[::-1])
+    assert (reverse.difference, reverse.p_value) == (-found.difference, found.p_value)
+    _, out, _ = call("compare", *folders)
+    assert f"on the same {n} test rows" in out and f"13 test rows that only {folders[0]} has" in out
+    _, out, _ = call("compare", *folders, "--json")
+    assert json.loads(out)["p_value"] == found.p_value
+
+
+def test_the_order_of_rows_in_a_file_does_not_matter(pair, tmp_path):
+    shutil.copytree(pair[1], tmp_path / "turned")
+    head, *lines = (pair[1] / "predictions.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "turned" / "predictions.csv").write_text(head + "".join(reversed(lines)))
+    found, expected = compare(pair[0], tmp_path / "turned"), compare(*pair)
+    assert (found.difference, found.p_value) == (expected.difference, expected.p_value)
+
+
+def test_fits_that_cannot_be_compared_are_refused(pair, tmp_path):
+    first = pair[0]
+    ids = columns_of(first)["test"]["id"].tolist()
+    none = without_rows(first, tmp_path / "none", ids)
+    assert "have no test rows in common" in outcome(lambda: compare(first, none))
+    other = without_rows(first, tmp_path / "other", [], lambda line: line | {"label": "3"})
+    assert "have different labels, such as " in outcome(lambda: compare(first, other))
+    twice = without_rows(first, tmp_path / "twice", [], lambda line: line | {"id": "5"})
+    assert "several test rows have the id '5'" in outcome(lambda: compare(first, twice))
+    (tmp_path / "empty").mkdir()
+    assert "not the folder of a fit or a run" in outcome(lambda: compare(first, tmp_path / "empty"))
+    for content in (
+        "",
+        "split,id\ntest,1\n",
+        'split,id,label,best\ntest,1,3,"4\n',
+        "split,id,label,best\ntest,0,x,y\n",
+    ):
+        (other / "predictions.csv").write_text(content)
+        assert outcome(lambda: compare(first, other)).count("\n") == 0
+    (other / "predictions.csv").unlink()
+    assert "no predictions.csv" in outcome(lambda: compare(first, other))
+
+
+def test_a_run_of_train_is_compared_with_a_fit(tmp_path, tiny_gpt2):
+    settings = {"backbone": str(tiny_gpt2), "limit": 60, "cache": tmp_path / "c"}
+    run = train("digits", steps=2, batch=8, run=tmp_path / "run", **settings)
+    done = fit(extract("digits", layers="block01", pool="mean", **settings), out=tmp_path / "fit")
+    found = compare(run.run, done.saved)
+    assert found.rows == 60 and found.first_score == pytest.approx(run.test_score)
+    assert found.second_score == pytest.approx(done.best.test_score)
