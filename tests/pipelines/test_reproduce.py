@@ -26,7 +26,7 @@ from reservoir_pipelines.reports.report import _leave_out_answered_claims
 from reservoir_pipelines.reports.reproduced import _draw_costs
 from reservoir_pipelines.reports.views import _read_sweep
 from reservoir_pipelines.reproduction import reproduce as module
-from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
+from reservoir_pipelines.reproduction.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 from reservoir.errors import InputError
@@ -309,7 +309,7 @@ def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
     for name in recipe_names():
         recipe = load_recipe(name, scale)
         for cell in recipe.cells:
-            assert cell.settings.keys() <= OPTIONS[cell.stage]
+            assert cell.settings.keys() <= GROUPS[cell.stage].keys()
             assert (cell.task is None) == (cell.stage in ("pretrain", "backbone"))
             keys.setdefault(cell.key, set()).add(name)
     fpt = {cell.key for cell in load_recipe("table9", scale).cells if cell.settings.get("init") == "pretrained"}

@@ -45,7 +45,6 @@ GROUPS = {
 """The group of each option of a stage, by the option's name."""
 
 ALL_GROUPS = dict(ChainMap(*GROUPS.values()))
-OPTIONS = {stage: {*group} for stage, group in GROUPS.items()}
 
 Kind = tuple[Any, str]
 """A type hint for `fits`, and what to give, for messages."""
