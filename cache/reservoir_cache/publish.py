@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 _PART = 2**18  # bytes that are read at once, while they are in the processor's cache
 _counter = itertools.count()
@@ -85,7 +86,7 @@ def publish_json(
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
+def open_regular(path: Path) -> Iterator[BufferedReader]:
     """Open a file for reading; raises ValueError for a pipe or a device, which might never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
     with os.fdopen(descriptor, "rb") as file:

@@ -75,9 +75,12 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
         raise InputError(f"--out {out}: already exists; name a new folder")
     origin = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
-    if not files or not all(file.is_file() for file in (*files, origin / "config.json")):
-        problem = f"--import {source}: the weights or their config.json are missing, or no regular files"
-        raise InputError(f"{problem}; put both into one folder")
+    if not files or not (origin / "config.json").is_file():
+        raise InputError(
+            f"--import {source}: the weights or their config.json are missing; put both into one folder"
+        )
+    if pipe := next((file for file in files if file.exists() and not file.is_file()), None):
+        raise InputError(f"--import {pipe}: not a regular file; give a file of weights")
     with new_folder(out) as part:
         tensors, left_out = read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
         save_tensors(tensors, part / "model.safetensors")

@@ -62,7 +62,7 @@ ENTRIES: Kind = (list[str | dict[str, Any]], "a list of names or tables")
 OF_ALL = {"task": TEXT, "cell": CELLS, "measure": TEXT, "settings": TABLE, **dict.fromkeys(SCALES, TABLE)}
 """The keys that a recipe, a row and a column may have."""
 
-KEYS: dict[str, dict[str, Kind]] = {
+KEYS: Mapping[str, Mapping[str, Kind]] = {
     "recipe": OF_ALL
     | dict.fromkeys(("title", "note", "source", "drawn"), TEXT)
     | {"rows": ENTRIES, "claims": TABLES}
