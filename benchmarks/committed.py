@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ FLAG = re.compile(r"(--(data|cache)) (?:'[^']*'|\S+)")
 # The part of a path above a folder of the cache, or above the files of a cell in the folder of a reproduction.
 ABOVE_CACHE = re.compile(r"[^\s='\"(]*/(?=(?:prepared|features|readouts|runs)/)")
 ABOVE_WORK = re.compile(r"[^\s='\"(]*/(?=work/[0-9a-f]{16}\b)")
-ABSOLUTE = re.compile(r"""["' =(][/~]""")
+ABSOLUTE = re.compile(r"""["' =(]~?/\w""")
 """The start of a path that exists only on one machine, in a line of JSON."""
 
 
-def results_text(results: Iterable[Mapping[str, Any]], numbers: Mapping[str, Sequence[str]]) -> str:
+def results_text(results: Iterable[Mapping[str, Any]], numbers: Mapping[str, Set[str]]) -> str:
     """Return the sorted lines of cells; ``numbers`` has the numbers of tables that each cell gives, by its key."""
     return "".join(result_line(result, numbers) for result in sorted(results, key=_place))
 
@@ -40,7 +40,7 @@ def _place(result: Mapping[str, Any]) -> tuple[str, str, str, int]:
     return result["task"] or "", result["stage"], json.dumps(settings, sort_keys=True), seed
 
 
-def result_line(result: Mapping[str, Any], numbers: Mapping[str, Sequence[str]]) -> str:
+def result_line(result: Mapping[str, Any], numbers: Mapping[str, Set[str]]) -> str:
     """Return the line of a finished cell, in which no path belongs to a machine."""
     stage, settings = result["stage"], result["settings"]
     key = Cell(stage, result["task"], settings).key
@@ -77,12 +77,9 @@ def without_machine(text: str) -> str:
 
 
 def folder_without_machine(path: str) -> str:
-    """Return the folder of a cell, relative to the cache or to the folder of the reproduction; or as it is."""
-    parts = Path(path).parts
-    for place, part in reversed([*enumerate(parts)]):
-        if part in ("readouts", "runs", "work"):
-            return str(Path(*(() if part == "work" else ("cache",)), *parts[place:]))
-    return path
+    """Return the folder of a cell as `without_machine` names it; it may contain spaces."""
+    below_work = re.sub(r".*/(?=work/[0-9a-f]{16}\b)", "", path)
+    return re.sub(r".*/(?=(?:readouts|runs)/)", "cache/", below_work)
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:

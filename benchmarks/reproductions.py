@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -276,17 +277,17 @@ def draw_costs(plots: Sequence[PagePlot], figure: Any) -> None:
 
 def result_files(cells: Path, numbers: Numbers) -> dict[Path, str]:
     """Return the text of each file of results by its path, from the folder ``cells``."""
-    texts = {}
-    for folder in dict.fromkeys(folder for folder, _ in numbers.tables):
-        shown: dict[str, set[str]] = {}
-        for (where, name), table in numbers.tables.items():
-            spots = [spot for row in table["rows"] for spot in row["spots"] if spot and where == folder]
-            for spot in spots:
-                for key in (key for keys in spot["cells"] for key in keys):
-                    shown.setdefault(key, set()).add(f"{name} | {spot['row']} | {spot['column']}")
-        results = ReproductionFolder(cells / folder).results()
-        texts[RESULTS / f"{folder}.jsonl"] = results_text(results, {k: sorted(v) for k, v in shown.items()})
-    return texts
+    # The numbers that each cell gives, by the folder and the key of the cell.
+    shown: dict[str, dict[str, set[str]]] = {folder: {} for folder, _ in numbers.tables}
+    for (folder, name), table in numbers.tables.items():
+        for spot in (spot for row in table["rows"] for spot in row["spots"] if spot):
+            for key in chain.from_iterable(spot["cells"]):
+                number = f"{name} | {spot['row']} | {spot['column']}"
+                shown[folder].setdefault(key, set()).add(number)
+    return {
+        RESULTS / f"{folder}.jsonl": results_text(ReproductionFolder(cells / folder).results(), by_key)
+        for folder, by_key in shown.items()
+    }
 
 
 def changes(root: Path, cells: Path, numbers: Numbers) -> dict[Path, str]:

@@ -115,7 +115,7 @@ def test_cells_become_lines_without_paths_of_a_machine_and_lines_become_cells_ag
             **{"bytes": 1, "seconds": 2.0, "cpu_seconds": 1.0, "made_with": {"torch": "2"}},
         }
         mine.save_result(cell.key, {**cell.to_dict(), **result})
-    text = committed.results_text(mine.results(), {cells[0].key: ["table1 | FPT | mnist"]})
+    text = committed.results_text(mine.results(), {cells[0].key: {"table1 | FPT | mnist"}})
     lines = [json.loads(line) for line in text.splitlines()]
     assert [(line["task"], line["settings"]["seed"]) for line in lines] == [
         *(("bit-xor", 0), ("bit-xor", 1), ("mnist", 0), ("mnist", 1)),
@@ -129,7 +129,7 @@ def test_cells_become_lines_without_paths_of_a_machine_and_lines_become_cells_ag
     path = tmp_path / "day.jsonl"
     path.write_text(text)
     assert (committed.unpack(path, other), committed.unpack(path, other)) == (4, 0)
-    assert committed.results_text(other.results(), {cells[0].key: ["table1 | FPT | mnist"]}) == text
+    assert committed.results_text(other.results(), {cells[0].key: {"table1 | FPT | mnist"}}) == text
     assert committed.add(mine, other) == {"new": 0, "changed": 0, "the same": 4}
 
     # A line that was edited by hand, and a path without a meaning elsewhere, are refused.
