@@ -6,7 +6,9 @@ export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
 .PHONY: demo headline test gpu test-oldest docs faults bench results results-check reproductions lint clean
 
-demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
+demo: $(INSTALLED)  ## the main job on embedded defaults: an untrained small GPT-2 on bit-xor, and the pretrained one on digits
+	$(BIN)/reservoir extract bit-xor --init random --param held_out=True --layers embed,block03,final --pool last
+	$(BIN)/reservoir fit bit-xor
 	$(BIN)/reservoir extract digits
 	$(BIN)/reservoir fit digits
 	$(BIN)/reservoir report

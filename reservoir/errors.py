@@ -26,7 +26,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
-def first_line(error: Exception, where: str = "") -> str:
+def first_line(error: BaseException, where: str = "") -> str:
     """Return the beginning of an error's message, for use inside another message about the file ``where``."""
     text = str(error).removeprefix(f"{where}: ")
     text = re.sub(r":\s*\n\s*", ": ", text).strip()  # transformers breaks the line after "Field x:"
@@ -41,7 +41,10 @@ def as_input_error(problem: str, remedy: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # Libraries in Rust raise PanicException, which is no Exception, for input that they do not expect.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InputError(
             f"{problem} ({first_line(error, problem.partition(': ')[0])}); {remedy}"
         ) from error

@@ -86,9 +86,9 @@ def within(low: float, high: float) -> Check:
 positive = _must(lambda value: 0 < value < float("inf"), "give a positive number")
 share = _must(lambda value: 0 <= value < 1, "give a number of at least 0 and below 1")
 seed_number = _must(lambda value: 0 <= value < SEEDS, f"give a whole number from 0 to {SEEDS - 1}")
-dilation_list = _must(
-    re.compile(r"auto|0*[1-9]\d{0,8}(,0*[1-9]\d{0,8})*").fullmatch,
-    "give auto, or positive whole numbers such as 1,2,4",
+dilation_list = _must(  # each dilation adds a window to every token
+    re.compile(r"auto|0*[1-9]\d{0,8}(,0*[1-9]\d{0,8}){0,999}").fullmatch,
+    "give auto, or up to 1,000 positive whole numbers such as 1,2,4",
 )
 span = _must(
     re.compile(r"(?=.*[1-9])\d+(\.\d+)?[smhd]").fullmatch, "give a time such as 90s, 10m, 1h or 30d"
@@ -137,7 +137,8 @@ class Options:
                 )
             check = item.metadata.get("check")
             if check and value is not None and (fault := check(value)):
-                raise InputError(f"{flag_of(item)} {value}: {fault}")
+                shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]} ..."
+                raise InputError(f"{flag_of(item)} {shown}: {fault}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain JSON values."""

@@ -379,8 +379,11 @@ def readout_candidates(
     whole = [column for of in layers.values() for column in of]
     few = cross_validated and rows <= MAX_KERNEL_ROWS
     if few and len(layers) > 1 and sum(widths[column] for column in whole) <= MAX_ALL_WIDTH:
-        # All columns together do best on most small data sets, and need no choice of a layer.
-        return tuple(dict.fromkeys(["+".join(whole), *alone, *joined]))
+        # All columns together do best on most small data sets, and need no choice of a layer. If a row has several
+        # readout tokens, columns with a sample per token are none of them, and often better.
+        together = "+".join(whole)
+        first, last = ([together], []) if task.readout_tokens == 1 else ([], [together])
+        return tuple(dict.fromkeys([*first, *alone, *joined, *last]))
     return tuple(dict.fromkeys([*alone, *joined]))
 
 

@@ -22,6 +22,7 @@ from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows
 
+MAX_WINDOW = 2**18  # values of a token; an input layer of more takes minutes to draw
 MAX_SYMBOLS = 64  # largest vocabulary of windows, which have one channel per symbol
 
 
@@ -79,6 +80,9 @@ class Reservoir(ReservoirOptions):
             problem = f"no window fits the sequences of up to {task.max_tokens} values"
             raise InputError(f"{what}{problem}; give a smaller patch or smaller dilations")
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
+        if dim > MAX_WINDOW:
+            problem = f"each token would have {dim:,} values, more than {MAX_WINDOW:,}"
+            raise InputError(f"{what}{problem}; give a smaller patch or fewer dilations")
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 

@@ -68,7 +68,7 @@ def test_a_table_agrees_within_its_last_digit_and_no_further(results):
 def test_other_pages_cite_numbers_of_the_results(results):
     readme = (ROOT / "README.md").read_text()
     native, in_float32 = results.parsed(results.block("digits"))
-    assert f"In float32 the test accuracy of the demo is {in_float32['test']}%" in " ".join(readme.split())
+    assert f"In float32 the test accuracy on the digits is {in_float32['test']}%" in " ".join(readme.split())
     assert f"{native['valid']}%  {native['test']}%" in readme
     mean = next(row for row in results.parsed(results.block("series")) if row["set"] == "mean")
     text = " ".join((ROOT / "docs" / "comparison.md").read_text().split())

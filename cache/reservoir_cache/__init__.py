@@ -26,6 +26,7 @@ from reservoir_cache.publish import (
     file_crc32,
     make_folder,
     open_lock,
+    open_regular,
     path_below,
     publish_json,
     read_json,
@@ -74,7 +75,16 @@ __all__ += [
     "untracked",
     "verify",
 ]
-__all__ += ["STORED_DTYPE", "Arrays", "Encoded", "ShardWriter", "encode", "read_regular", "write_targets"]
+__all__ += [
+    "STORED_DTYPE",
+    "Arrays",
+    "Encoded",
+    "ShardWriter",
+    "encode",
+    "open_regular",
+    "read_regular",
+    "write_targets",
+]
 
 # Modules that are imported when a name in them is first used, because h5py would slow down the
 # command line's start.

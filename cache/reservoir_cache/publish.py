@@ -8,9 +8,11 @@ import secrets
 import socket
 import stat
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +85,19 @@ def publish_json(
     publish(final, _text({**content, "crc32": _checksum(content)}, indent).encode("ascii"), durable=durable)
 
 
-def read_regular(path: Path) -> bytes:
-    """Return a file's content; raises ValueError for a pipe or a device, which might never end."""
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a file for reading; raises ValueError for a pipe or a device, which might never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for the writer of a pipe
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("not a regular file")
+        yield file
+
+
+def read_regular(path: Path) -> bytes:
+    """Return a file's content; raises ValueError for a pipe or a device."""
+    with open_regular(path) as file:
         return file.read()
 
 

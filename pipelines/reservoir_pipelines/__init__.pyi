@@ -274,7 +274,7 @@ def explain(
     out: StrPath | None = None,
     first: int = 4,
 ) -> Explanation:
-    """Plot how far the score of a label falls when a position of its sequence is hidden.
+    """Plot which positions of a sequence its label depends on.
 
     The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
     readout's folder by default.

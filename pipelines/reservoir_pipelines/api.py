@@ -291,7 +291,7 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 
 @takes(opt.ExplainOptions)
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
-    """Plot how far the score of a label falls when a position of its sequence is hidden.
+    """Plot which positions of a sequence its label depends on.
 
     The readout has to be linear, with one label per sequence. ``out`` is ``explained.png`` in the
     readout's folder by default.

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import make_folder, read_regular, sync
+from reservoir_cache import make_folder, open_regular, read_regular, sync
 
 from reservoir.errors import InputError
 
@@ -232,7 +232,7 @@ def stamp(path: Path) -> list[int]:
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

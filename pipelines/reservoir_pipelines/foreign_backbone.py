@@ -79,6 +79,8 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
         raise InputError(
             f"--import {source}: the weights or their config.json are missing; put both into one folder"
         )
+    if pipe := next((file for file in files if file.exists() and not file.is_file()), None):
+        raise InputError(f"--import {pipe}: not a regular file; give a file of weights")
     with new_folder(out) as part:
         tensors, left_out = read_onnx(source) if source.suffix == ".onnx" else (_read_torch(files), [])
         save_tensors(tensors, part / "model.safetensors")

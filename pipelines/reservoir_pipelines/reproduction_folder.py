@@ -78,7 +78,7 @@ class Cell:
             *(f"{name}={value}" for name, value in parameters if not name.endswith("_rows")),
             f"backbone of {backbone.settings.get('corpus')}" if isinstance(backbone, Cell) else backbone,
             f"depth {depth}" if depth else "",
-            *(self.settings.get(name, "") for name in ("init", "input", "train", "readout", "columns")),
+            *(_joined(self.settings.get(n, "")) for n in ("init", "input", "train", "readout", "columns")),
             f"seed {self.settings.get('seed', 0)}",
         ]
         return " ".join(word for word in words if word)
@@ -87,6 +87,10 @@ class Cell:
         """Return stage, task and settings as JSON values, with the keys of other cells."""
         settings = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
         return {"stage": self.stage, "task": self.task, "settings": settings}
+
+
+def _joined(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else ",".join(names)
 
 
 class ReproductionFolder:

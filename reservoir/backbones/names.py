@@ -103,6 +103,10 @@ def folder_of(name: str, *files: str) -> Path:
     """Return the folder of a backbone; for a name on the hub, a folder with those of its ``files`` (patterns)."""
     folder = Path(SHIPPED.get(name, name))
     if folder.is_dir():
+        for path in folder.iterdir():
+            if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe might never end
+                problem = f"backbone {name!r}: {path.name} is not a regular file"
+                raise InputError(f"{problem}; remove it, or replace it by a regular file")
         return folder
     check_backbone_name(name)
     from huggingface_hub import snapshot_download

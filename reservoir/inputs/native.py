@@ -139,7 +139,7 @@ class TextReader:
 
     def may_be_long(self, lengths: np.ndarray) -> np.ndarray:
         """Return which texts of these lengths may have too many tokens, (rows,); few tokenizers need 4 per letter."""
-        return 4 * lengths + len(self._tokenizer("")["input_ids"]) > self.max_tokens
+        return 4 * lengths + len(self._tokenize("")["input_ids"]) > self.max_tokens
 
     def check_places(self, x: np.ndarray, lengths: np.ndarray) -> None:
         """Refuse stored texts that have more tokens than the model reads, because their labels would be lost."""
@@ -161,7 +161,7 @@ class TextReader:
             spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
             begins, numbers = np.array(spans).T
             return numbers[np.searchsorted(begins, ends) - 1]  # the last token that begins before each end
-        if tokens - len(self._tokenizer("")["input_ids"]) != len(ends):
+        if tokens - len(self._tokenize("")["input_ids"]) != len(ends):
             raise InputError("labels of every token need a model with a tokenizer.json; use another model")
         return np.arange(len(ends)) + self.has_cls
 

@@ -12,6 +12,7 @@ from reservoir.records import fits, from_json
 SPLITS = ("train", "valid", "test")
 SIZES = ("max_tokens", "classes", "readout_tokens", "outputs", "pictures")
 MAX_SIZE = 2**31
+MAX_CLASSES = 50_000  # a confusion matrix of these takes 20 GB
 MISSING = -1  # class of padding after the end of a row with a label for every token; for targets it is NaN
 
 
@@ -81,6 +82,8 @@ class Task:
         problem = f"task {str(values.get('name'))[:40]!r}: its description is damaged"
         with as_input_error(problem, "extract the data again"):
             ((kind, size),) = values["form"].items()
+            if not isinstance(values["labels"], list | tuple):
+                raise ValueError("its labels are no list")
             form = {"vectors": Vectors, "tokens": Tokens}[kind](size)
             task = from_json(cls, {**values, "form": form, "labels": tuple(values["labels"])})
             sizes = [size, *(getattr(task, name) for name in SIZES)]
@@ -88,6 +91,11 @@ class Task:
             sound = all(fits(size, int) and 0 <= size < MAX_SIZE for size in sizes)
             if not sound or not all(fits(names, list[str]) for names in lists):
                 raise ValueError("it has a wrong size or name of a column")
+            if any(len({*names}) < len(names) for names in lists):
+                raise ValueError("it has the name of a column or an event twice")
+            if task.classes > MAX_CLASSES:
+                start = f"task {task.name[:40]!r}: {task.classes:,} classes are more than {MAX_CLASSES:,}"
+                raise InputError(f"{start}; merge rare classes, or pass --regression for numbers")
             if len(task.labels) not in (0, task.classes) or task.each not in ("", "token"):
                 raise ValueError("its labels do not match its classes")
             return task

@@ -283,7 +283,7 @@ PIPELINES = (
     ),
     Stage(
         "train: a run and its checkpoints",
-        (Step(lambda root: run_train(root, 2)), Step(lambda root: run_train(root, 3))),
+        (Step(lambda root: run_train(root, 1)), Step(lambda root: run_train(root, 2))),
         trained,
         prepare=run_prepare,
     ),

@@ -427,12 +427,16 @@ def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
         ("reservoir", {"patch": -1}, "--patch -1: give a whole number of at least 1"),
         ("reservoir", {"stride": 10**30}, "give a smaller number"),
         ("reservoir", {"seed": True}, "--seed True: give a whole number"),
-        ("reservoir", {"dilations": "9" * 20}, "give auto, or positive whole numbers"),
+        ("reservoir", {"dilations": "9" * 20}, "give auto, or up to 1,000 positive whole numbers"),
+        ("reservoir", {"dilations": ",".join(map(str, range(1, 1002)))}, "give auto, or up to 1,000 positive"),
+        ("reservoir", {"patch": 2**31 - 1, "pad": "same"}, "each token would have 4,294,967,294 values, more than"),
         ("task", {"max_tokens": 10**30}, "its description is damaged"),
         ("task", {"name": ["x"]}, "its description is damaged"),
         ("task", {"outputs": [1]}, "its description is damaged"),
         ("task", {"classes": 7, "labels": ["a"]}, "its description is damaged"),
         ("task", {"parameters": {"columns": 3}}, "its description is damaged"),
+        ("task", {"parameters": {"columns": ["a", "a"]}}, "the name of a column or an event twice"),
+        ("task", {"classes": 999_999}, "999,999 classes are more than 50,000; merge rare classes"),
     ],
 )
 def test_settings_of_a_linear_readout_name_nothing_to_call(extracted, rows, tmp_path, part, change, message, refusal):
@@ -454,3 +458,23 @@ def test_a_pipe_in_place_of_a_file_of_a_readout_is_refused(extracted, rows, tmp_
     file.unlink()
     os.mkfifo(file)
     assert "not a regular file" in refusal("predict", tmp_path, rows)
+
+
+def test_a_pipe_in_place_of_the_table_of_a_fit_is_refused(extracted, tmp_path, refusal):
+    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
+    (tmp_path / "results.csv").unlink()
+    os.mkfifo(tmp_path / "results.csv")
+    assert "not a regular file" in refusal("report", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pipe_in_the_folder_of_a_model_is_refused(model_folder, rows, name, refusal):
+    (model_folder / name).unlink(missing_ok=True)
+    os.mkfifo(model_folder / name)
+    assert f"{name} is not a regular file" in refusal("extract", rows, "--backbone", model_folder)
+
+
+def test_a_pipe_among_the_weights_to_import_is_refused(model_folder, tmp_path, refusal):
+    os.mkfifo(model_folder / "pytorch_model.bin")
+    line = refusal("backbone", "--import", model_folder, "--out", tmp_path / "new")
+    assert "pytorch_model.bin: not a regular file" in line

@@ -131,6 +131,17 @@ def test_mutated_tokenizers_read_texts_or_are_refused(tmp_path: Path):
         outcome(lambda: read_tokenizer("bert", folder, 32)(*texts))
 
 
+def test_a_tokenizer_whose_regular_expression_panics_is_refused(tmp_path: Path):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    # Oniguruma gives up after too many steps, and tokenizers then panics.
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    (folder / "tokenizer.json").write_text(json.dumps(rules | {"pre_tokenizer": split}))
+    reader = read_tokenizer("bert", folder, 32)
+    line = outcome(lambda: reader(*codes_of("here", ["the cat", "x" * 40])))
+    assert "tokenizer: it cannot read the texts (Onig: Regex search error" in line
+
+
 def mutated_pickle(data: bytes, rng: np.random.Generator) -> bytes:
     """Return an archive of ``torch.save`` with one changed or missing member, usually the pickle."""
     out = io.BytesIO()

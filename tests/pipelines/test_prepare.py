@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import h5py
 import numpy as np
 import pytest
+from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.files import temporary_path
 from reservoir_pipelines.preparation import prepare as prepare_stage
@@ -22,7 +23,9 @@ from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
 from reservoir.tasks import TASKS, task_named
+from tests.faults.mutants import OTHER_TYPES, paths, removed, replaced, value_at
 from tests.files import contents
+from tests.refusals import outcome
 from tests.tasks import samples
 
 
@@ -330,3 +333,44 @@ def test_a_failed_download_says_what_to_do(server, cache):
     (server[0] / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(InputError, match=r"404.*--data DIR"):
         download("mnist")
+
+
+def wrong_indices(index):
+    """Yield copies of prepared.json in which a value that is read is missing, null, of another type or impossible."""
+    optional = {("task", "outputs"), ("task", "readout_tokens"), ("task", "parameters")}
+    for path in paths(index):
+        if path[0] in ("version", "source") or "parameters" in path[:-1]:
+            continue  # nothing reads these
+        if path not in optional and not (isinstance(path[-1], int) and path[0] != "splits"):
+            yield path, removed(index, path)
+        number = type(value_at(index, path)) in (int, float)
+        others = OTHER_TYPES[type(value_at(index, path))] + ((-1, 1e300) if number and path[0] != "scaling" else ())
+        for new in (None, *others):
+            if not (path[0] == "warnings" and len(path) == 2 and new == "x"):
+                yield path, replaced(index, path, new)
+
+
+def test_every_wrong_value_in_prepared_json_is_refused_in_one_line_and_prepared_again(cache, tmp_path, call):
+    x, y = np.random.default_rng(0).normal(size=(60, 12, 2)), np.arange(60) % 2
+    np.savez(tmp_path / "waves.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], 20))
+    call("prepare", tmp_path / "waves.npz")
+    (index,) = cache.glob("prepared/*/*/prepared.json")
+    sound, number = read_json(index), 0
+    for path, mutant in wrong_indices(sound):
+        publish_json(index, mutant)
+        assert outcome(Prepared.open, index.parent), path
+        number += 1
+    assert number > 250
+    code, _, err = call("prepare", tmp_path / "waves.npz")
+    assert (code, "Traceback" in err, read_json(index)) == (0, False, sound)
+
+
+def test_prepared_files_have_the_number_of_rows_of_the_index(cache, tmp_path):
+    np.savez(tmp_path / "waves.npz", x=np.zeros((60, 12, 2)), y=np.arange(60) % 2)
+    prepared = prepare(str(tmp_path / "waves.npz"))
+    index = prepared.path / "prepared.json"
+    values = read_json(index)
+    values["splits"]["test"]["files"][0]["rows"] = values["splits"]["test"]["rows"] = 3
+    publish_json(index, values)
+    with pytest.raises(InputError, match=r"y has \d+ rows, not 3"):
+        _ = Prepared.open(prepared.path).splits["test"].y

@@ -8,6 +8,8 @@ import re
 import shlex
 import shutil
 import signal
+import tomllib
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -24,12 +26,13 @@ from reservoir_pipelines.reports.report import _leave_out_answered_claims
 from reservoir_pipelines.reports.reproduced import _draw_costs
 from reservoir_pipelines.reports.views import _read_sweep
 from reservoir_pipelines.reproduction import reproduce as module
-from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, Cell, load_recipe, recipe_names
+from reservoir_pipelines.reproduction.recipe import GROUPS, LARGE, SCALES, Cell, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir.readouts.evaluation import accuracy_interval
+from tests.faults.mutants import OTHER_TYPES, paths, removed, replaced, toml, value_at
 from tests.processes import Child
 
 pytestmark = pytest.mark.usefixtures("few_bits")
@@ -306,7 +309,7 @@ def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
     for name in recipe_names():
         recipe = load_recipe(name, scale)
         for cell in recipe.cells:
-            assert cell.settings.keys() <= OPTIONS[cell.stage]
+            assert cell.settings.keys() <= GROUPS[cell.stage].keys()
             assert (cell.task is None) == (cell.stage in ("pretrain", "backbone"))
             keys.setdefault(cell.key, set()).add(name)
     fpt = {cell.key for cell in load_recipe("table9", scale).cells if cell.settings.get("init") == "pretrained"}
@@ -356,6 +359,78 @@ def test_mistakes_in_a_recipe_are_named(tmp_path, keys, fault):
     (tmp_path / "my.toml").write_text("title = 'x'")
     with pytest.raises(InputError, match=r"my\.toml: no rows; add rows"):
         load_recipe(str(tmp_path / "my.toml"), "smoke")
+
+
+WHOLE = """
+title = "t"
+note = "n"
+source = "ours"
+task = "bit-xor"
+drawn = "costs"
+cell = "fpt"
+measure = "test_score"
+settings = { init = "random", steps = 3, dropout = 0.5, resume = true, parameters = { n = 5 } }
+smoke = { limit = 60 }
+columns = [{ name = "a", measure = "test_score", settings = { seed = 1 } }, "bit-memory"]
+rows = [
+    { name = "r", published = [1, "-"], later = { a = 3 }, at = { a = "output" }, tasks = { bit-xor = { batch = 2 } } },
+    { name = "b", best = ["output", "full"], absent = { a = "no" } },
+    { name = "c", cell = ["output", "full"], reason = "why", smoke = { steps = 2 } },
+    { name = "d", cell = "bit", settings = { sweep = { dropout = [0.5] } } },
+]
+claims = [
+    { says = "s", source = "ours", more = ["r", "a"], than = [["b", "bit-memory"]], within = 2, scales = ["smoke"] },
+    { says = "s", near = ["r", "a"], by = 3, within = 1, unseen = "no", unchecked = { day = "u" } },
+]
+"""
+REQUIRED = [("title",), ("rows",), ("columns",), ("rows", 0, "name"), ("columns", 0, "name")]
+REQUIRED += [("claims", 0, "says"), ("claims", 0, "more"), ("claims", 0, "than"), ("claims", 0, "than", 0, 1)]
+
+
+def mutants(recipe):
+    """Yield copies of a recipe in which one value is missing or has a type that its key does not allow."""
+    yield from (removed(recipe, path) for path in REQUIRED)
+    for path in paths(recipe):
+        yield replaced(recipe, path, date(1979, 5, 27))
+        if {"parameters", "sweep"} & {*path[:-1]}:
+            continue  # the task and the stage read these, when the cell runs
+        for new in OTHER_TYPES[type(value_at(recipe, path))]:
+            is_name = new == "x" and len(path) == 2 and path[0] in ("rows", "columns")
+            is_number_or_text = new in (3, "x") and new is not True and path[2:3] in (("published",), ("later",))
+            if not is_name and not (is_number_or_text and len(path) == 4):
+                yield replaced(recipe, path, new)
+
+
+def test_every_wrong_type_in_a_recipe_is_refused_in_one_line(tmp_path, cache, refusal, call, monkeypatch):
+    monkeypatch.setattr(module, "_run", lambda *_: None)
+    path, number = tmp_path / "my.toml", 0
+    path.write_text(WHOLE)
+    assert call("reproduce", path)[0] == 0
+    for mutant in mutants(tomllib.loads(WHOLE)):
+        path.write_text("\n".join(f"{key} = {toml(value)}" for key, value in mutant.items()))
+        assert "my.toml: " in refusal("reproduce", path), path.read_text()
+        number += 1
+    assert number > 300
+
+
+def test_a_cell_that_needs_itself_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"my\.toml: fpt needs itself"):
+        load_recipe(
+            recipe(tmp_path, "rows = [{ name = 'a', settings = { backbone = 'cell:fpt' }, cell = 'fpt' }]"), "smoke"
+        )
+    with pytest.raises(InputError, match=r"my\.toml: fpt may not name a cell in 'init'"):
+        load_recipe(
+            recipe(tmp_path, "rows = [{ name = 'a', settings = { init = 'cell:bit' }, cell = 'fpt' }]"), "smoke"
+        )
+
+
+def test_lists_of_names_and_removed_settings_of_a_cell_are_read(cache, tmp_path, call):
+    rows = '{ name = "a", cell = "fpt", settings = { train = ["output", "input"], steps = "" } }'
+    mine = recipe(tmp_path, f'rows = [{rows}, {{ name = "b", cell = "card", settings = {{ backbone = "" }} }}]')
+    code, out, err = call("reproduce", mine, "--scale", "hour", "--dry-run")
+    assert (code, "Traceback" in err) == (0, False) and "output,input" in out
+    done = reproduce(recipe(tmp_path, 'rows = [{ name = "b", cell = "card", settings = { backbone = "" } }]'))
+    assert (done.ran, done.failed) == (1, {})
 
 
 def test_names_that_do_not_exist_are_refused():

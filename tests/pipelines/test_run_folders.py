@@ -1,6 +1,7 @@
 """The folder of a run: the result is that of the last step, damage is named, and a refused run releases the lock."""
 
 import json
+import os
 import textwrap
 from contextlib import suppress
 from importlib import import_module
@@ -13,7 +14,15 @@ from reservoir_pipelines import train
 from reservoir_pipelines.files import checked_line, read_checked
 from reservoir_pipelines.prediction.load import open_readout
 from reservoir_pipelines.training import run_folder
-from reservoir_pipelines.training.run_folder import RunFolder, load_run, load_trained, read_journal, save_checkpoint
+from reservoir_pipelines.training.run_folder import (
+    TRAINED,
+    RunFolder,
+    load_run,
+    load_trained,
+    read_journal,
+    read_tensors,
+    save_checkpoint,
+)
 
 from reservoir.errors import InputError
 from reservoir.training import trainer
@@ -172,6 +181,14 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
     assert "Traceback" not in first[2] + second[2]
 
 
+def test_a_pipe_in_place_of_trained_tensors_is_refused(go, cache):
+    last = RunFolder(go(steps=2).path).last
+    (last / TRAINED).unlink()
+    os.mkfifo(last / TRAINED)
+    with pytest.raises(InputError, match="not a regular file"):
+        read_tensors(last, TRAINED)
+
+
 @pytest.mark.parametrize(
     ("file", "change"),
     [
@@ -180,6 +197,7 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
         ("config.json", lambda config: config.update(scaling=5)),
         ("config.json", lambda config: config["settings"].update(train=[5])),
         ("config.json", lambda config: config["settings"]["spec"].update(compute="os")),
+        ("config.json", lambda config: config["settings"]["spec"]["task"]["parameters"].update(columns=["a", "a"])),
         *((STATE, lambda state, change=change: state.update(change)) for change in STATES),
         ("metrics.jsonl", lambda line: line.update(loss="x")),
         ("metrics.jsonl", lambda line: line.pop("step")),

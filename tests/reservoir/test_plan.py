@@ -101,8 +101,8 @@ def test_the_input_layer_alone_has_the_known_candidates():
     long = replace(SERIES, max_tokens=1024)
     plan = plan_of(long, 2900)
     assert plan.layers == ("embed",) and set(VALUE_POOLINGS) < set(plan.poolings)
-    assert plan.candidates[1] == "+".join(f"embed/{name}" for name in VALUE_POOLINGS)
-    assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns, "raw"}
+    assert plan.candidates[0] == "+".join(f"embed/{name}" for name in VALUE_POOLINGS)
+    assert {name for joined in plan.candidates for name in joined.split("+")} == {*plan.columns}
 
 
 def test_default_layers_of_many_rows_are_fewer_under_given_poolings():

@@ -155,6 +155,7 @@ def fit_tables(done: Fit) -> list[Table]:
         ),
         ("plot", done.plot),
         ("readout", done.saved),
+        ("each row", str(done.predictions)),
         ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
     ]
     return [*tables, (("", ""), last)]

@@ -38,8 +38,19 @@ def clearly_better(fit: ColumnFit, other: ColumnFit, units: np.ndarray) -> bool:
     """Return whether a fit is better on the same held-out samples by more than a standard error of the difference."""
     if fit.merits is None or other.merits is None or fit.result.merit <= other.result.merit:
         return False
-    differences = fit.merits() - other.merits()
-    return float(differences.mean()) > standard_error(differences, units)
+    # A column with a sample for each readout token is compared by row with one that has a sample for each row.
+    merits = fit.merits(), other.merits()
+    samples = min(len(one) for one in merits)
+    ours, others = (one.reshape(samples, -1).mean(axis=1) for one in merits)
+    differences = ours - others
+    return float(differences.mean()) > standard_error(differences, _of_samples(units, samples))
+
+
+def _of_samples(units: np.ndarray, samples: int) -> np.ndarray:
+    """Return the unit of each of some samples, of which every row has the same number, from those of other samples."""
+    if len(units) >= samples:
+        return units.reshape(samples, -1)[:, 0]
+    return np.repeat(units, samples // len(units))
 
 
 def compare_with(ours: FinalReadout, baseline: FinalReadout) -> Against:
@@ -79,7 +90,8 @@ def cautions(chosen: FinalReadout, fit: ColumnFit, units: np.ndarray) -> list[st
     if result.test_interval and fit.merits is not None:
         # The standard error of the test score towards validation, from the interval, and that of validation.
         of_test = (result.test_interval[1] - test) / NormalDist().inv_cdf(0.975)
-        of_valid = standard_error(fit.merits(), units)
+        merits = fit.merits()
+        of_valid = standard_error(merits, _of_samples(units, len(merits)))
         if result.valid_score - test > CAUTION_ERRORS * math.hypot(of_test, of_valid):
             valid = f"validation ({score_text(result.valid_score, result.metric)})"
             remedy = "trust the test score, and check that the rows of all splits are alike"

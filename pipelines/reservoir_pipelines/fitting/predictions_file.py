@@ -72,7 +72,8 @@ def write_predictions(
 
     def write(part: Path) -> None:
         with (
-            part.open("x", newline="", encoding="utf-8") as file,
+            # A label may hold half of a surrogate pair, which no UTF-8 text can.
+            part.open("x", newline="", encoding="utf-8", errors="backslashreplace") as file,
             meter("predictions", lines, unit="labels") as bar,
         ):
             writer = csv.writer(file)

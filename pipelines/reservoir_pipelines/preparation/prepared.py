@@ -1,5 +1,6 @@
 """The reader of prepared data on disk."""
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 from reservoir_cache import file_crc32, path_below, read_json
 
 from reservoir.errors import InputError, as_input_error
-from reservoir.records import check_arrays
+from reservoir.records import check_arrays, fits
 from reservoir.tasks import SPLITS, Scaling, Split, Task, Vectors
 from reservoir.tasks.own.hdf5 import dataset_of
 from reservoir.tasks.own.texts import UNSEEN
@@ -97,6 +98,8 @@ class PreparedSplit:
             with _opened(path) as file:
                 if (stored := dataset_of(file, array)) is None:
                     raise KeyError(f"{array} is not stored in this file alone")
+                if len(stored) != rows:
+                    raise KeyError(f"{array} has {len(stored)} rows, not {rows}")
                 parts.append(stored[first : max(first, last)])
                 if path in self.stamps and stamp(path) != self.stamps[path]:
                     problem = f"{path}: the prepared data has changed since this command began"
@@ -188,6 +191,7 @@ class Prepared:
         """Return the prepared data of a folder; checksums are verified unless ``verify`` is False."""
         with as_input_error(f"{path / INDEX}: missing or damaged", f"remove {path} and prepare again"):
             values, splits = read_json(path / INDEX), {}
+            _check_index(values)
             for name in split_order(set(values["splits"])):
                 files, stamps = [], {}
                 for file in values["splits"][name]["files"]:
@@ -201,6 +205,8 @@ class Prepared:
                     files.append((stored, file["rows"]))
                 splits[name] = PreparedSplit(name, tuple(files), stamps)
             task = Task.from_dict(values["task"])
+            if values["scaling"] is None and isinstance(task.form, Vectors):
+                raise ValueError("it has no scaling of its values")
             return cls(
                 path=path,
                 task=task,
@@ -212,6 +218,44 @@ class Prepared:
                 warnings=tuple(values["warnings"]),
                 reused=reused,
             )
+
+
+INDEX_TYPES = {
+    "task": dict[str, Any],
+    "scaling": dict[str, list[float]] | None,
+    "digest": str,
+    "splits": dict[str, dict[str, Any]],
+    "warnings": list[str],
+}
+SPLIT_TYPES = {"rows": int, "dropped": int, "cut": int, "files": list[dict[str, Any]]}
+FILE_TYPES = {"name": str, "rows": int, "bytes": int, "crc32": str}
+
+
+def _check_index(values: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless an index has the splits, keys, types and numbers that `Prepared.open` reads."""
+    _check_types("", values, INDEX_TYPES)
+    for name in SPLITS:
+        if name not in values["splits"]:
+            raise ValueError(f"it has no split {name!r}")
+    for name, split in values["splits"].items():
+        _check_types(f"splits.{name}.", split, SPLIT_TYPES)
+        for file in split["files"]:
+            _check_types(f"splits.{name}.files.", file, FILE_TYPES)
+        rows = [file["rows"] for file in split["files"]]
+        if (
+            min(rows, default=0) < 1
+            or sum(rows) != split["rows"]
+            or min(split["dropped"], split["cut"]) < 0
+        ):
+            raise ValueError(f"splits.{name} has impossible numbers of rows")
+
+
+def _check_types(where: str, values: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    for key, hint in hints.items():
+        if key not in values:
+            raise ValueError(f"{where}{key} is missing")
+        if not fits(values[key], hint):
+            raise ValueError(f"{where}{key} is {reprlib.repr(values[key])}")
 
 
 def split_order(names: set[str]) -> list[str]:
@@ -229,7 +273,8 @@ def scaling_from_json(values: Mapping[str, Any] | None, task: Task) -> Scaling |
     if values is None:
         return None
     given = {name: np.asarray(values[name]) for name in ("offset", "scale")}
-    found = {name: one.astype(np.float32, casting="same_kind") for name, one in given.items()}
+    with np.errstate(over="ignore"):  # `check_arrays` refuses infinity
+        found = {name: one.astype(np.float32, casting="same_kind") for name, one in given.items()}
     check_arrays(found, dict.fromkeys(found, (task.form.dim,) if isinstance(task.form, Vectors) else ()))
     return Scaling(**found)
 

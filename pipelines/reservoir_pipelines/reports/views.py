@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from reservoir_cache import read_regular
 
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
@@ -56,8 +58,8 @@ def _baseline_name(baseline: Values) -> str:
 
 def _read_sweep(results: Path, baselines: Set[str]) -> dict[str, Any]:
     """Return the validation scores (columns, settings) of the table that a fit wrote, and the chosen indices."""
-    with results.open(newline="") as file:
-        lines = list(csv.DictReader(file))
+    text = io.StringIO(read_regular(results).decode(), newline="")
+    lines = list(csv.DictReader(text))
     best = next((line for line in lines if line["chosen"] == "1"), lines[0])
     # Baselines are not drawn, unless one is the chosen readout.
     lines = [line for line in lines if line["columns"] not in baselines - {best["columns"]}]

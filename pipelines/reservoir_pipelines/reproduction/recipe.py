@@ -5,6 +5,7 @@ A cell is one stage on one task with settings; equal cells have equal keys in ev
 that is the name of a task also sets the task, unless the row, the column or the recipe sets another.
 """
 
+import reprlib
 import tomllib
 from collections import ChainMap
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from reservoir import options
 from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.option_fields import Options, as_group, refuse_modules, without_where
+from reservoir.records import fits
 from reservoir_pipelines.reproduction_folder import CELL, MEASURES, Cell
 
 SCALES = {
@@ -37,15 +39,53 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
 }
 """The options of a cell, by its stage; ``fit`` extracts first."""
 
-OPTIONS = {stage: {item.name for kind in kinds for item in fields(kind)} for stage, kinds in STAGES.items()}
-
-KEYS = {
-    "recipe": "title note source measure columns rows settings cell drawn claims task",
-    "row": "name task tasks cell best at measure settings published later reason absent",
-    "column": "name task cell measure settings",
-    "claim": "says source more less near than by within scales unchecked unseen",
+GROUPS = {
+    stage: {item.name: kind for kind in kinds for item in fields(kind)} for stage, kinds in STAGES.items()
 }
-"""The keys of each part; all but claims also have those of `SCALES`."""
+"""The group of each option of a stage, by the option's name."""
+
+ALL_GROUPS = dict(ChainMap(*GROUPS.values()))
+
+Kind = tuple[Any, str]
+"""A type hint for `fits`, and what to give, for messages."""
+
+TEXT: Kind = (str, "a string")
+NUMBER: Kind = (float, "a number")
+TEXTS: Kind = (list[str], "a list of strings")
+TABLE: Kind = (dict[str, Any], "a table such as { steps = 100 }")
+TABLES: Kind = (list[dict[str, Any]], "a list of tables")
+REASONS: Kind = (dict[str, str], "a table of strings")
+CELLS: Kind = (str | tuple[str, str], "the name of a cell, or two names")
+SPOT: Kind = (tuple[str, str], "the name of a row and that of a column")
+ENTRIES: Kind = (list[str | dict[str, Any]], "a list of names or tables")
+
+OF_ALL = {"task": TEXT, "cell": CELLS, "measure": TEXT, "settings": TABLE, **dict.fromkeys(SCALES, TABLE)}
+"""The keys that a recipe, a row and a column may have."""
+
+KEYS: Mapping[str, Mapping[str, Kind]] = {
+    "recipe": OF_ALL
+    | dict.fromkeys(("title", "note", "source", "drawn"), TEXT)
+    | {"rows": ENTRIES, "claims": TABLES}
+    | {"columns": (str | list[str | dict[str, Any]], 'a list of names or tables, or "tasks"')},
+    "row": OF_ALL
+    | {"name": TEXT, "reason": TEXT, "best": TEXTS, "absent": REASONS}
+    | {"published": (list[float | str], "a list of numbers or strings")}
+    | {"later": (dict[str, float | str], "a table of numbers or strings")}
+    | {"at": (dict[str, str | tuple[str, str]], "a table of cells")}
+    | {"tasks": (dict[str, dict[str, Any]], "a table of settings for each task")},
+    "column": OF_ALL | {"name": TEXT},
+    "claim": dict.fromkeys(("says", "source", "unseen"), TEXT)
+    | dict.fromkeys(("more", "less", "near"), SPOT)
+    | {"than": (list[tuple[str, str]], "a list of pairs, each a row and a column")}
+    | {"by": NUMBER, "within": NUMBER, "scales": TEXTS, "unchecked": REASONS},
+}
+"""The keys of each part of a recipe, each with the type of its value."""
+
+PLOTS = ("", "curve", "costs", "attention", "deviations")
+"""The plots that ``drawn`` may name."""
+
+OF_CELLS = ("backbone", "run")
+"""The settings that may name another cell."""
 
 
 def groups(stage: str, settings: Mapping[str, Any]) -> list[Any]:
@@ -110,14 +150,10 @@ class _Builder:
     cells: dict[str, Cell] = field(default_factory=dict)
 
     def build(self, name: str, seeds: int | None, only: Sequence[str]) -> Recipe:
-        self._check_keys("recipe", self.table, "it has")
-        for key in ("title", "rows", "columns"):
-            if not self.table.get(key):
-                raise InputError(f"{self.where}: no {key}; add {key} = ... to the file")
-        all_options = set[str]().union(*OPTIONS.values())
-        _check_names(without_where(self.override, "--override"), all_options, "--override")
+        self._check_table()
+        _check_settings(without_where(self.override, "--override"), ALL_GROUPS, "--override")
         for settings in self._settings(self.table):
-            self._check_settings(settings, all_options, self.where)
+            self._check_settings(settings, ALL_GROUPS, self.where)
         named = self.table["columns"]
         columns = [
             self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)
@@ -146,11 +182,47 @@ class _Builder:
         }
         return Recipe(table, [cell for key, cell in self.cells.items() if key in used])
 
+    def _check_table(self) -> None:
+        """Raise `InputError` unless the recipe has its keys, with values of their types."""
+        self._check_keys("recipe", self.table, "it")
+        for key in ("title", "rows", "columns"):
+            if not self.table.get(key):
+                raise InputError(f"{self.where}: no {key}; add {key} = ... to the file")
+        columns, drawn = self.table["columns"], self.table.get("drawn", "")
+        if isinstance(columns, str) and columns != "tasks":
+            raise InputError(
+                f'{self.where}: columns = {columns!r}; give a list of names or tables, or "tasks"'
+            )
+        if drawn not in PLOTS:
+            raise InputError(f"{self.where}: no plot {drawn!r}; the plots are {', '.join(PLOTS[1:])}")
+        for claim in self.table.get("claims", []):
+            self._check_claim(claim)
+
+    def _check_claim(self, claim: Mapping[str, Any]) -> None:
+        """Raise `InputError` unless a claim compares numbers, or says why it cannot be judged."""
+        if not isinstance(claim.get("says"), str):
+            raise InputError(f"{self.where}: a claim has no sentence; add says = ... to it")
+        title = f"claim {claim['says']!r}"
+        self._check_keys("claim", claim, title)
+        compared = [key for key in ("more", "less", "near") if key in claim]
+        if len(compared) > 1 or not (compared or "unseen" in claim):
+            raise InputError(
+                f"{self.where}: {title} has {len(compared)} of more, less and near; give one of them"
+            )
+        if compared and not claim.get("than") and "by" not in claim:
+            raise InputError(
+                f"{self.where}: {title} compares with nothing; add than = ... or by = ... to it"
+            )
+        for name in (*claim.get("scales", ()), *claim.get("unchecked", ())):
+            if name not in SCALES:
+                raise InputError(
+                    f"{self.where}: {title}: no scale {name!r}; the scales are {', '.join(SCALES)}"
+                )
+
     def _claims(self, places: Container[tuple[str, str]]) -> list[dict[str, Any]]:
         """Return the claims about these table positions, with their source and the reason why one is not judged."""
         claims = []
         for claim in self.table.get("claims", []):
-            self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
             named = (claim[key] for key in ("more", "less", "near") if key in claim)
             if all((row, column) in places for row, column in (*named, *claim.get("than", ()))):
                 reasons = claim.get("unchecked", {})
@@ -180,15 +252,22 @@ class _Builder:
             entry = {"name": entry}
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise InputError(f"{self.where}: a {kind} has no name; add name = ... to it")
-        self._check_keys(kind, entry, f"{kind} {entry['name']!r} has")
+        title = f"{kind} {entry['name']!r}"
+        self._check_keys(kind, entry, title)
+        for settings in (*self._settings(entry), *entry.get("tasks", {}).values()):
+            self._check_settings(settings, ALL_GROUPS, f"{self.where}: {title}")
         return entry
 
-    def _check_keys(self, kind: str, entry: Mapping[str, Any], has: str) -> None:
-        known = {*KEYS[kind].split(), *(() if kind == "claim" else SCALES)}
-        for key in entry.keys() - known:
-            raise InputError(
-                f"{self.where}: {has} the unknown key {key!r}; the keys are {', '.join(sorted(known))}"
-            )
+    def _check_keys(self, kind: str, entry: Mapping[str, Any], title: str) -> None:
+        """Raise `InputError` for keys that a part of a recipe does not have, and for values of another type."""
+        kinds = KEYS[kind]
+        for key, value in entry.items():
+            if key not in kinds:
+                problem = f"{title} has the unknown key {key!r}; the keys are {', '.join(sorted(kinds))}"
+                raise InputError(f"{self.where}: {problem}")
+            hint, remedy = kinds[key]
+            if not fits(value, hint):
+                raise InputError(f"{self.where}: {title} has {key} = {reprlib.repr(value)}; give {remedy}")
 
     def _spots(
         self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range
@@ -214,6 +293,8 @@ class _Builder:
                 )
             cells = row.get("at", {}).get(name) or row.get("best") or given.get("cell") or []
             names = cells if isinstance(cells, list) else [cells]
+            for cell in names:  # also if no cell is run here
+                self._cell_named(cell)
             combine = "best" if names is row.get("best") else "ratio" if names is cells and names else ""
             reason = row.get("reason", "") or ("" if names else "the recipe names no cell here")
             if self.scale not in LARGE:
@@ -234,15 +315,17 @@ class _Builder:
             }
 
     def _cell(
-        self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], task: str | None, seed: int
+        self,
+        name: str,
+        row: Mapping[str, Any],
+        column: Mapping[str, Any],
+        task: str | None,
+        seed: int,
+        needed_by: tuple[str, ...] = (),
     ) -> Cell:
         """Return a cell by its name in ``cells.toml``, after adding the cells that it needs."""
-        named = self.shared["cells"].get(name)
-        if named is None:
-            raise InputError(
-                f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}"
-            )
-        stage, known = named["stage"], OPTIONS[named["stage"]]
+        named = self._cell_named(name)
+        stage, known = named["stage"], GROUPS[named["stage"]]
         sizes = [self._of_scale(part).get(key, {}) for part in ("all", stage) for key in ("any", task)]
         settings: dict[str, Any] = {"seed": seed} if "seed" in known else {}
         for layer in (*sizes, self.override, *self._settings(self.table)):
@@ -251,12 +334,27 @@ class _Builder:
         for layer in (*self._settings(named), *self._settings(row), *self._settings(column), of_task):
             self._check_settings(layer, known, f"{self.where}: {name}")
             settings = _merged(settings, layer)
+        settings = {key: value for key, value in settings.items() if value != ""}
         for key, value in settings.items():
             if isinstance(value, str) and value.startswith(CELL):
-                settings[key] = self._cell(value.removeprefix(CELL), {}, {}, task, seed)
+                need, path = value.removeprefix(CELL), (*needed_by, name)
+                if key not in OF_CELLS or need in path:
+                    problem = "needs itself" if need in path else f"may not name a cell in {key!r}"
+                    raise InputError(
+                        f"{self.where}: {name} {problem}; give {key!r} another value than {value!r}"
+                    )
+                settings[key] = self._cell(need, {}, {}, task, seed, path)
         run_on_rows = stage in ("fit", "train", "attention")
-        cell = Cell(stage, task if run_on_rows else None, {k: v for k, v in settings.items() if v != ""})
+        cell = Cell(stage, task if run_on_rows else None, settings)
         return self.cells.setdefault(cell.key, cell)
+
+    def _cell_named(self, name: str) -> dict[str, Any]:
+        """Return the table of a cell in ``cells.toml``."""
+        if name not in self.shared["cells"]:
+            raise InputError(
+                f"{self.where}: no cell {name!r}; the cells are {', '.join(self.shared['cells'])}"
+            )
+        return self.shared["cells"][name]
 
     def _of_scale(self, part: str) -> Any:
         """Return a part of ``cells.toml`` for the first scale in ``SCALES[self.scale]`` that has it."""
@@ -269,19 +367,38 @@ class _Builder:
         yield entry.get("settings", {})
         yield next((entry[name] for name in SCALES[self.scale] if name in entry), {})
 
-    def _check_settings(self, settings: Mapping[str, Any], known: set[str], where: str) -> None:
-        """Raise `InputError` for unknown settings, and for those that no file may decide: folders, devices, modules."""
+    def _check_settings(
+        self, settings: Mapping[str, Any], known: Mapping[str, type[Options]], where: str
+    ) -> None:
+        """Raise `InputError` for wrong settings, and for those that no file may decide: folders, devices, modules."""
         run = str(settings.get("run", ""))
         # A recipe may name only one kind of folder: that of another cell of this reproduction.
         without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, where)
         refuse_modules(settings, where)
-        _check_names(settings, known, where)
+        _check_settings(settings, known, where)
 
 
-def _check_names(settings: Mapping[str, Any], known: set[str], where: str) -> None:
-    for key in settings.keys() - known:
-        meant = nearest(key, known) or f"; the settings are {', '.join(sorted(known))}"
-        raise InputError(f"{where}: no setting {key!r}{meant}")
+def _check_settings(settings: Mapping[str, Any], known: Mapping[str, type[Options]], where: str) -> None:
+    """Raise `InputError` for unknown settings, and for values that their option refuses."""
+    for key, value in settings.items():
+        if key not in known:
+            meant = nearest(key, known) or f"; the settings are {', '.join(sorted(known))}"
+            raise InputError(f"{where}: no setting {key!r}{meant}")
+        if not _is_json(value):
+            remedy = "give a string, a finite number, true, false, or a list or table of these"
+            raise InputError(f"{where}: {key} = {reprlib.repr(value)}; {remedy}")
+        if value != "":  # which stands for the option's default
+            try:
+                known[key](**{key: value})
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from error
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON can hold a value of a TOML file: no date, no infinity, no integer beyond 64 bits."""
+    if isinstance(value, dict):
+        return all(map(_is_json, value.values()))
+    return all(map(_is_json, value)) if isinstance(value, list) else fits(value, str | bool | int | float)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,6 +406,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     joined = {
         key: {**below[key], **value}
         for key, value in above.items()
-        if isinstance(value, dict) and key in below
+        if isinstance(value, dict) and isinstance(below.get(key), Mapping)
     }
     return {**below, **above, **joined}

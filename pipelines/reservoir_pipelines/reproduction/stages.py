@@ -12,6 +12,7 @@ import numpy as np
 from reservoir_cache import CacheError, folder_bytes, refuse_links, untracked
 
 from reservoir import options as opt
+from reservoir.backbone_names import DEFAULT_BACKBONE
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.reservoir import choose_device
@@ -27,9 +28,9 @@ from reservoir_pipelines.pretraining.pretrain import pretrain
 from reservoir_pipelines.reports.views import fit_values, train_values
 from reservoir_pipelines.reproduction.recipe import groups
 from reservoir_pipelines.reproduction_folder import Cell
-from reservoir_pipelines.training.train import train
+from reservoir_pipelines.training.train import STEPS, train
 
-STEPS, ROWS = 8, 32  # steps and rows of a trial
+TRIAL_STEPS, ROWS = 8, 32  # steps and rows of a trial
 FORWARD = 1 / 3  # time of a forward pass, as in validation, relative to a training step
 # settings that determine the cost of a cell
 COSTLY = "backbone", "depth", "init", "train", "pool", "layers", "parameters", "limit", "batch", "steps"
@@ -125,7 +126,7 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> Ran:
 
 
 def _backbone(_: str, settings: dict[str, Any], place: Path) -> Ran:
-    name, plot = settings.pop("backbone"), place.with_suffix(".png")
+    name, plot = settings.pop("backbone", DEFAULT_BACKBONE), place.with_suffix(".png")
     settings.pop("device", None)  # `card` has no device
     model, root = as_group(settings, opt.ModelOptions), as_group(settings, opt.CacheOptions)
     out = opt.OutOptions(out=plot)
@@ -195,10 +196,11 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             if cell.stage != "train":
                 return Cost()
             rows = prepare(task, as_group(settings, opt.RowOptions), cache=settings.get("cache")).rows
-            steps, every = settings["steps"], settings["eval_every"]
+            recipe = as_group(settings, opt.TrainOptions)
+            steps, every = recipe.steps or STEPS, recipe.eval_every
             short = {
-                "steps": STEPS,
-                "eval_every": STEPS,
+                "steps": TRIAL_STEPS,
+                "eval_every": TRIAL_STEPS,
                 "limit": ROWS,
                 "resume": False,
                 "from_cache": False,
@@ -206,7 +208,7 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
             done = train(task, *groups("train", settings | short | {"run": Path(folder) / "run"}))
             step = done.seconds / done.steps
             validated = min(rows["valid"], settings.get("limit") or rows["valid"]) * steps / every
-            seconds = step * steps + FORWARD * step / settings["batch"] * validated
+            seconds = step * steps + FORWARD * step / recipe.batch * validated
             return Cost(seconds, folder_bytes(Path(folder)))
     except (InputError, CacheError, OSError, RuntimeError) as error:
         return Cost(reason=str(error).partition("\n")[0])
