@@ -137,6 +137,7 @@ def test_cells_become_lines_without_paths_of_a_machine_and_lines_become_cells_ag
     with pytest.raises(SystemExit, match=r"day\.jsonl, line 1: damaged; restore"):
         committed.read_results(path)
     result = mine.result(cells[0].key)
+    assert result
     with pytest.raises(SystemExit, match=rf"cell {cells[0].key}: the path '/a/text"):
         committed.result_line({**result, "commands": ["reservoir pretrain /a/text"]}, {})
 
