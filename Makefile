@@ -48,7 +48,7 @@ results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says 
 results-check: $(DEVELOPS)  ## those of accuracies, compared with what is written, in about 20 minutes: DATA=DIR, and the same
 	$(BIN)/python benchmarks/results.py --check $(PLACES)
 
-reproductions: $(DEVELOPS)  ## benchmarks/REPRODUCTION.md and the numbers of other pages, made again from finished cells
+reproductions: $(DEVELOPS)  ## benchmarks/REPRODUCTION.md and the numbers of other pages, made again from benchmarks/results
 	$(BIN)/python benchmarks/reproductions.py
 
 lint: $(DEVELOPS)  ## style and types

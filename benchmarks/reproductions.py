@@ -2,20 +2,21 @@
 
     python benchmarks/reproductions.py            # write; runs nothing, and takes seconds
     python benchmarks/reproductions.py --check    # name the files that would change, with exit code 1
+    python benchmarks/reproductions.py --add FOLDER --scale day       # add the cells of a folder of reproduce; write
+    python benchmarks/reproductions.py --unpack FOLDER --scale day    # write the cells into such a folder
 
 It also writes the tables between marks in README.md, docs/leaderboard.md and docs/reproduce.md, and three pictures.
 
-The cells are those below benchmarks/reproductions. The recipes of the package give tables and claims, so that a new
-claim needs no new run. reproductions.toml names the tables of each folder, and the sentences of other pages whose
-numbers are written. REPRODUCTION.md begins with reproductions/opening.md; its numbers are written as {folder | table |
-row | column}.
+The cells are the lines of benchmarks/results/*.jsonl (committed.py describes them). The recipes of the package give
+tables and claims, so that a new claim needs no new run. reproductions.toml names the tables of each file, and the
+sentences of other pages whose numbers are written. REPRODUCTION.md begins with opening.md; its numbers are written as
+{file | table | row | column}.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sys
 import tempfile
 import tomllib
@@ -23,9 +24,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from committed import RESULTS, add, results_text, unpack
 from headline import draw_headline, headline_results, leaderboard_table, readme_table
 from PIL import Image
 from pretraining import claims_table, draw_pretraining
@@ -39,8 +42,8 @@ from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path("benchmarks")
-PAGE, CELLS, SETTINGS = HERE / "REPRODUCTION.md", HERE / "reproductions", HERE / "reproductions.toml"
-OPENING, PUBLISHED = CELLS / "opening.md", HERE / "published.toml"
+PAGE, SETTINGS = HERE / "REPRODUCTION.md", HERE / "reproductions.toml"
+OPENING, PUBLISHED = HERE / "opening.md", HERE / "published.toml"
 README, LEADERBOARD, ANSWER = Path("README.md"), Path("docs/leaderboard.md"), Path("docs/reproduce.md")
 PICTURES = Path("docs/pictures")
 NUMBER = r"[\d,]*\.?\d+"
@@ -107,18 +110,34 @@ class Numbers:
             ) from None
 
 
-def save_tables(root: Path, settings: Mapping[str, Any]) -> Numbers:
-    """Write the tables of each folder below ``root`` from the recipes of the package, and return them filled."""
-    tables = {}
-    for name, chosen in settings["folders"].items():
-        folder = ReproductionFolder(root / name)
-        shutil.rmtree(folder.path / "tables", ignore_errors=True)
-        (folder.path / "tables").mkdir()
-        for table in chosen.get("tables") or recipe_names():
-            recipe = _recipe(folder, table, chosen)
-            folder.save_table(recipe)
-            tables[name, table] = folder.fill(recipe)
-    return Numbers(tables)
+def unpack_all(root: Path, cells: Path) -> None:
+    """Write the committed results as one folder of cells each, below ``cells``."""
+    for name in read_settings(root)["folders"]:
+        unpack(root / RESULTS / f"{name}.jsonl", ReproductionFolder(cells / name))
+
+
+def read_settings(root: Path) -> dict[str, Any]:
+    """Return the content of reproductions.toml."""
+    return tomllib.loads((root / SETTINGS).read_text())
+
+
+def save_tables(cells: Path, settings: Mapping[str, Any]) -> Numbers:
+    """Write the tables of each folder below ``cells`` from the recipes of the package, and return them filled."""
+    return Numbers(
+        {
+            (name, table["name"]): table
+            for name, chosen in settings["folders"].items()
+            for table in save_folder_tables(ReproductionFolder(cells / name), chosen)
+        }
+    )
+
+
+def save_folder_tables(folder: ReproductionFolder, chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Write the tables of one folder, and return them filled; ``chosen`` is its entry in reproductions.toml."""
+    recipes = [_recipe(folder, name, chosen) for name in chosen.get("tables") or recipe_names()]
+    for recipe in recipes:
+        folder.save_table(recipe)
+    return [folder.fill(recipe) for recipe in recipes]
 
 
 def _recipe(folder: ReproductionFolder, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,10 +175,9 @@ def fill_sentence(text: str, sentence: str, numbers: Numbers, where: str) -> str
     return pattern.sub(written, text)
 
 
-def pages(root: Path, cells: Path) -> dict[Path, str]:
+def pages(root: Path, cells: Path, numbers: Numbers) -> dict[Path, str]:
     """Return the text of each page by its path, from tables and cells in the folder ``cells``."""
-    settings = tomllib.loads((root / SETTINGS).read_text())
-    numbers = save_tables(cells, settings)
+    settings = read_settings(root)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "page.md"
         report([cells / name for name in settings["folders"]], markdown=True, out=out)
@@ -257,42 +275,95 @@ def draw_costs(plots: Sequence[PagePlot], figure: Any) -> None:
     last.legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)
 
 
-def changes(root: Path, cells: Path) -> dict[Path, str]:
-    """Return the pages and tables that differ from what the cells give, by path; ``cells`` is a copy of the cells."""
-    texts = pages(root, cells)
-    for path in sorted(cells.glob("*/tables/*.json")):
-        texts[CELLS / path.relative_to(cells)] = path.read_text()
-    old = {path: (root / path).read_text() if (root / path).exists() else "" for path in texts}
-    gone = {path.relative_to(root) for path in (root / CELLS).glob("*/tables/*.json")} - texts.keys()
-    return {path: text for path, text in texts.items() if text != old[path]} | dict.fromkeys(gone, "")
+def result_files(cells: Path, numbers: Numbers) -> dict[Path, str]:
+    """Return the text of each file of results by its path, from the folder ``cells``."""
+    # The numbers that each cell gives, by the folder and the key of the cell.
+    shown: dict[str, dict[str, set[str]]] = {folder: {} for folder, _ in numbers.tables}
+    for (folder, name), table in numbers.tables.items():
+        for spot in (spot for row in table["rows"] for spot in row["spots"] if spot):
+            for key in chain.from_iterable(spot["cells"]):
+                number = f"{name} | {spot['row']} | {spot['column']}"
+                shown[folder].setdefault(key, set()).add(number)
+    return {
+        RESULTS / f"{folder}.jsonl": results_text(ReproductionFolder(cells / folder).results(), by_key)
+        for folder, by_key in shown.items()
+    }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check all pages."""
+def changes(root: Path, cells: Path, numbers: Numbers) -> dict[Path, str]:
+    """Return the pages and results that differ from what the cells in the folder ``cells`` give, by path."""
+    texts = result_files(cells, numbers) | pages(root, cells, numbers)
+    return {
+        path: text
+        for path, text in texts.items()
+        if not (root / path).exists() or (root / path).read_text() != text
+    }
+
+
+def write_folder(name: str, path: Path) -> None:
+    """Write committed results as the folder of a reproduction, with its tables."""
+    folder = ReproductionFolder(path)
+    count = unpack(ROOT / RESULTS / f"{name}.jsonl", folder)
+    save_folder_tables(folder, read_settings(ROOT)["folders"][name])
+    print(f"{path}: {count} cells written; those that it had are kept")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
         "--check", action="store_true", help="write nothing, and name the files that would change"
     )
-    check = parser.parse_args(arguments).check
-    with tempfile.TemporaryDirectory() as folder:
-        cells = Path(folder) / "cells"
-        shutil.copytree(ROOT / CELLS, cells)
-        changed = changes(ROOT, cells)
-        numbers = save_tables(cells, tomllib.loads((ROOT / SETTINGS).read_text()))
+    choice.add_argument(
+        "--add",
+        type=Path,
+        metavar="FOLDER",
+        help="add the finished cells of a folder of reproduce, then write",
+    )
+    choice.add_argument(
+        "--unpack",
+        type=Path,
+        metavar="FOLDER",
+        help="write the cells that a folder of reproduce lacks, and no page",
+    )
+    names = list(read_settings(ROOT)["folders"])
+    parser.add_argument("--scale", choices=names, help="name of the results, for --add and --unpack")
+    options = parser.parse_args(arguments)
+    if (options.add or options.unpack) and not options.scale:
+        parser.error(f"--scale is missing; name one of {', '.join(names)}")
+    if options.add and not (options.add / "cells").is_dir():
+        parser.error(f"{options.add}: not a folder with results of reproduce; name such a folder")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check all pages and results, or unpack results."""
+    options = parse(arguments)
+    if options.unpack:
+        write_folder(options.scale, options.unpack)
+        return 0
+    with tempfile.TemporaryDirectory() as temporary:
+        cells = Path(temporary)
+        unpack_all(ROOT, cells)
+        if options.add:
+            counts = add(ReproductionFolder(options.add), ReproductionFolder(cells / options.scale))
+            print(f"{options.add}: {', '.join(f'{count} {kind}' for kind, count in counts.items())}")
+        numbers = save_tables(cells, read_settings(ROOT))
+        changed = changes(ROOT, cells, numbers)
         outdated = [picture for picture in pictures(cells, numbers) if not picture.is_current(ROOT)]
-    for picture in outdated:
-        print(f"{picture.path}: {'differs from its cells' if check else 'written'}")
-        if not check:
+    state = "differs from its cells" if options.check else "written"
+    for path in (*(picture.path for picture in outdated), *changed):
+        print(f"{path}: {state}")
+    if not options.check:
+        for picture in outdated:
             picture.save(ROOT)
-    for path, text in changed.items():
-        print(f"{path}: {'differs from its cells' if check else 'written' if text else 'removed'}")
-        if not check and text:
+        for path, text in changed.items():
+            (ROOT / path).parent.mkdir(exist_ok=True)
             (ROOT / path).write_text(text)
-        elif not check:
-            (ROOT / path).unlink()
-    return int(check and bool(outdated or changed))
+    return int(options.check and bool(outdated or changed))
 
 
 if __name__ == "__main__":

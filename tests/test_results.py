@@ -1,6 +1,7 @@
 """Each table of RESULTS.md comes from its command, and numbers on other pages agree with it."""
 
 import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from reservoir_pipelines import report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.reproduction_folder import Cell, ReproductionFolder
 
 from reservoir.tasks import valid_is_test
 
@@ -74,19 +77,124 @@ def test_other_pages_cite_numbers_of_the_results(results):
     assert f"and a ridge on the raw values {raw}" in text
 
 
-def test_finished_cells_name_their_versions_and_no_folder_of_a_machine():
-    for path in (ROOT / "benchmarks" / "reproductions").glob("*/cells/*.json"):
-        cell = read_checked(path)
-        assert not re.search(r"""["' =]/""", path.read_text()), path
+def committed_results():
+    """Return the lines of all committed results, each with the name of its file."""
+    committed = script("committed")
+    return [
+        (path.name, result)
+        for path in sorted((ROOT / committed.RESULTS).glob("*.jsonl"))
+        for result in committed.read_results(path)
+    ]
+
+
+def test_committed_results_name_their_versions_and_no_folder_of_a_machine():
+    results = committed_results()
+    assert {name for name, _ in results} == {f"{n}.jsonl" for n in ("hour", "day", "full", "mpnet", "paper")}
+    for name, cell in results:
+        assert not re.search(r"""["' =(][/~]""", json.dumps(cell)), (name, cell["key"])
+        assert cell["key"] == Cell(cell["stage"], cell["task"], cell["settings"]).key
         assert cell["made_with"]["torch"] and cell["commands"] and cell["cpu_seconds"] > 0
 
 
-def test_pages_and_tables_are_what_their_finished_cells_give(tmp_path, reproductions):
+def test_cells_become_lines_without_paths_of_a_machine_and_lines_become_cells_again(tmp_path):
+    committed = script("committed")
+    mine, other = ReproductionFolder(tmp_path / "mine"), ReproductionFolder(tmp_path / "other")
+    mine.create()
+    cells = [Cell("train", task, {"seed": seed, "steps": 5}) for task in ("mnist", "bit-xor") for seed in (1, 0)]
+    for cell in cells:
+        result = {
+            "commands": [
+                f"reservoir train {cell.task} --data '/my files' --run /a/b/cache/runs/x/mini-1 --cache /a/b/cache"
+            ],
+            "notes": [
+                "train: 5 of 9 (55%), 1.94 steps/s",
+                "all rows are in /a/b/cache/features/mnist/1; no forward pass",
+            ],
+            "values": {"test_score": 0.5, "losses": [[1.0, 2.0]]},
+            "folder": str(mine.work / cell.key if cell.task == "mnist" else Path("/a b/cache/runs/bit-xor/mini-1")),
+            **{"bytes": 1, "seconds": 2.0, "cpu_seconds": 1.0, "made_with": {"torch": "2"}},
+        }
+        mine.save_result(cell.key, {**cell.to_dict(), **result})
+    text = committed.results_text(mine.results(), {cells[0].key: {"table1 | FPT | mnist"}})
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(line["task"], line["settings"]["seed"]) for line in lines] == [
+        *(("bit-xor", 0), ("bit-xor", 1), ("mnist", 0), ("mnist", 1)),
+    ]
+    assert lines[0]["commands"] == ["reservoir train bit-xor --data data --run cache/runs/x/mini-1 --cache cache"]
+    assert lines[0]["notes"] == ["all rows are in cache/features/mnist/1; no forward pass"]
+    assert (lines[0]["folder"], lines[3]["folder"]) == ("cache/runs/bit-xor/mini-1", f"work/{cells[0].key}")
+    assert (lines[0]["values"], lines[3]["numbers"]) == ({"test_score": 0.5}, ["table1 | FPT | mnist"])
+
+    # Unpacked and packed again, the text is the same; cells that the folder has are kept.
+    path = tmp_path / "day.jsonl"
+    path.write_text(text)
+    assert (committed.unpack(path, other), committed.unpack(path, other)) == (4, 0)
+    assert committed.results_text(other.results(), {cells[0].key: {"table1 | FPT | mnist"}}) == text
+    assert committed.add(mine, other) == {"new": 0, "changed": 0, "the same": 4}
+
+    # A line that was edited by hand, and a path without a meaning elsewhere, are refused.
+    path.write_text(text.replace("0.5", "0.6", 1))
+    with pytest.raises(SystemExit, match=r"day\.jsonl, line 1: damaged; restore"):
+        committed.read_results(path)
+    result = mine.result(cells[0].key)
+    assert result
+    with pytest.raises(SystemExit, match=rf"cell {cells[0].key}: the path '/a/text"):
+        committed.result_line({**result, "commands": ["reservoir pretrain /a/text"]}, {})
+
+
+@pytest.mark.usefixtures("few_bits")
+def test_reproduce_continues_from_unpacked_cells_and_report_shows_them(cache, tmp_path):
+    recipe, path = tmp_path / "my.toml", tmp_path / "my.jsonl"
+    recipe.write_text(
+        """title = "a table of mine"
+columns = ["bit-xor"]
+rows = [
+    { name = "FPT", cell = "fpt", settings = { steps = 3, eval_every = 3 } },
+    { name = "readout", cell = "readout-last", settings = { limit = 60 } },
+]
+settings = { backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", init = "random" }
+"""
+    )
+    committed, done = script("committed"), reproduce([str(recipe)])
+    assert (done.ran, done.failed) == (2, {})
+    path.write_text(committed.results_text(ReproductionFolder(done.folder).results(), {}))
+    other = ReproductionFolder(tmp_path / "other")
+    committed.unpack(path, other)
+    again = reproduce([str(recipe)], out=other.path)
+    assert (again.ran, again.reused, again.tables) == (0, 2, done.tables)
+    assert "2 finished, 0 failed" in report(other.path).page.read_text()
+
+
+def test_adding_an_unpacked_folder_restores_removed_lines_and_changes_nothing_else(
+    tmp_path, reproductions, monkeypatch
+):
+    root, folder, paper = tmp_path / "copy", tmp_path / "cells", Path("benchmarks/results/paper.jsonl")
+    for name in ("benchmarks", "docs"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("build", "__pycache__"))
+    shutil.copy(ROOT / "README.md", root)
+    monkeypatch.setattr(reproductions, "ROOT", root)
+    assert reproductions.main(["--unpack", str(folder), "--scale", "paper"]) == 0
+    assert len(list(folder.glob("cells/*.json"))) == 3 and list(folder.glob("tables/*.json"))
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    (root / paper).write_text("")
+    assert reproductions.main(["--add", str(folder), "--scale", "paper"]) == 0
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    with pytest.raises(SystemExit):
+        reproductions.main(["--add", str(root), "--scale", "paper"])
+
+
+def test_a_committed_result_can_be_found_by_table_row_and_seed():
+    lines = (ROOT / "benchmarks" / "results" / "day.jsonl").read_text().splitlines()
+    (line,) = [line for line in lines if "table1 | FPT | mnist" in line and '"seed": 0' in line]
+    assert json.loads(line)["settings"]["backbone"] == "mini"
+
+
+def test_pages_and_results_are_what_their_finished_cells_give(tmp_path, reproductions):
     cells = tmp_path / "cells"
-    shutil.copytree(ROOT / reproductions.CELLS, cells)
-    changed = reproductions.changes(ROOT, cells)
+    reproductions.unpack_all(ROOT, cells)
+    numbers = reproductions.save_tables(cells, reproductions.read_settings(ROOT))
+    changed = reproductions.changes(ROOT, cells, numbers)
     assert [str(path) for path in changed] == [], "run make reproductions"
-    numbers = reproductions.save_tables(cells, tomllib.loads((ROOT / reproductions.SETTINGS).read_text()))
     assert [picture.path for picture in reproductions.pictures(cells, numbers) if not picture.is_current(ROOT)] == []
     # A cell with another number changes the page and the sentence that names it.
     key = read_checked(cells / "day" / "tables" / "table-xor.json")["rows"][0]["spots"][1]["cells"][0][0]
@@ -94,8 +202,12 @@ def test_pages_and_tables_are_what_their_finished_cells_give(tmp_path, reproduct
     cell = read_checked(path)
     cell["values"]["test_score"] = 0.7345
     write_checked(path, cell)
-    changed = reproductions.changes(ROOT, cells)
-    assert {*changed} == {reproductions.PAGE, reproductions.LEADERBOARD, Path("docs/log.md")}
+    numbers = reproductions.save_tables(cells, reproductions.read_settings(ROOT))
+    changed = reproductions.changes(ROOT, cells, numbers)
+    results = Path("benchmarks/results/day.jsonl")
+    assert {*changed} == {results, reproductions.PAGE, reproductions.LEADERBOARD, Path("docs/log.md")}
+    before, after = (ROOT / results).read_text().splitlines(), changed[results].splitlines()
+    assert [f'"{key}"' in new for old, new in zip(before, after, strict=True) if old != new] == [True]
     assert "| 64.3% | 73.5% (64.4% to 64.7%) |" in changed[Path("docs/log.md")]
 
 
@@ -110,8 +222,8 @@ def test_a_sentence_gets_its_numbers_even_where_a_line_breaks_in_it(reproduction
 
 
 def test_no_score_of_a_finished_training_was_chosen_on_its_test_rows():
-    for path in (ROOT / "benchmarks" / "reproductions").glob("*/cells/*.json"):
-        cell = read_checked(path)
+    for name, cell in committed_results():
+        path = name, cell["key"]
         if cell["stage"] == "train" and valid_is_test(cell["task"], cell["settings"]):
             values = cell["values"]
             assert values["best_step"] == values["steps"], path

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 60  # points of a stored curve
 NUMBERS = ("samples", "rows", "groups", "auc")  # values of an evaluation of classes that are not in percent
+ARRAYS = {
+    "fit": ("sweep", "classes", "confusion", "recall", "reliability"),
+    "train": ("losses",),
+    "attention": ("map", "lines"),
+    "backbone": ("deviations",),
+}
+"""For each stage, the large values of a cell that only plots read; a cell without them has no plots."""
 Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
 
@@ -187,7 +194,9 @@ def _training_facts(values: Values, metric: str) -> Facts:
 
 
 def plots_of(stage: str, values: Values) -> list[PagePlot]:
-    """Return the plots of a result; an empty list for a stage without plots."""
+    """Return the plots of a result; an empty list for a stage without plots, or a result without their arrays."""
+    if values.keys().isdisjoint(ARRAYS.get(stage, ())):
+        return []
     if stage == "fit":
         return _fit_plots(values)
     if stage == "train":
