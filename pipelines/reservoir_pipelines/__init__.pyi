@@ -687,7 +687,7 @@ def import_features(
     Parameters
     ----------
     file : str or path-like
-        An .npz, .h5, .parquet or .safetensors file of the features.
+        An .npz, .h5, .parquet or .safetensors file of the features, or a folder of export-features.
     task : str or path-like, optional
         The task whose rows have these features; not needed for a folder, which has labels of its own.
     name : str, optional

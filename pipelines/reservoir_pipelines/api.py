@@ -158,7 +158,7 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
 @takes(
     opt.TaskOptions,
     opt.CacheOptions,
-    file="An .npz, .h5, .parquet or .safetensors file of the features.",
+    file="An .npz, .h5, .parquet or .safetensors file of the features, or a folder of export-features.",
     task="The task whose rows have these features; not needed for a folder, which has labels of its own.",
     name="Name of the entry, such as the model that computed the features; a folder names it.",
 )

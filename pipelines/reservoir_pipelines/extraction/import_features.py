@@ -6,7 +6,7 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,40 @@ class Incoming:
 
     features: Columns
     files: Sequence[Path]  # the import is refused if one of them changes meanwhile
-    rows: Mapping[str, int]
-    spec: Mapping[str, Any]  # the fields of the specification, except those that the features determine
-    layout: Layout | None  # by default by the size of the rows
-    made_with: Mapping[str, Any]
-    label: Callable[[Entry], None]  # writes the labels of an entry
+    spec: Mapping[str, Any]  # fields of the specification
+    layout: Layout | None = None  # by default by the size of the rows
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    label: Callable[[Entry], None] = lambda entry: None  # writes the labels of an entry
+
+    def of_task(self, prepared: Prepared, index: Mapping[str, np.ndarray]) -> "Incoming":
+        """Return the features with the labels of some rows of prepared data."""
+        rows = {split: len(numbers) for split, numbers in index.items()}
+        data = {"digest": data_digest(prepared, index), "rows": rows}
+        return replace(
+            self,
+            spec={**self.spec, "task": prepared.task.to_dict(), "data": data},
+            made_with={**self.made_with, **data_record(prepared)},
+            rows=rows,
+            label=partial(write_labels, prepared=prepared, rows=index),
+        )
+
+    def of_labels(self, described: FeatureFolder, labels: Mapping[str, Mapping[str, Any]]) -> "Incoming":
+        """Return the features with the labels of their folder; the entry has no data, and so no raw input."""
+        rows = {split: described.spec.rows[split] for split in described.splits}
+        # Labels decide what a readout learns, and nobody has compared them with the digest that the folder names.
+        digest = hashlib.sha256(described.data_digest.encode())
+        for arrays in labels.values():
+            for name in sorted(arrays.keys() - {"ids"}):
+                digest.update(json.dumps([name, arrays[name].shape]).encode() + arrays[name].tobytes())
+        data = {"digest": digest.hexdigest(), "rows": rows, ORIGIN: described.data_digest}
+        return replace(
+            self,
+            spec={**self.spec, "task": described.spec.task, "data": data},
+            made_with={**self.made_with, "prepared": "", "kept": described.kept, "scaling": None},
+            rows=rows,
+            label=partial(_write_labels, labels=labels),
+        )
 
 
 def import_features(
@@ -88,9 +117,8 @@ def import_features(
     except Exception as error:  # libraries raise any type of error for damaged files
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
-        raise InputError(
-            f"{file}: features cannot be read ({first_line(error)}); write the file again"
-        ) from error
+        remedy = "export the features again" if described else "write the file again"
+        raise InputError(f"{file}: features cannot be read ({first_line(error)}); {remedy}") from error
     return Extraction.of(entry, sorted(incoming.features), written, started)
 
 
@@ -101,73 +129,50 @@ def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
             f"{file}: features cannot be read: give a file of type {', '.join(READERS)}, or a folder of export-features"
         )
     features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
-    fixed = {"input": {"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1}}
-    fixed |= {"padding": "none", "compute": "float32"}
-    return _of_task(prepared, draw_rows(prepared, None), features, [file], fixed, None, {})
+    spec = {"input": {"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1}}
+    spec |= {"padding": "none", "compute": "float32"}
+    return Incoming(features, [file], spec).of_task(prepared, draw_rows(prepared, None))
 
 
 def _from_folder(
     folder: Path, described: FeatureFolder, prepared: Prepared | None, stack: ExitStack
 ) -> Incoming:
     """Return the arrays of an exported folder, with the rows of prepared data, or else with its own labels."""
-    arrays, spec = described.open(folder, stack), described.spec
+    arrays, splits = described.open(folder, stack), described.splits
     features: Columns = {
-        column: {split: arrays[split][column] for split in described.splits} for column in described.columns
+        column: {split: arrays[split][column] for split in splits} for column in described.columns
     }
-    files = [folder / name for name in described.files]
-    # The same blocks give the same sums, so that a fit gives the same digits as one of the exported entry.
-    layout = Layout(block_rows=described.layout.block_rows, batch_rows=described.layout.batch_rows)
-    fixed = {"input": spec.input, "padding": spec.padding, "compute": spec.compute}
-    record = {"source": described.source}
     labels = {
-        split: {
-            name: np.asarray(arrays[split][name][: spec.rows[split]]) for name in described.label_shapes
-        }
-        for split in described.splits
+        split: {name: np.asarray(arrays[split][name][:]) for name in described.label_shapes}
+        for split in splits
     }
-    if prepared:
-        index = {split: of["index"].astype(np.int64) for split, of in labels.items()}
-        if index.keys() != prepared.rows.keys() or data_digest(prepared, index) != described.data_digest:
-            problem = (
-                f"{folder}: its features are those of other rows than task {prepared.task.name!r} has now"
-            )
-            raise InputError(f"{problem}; name the data that they were extracted from, or leave out --task")
-        return _of_task(prepared, index, features, files, fixed, layout, record)
-    labels = {split: _checked_labels(described.task, of) for split, of in labels.items()}
-    digest = hashlib.sha256(described.data_digest.encode())
-    for name, array in (
-        (name, array) for of in labels.values() for name, array in of.items() if name != "ids"
-    ):
-        digest.update(json.dumps([name, array.shape]).encode() + array.tobytes())
-    rows = {split: spec.rows[split] for split in described.splits}
-    data = {"digest": digest.hexdigest(), "rows": rows, ORIGIN: described.data_digest}
-    made_with = {**record, "prepared": "", "kept": described.kept, "scaling": None}
-    fixed |= {"task": spec.task, "data": data}
-    return Incoming(features, files, rows, fixed, layout, made_with, partial(_write_labels, labels=labels))
-
-
-def _of_task(
-    prepared: Prepared,
-    index: Mapping[str, np.ndarray],
-    features: Columns,
-    files: Sequence[Path],
-    fixed: Mapping[str, Any],
-    layout: Layout | None,
-    record: Mapping[str, Any],
-) -> Incoming:
-    """Return features whose labels are those of some rows of prepared data."""
-    rows = {split: len(numbers) for split, numbers in index.items()}
-    data = {"digest": data_digest(prepared, index), "rows": rows}
-    label = partial(write_labels, prepared=prepared, rows=index)
-    made_with = {**record, **data_record(prepared)}
-    spec = {**fixed, "task": prepared.task.to_dict(), "data": data}
-    return Incoming(features, files, rows, spec, layout, made_with, label)
+    incoming = Incoming(
+        features,
+        [folder / name for name in described.files],
+        {name: getattr(described.spec, name) for name in ("input", "padding", "compute")},
+        # The same blocks give the same sums, so that a fit gives the same digits as one of the exported entry.
+        layout=Layout(block_rows=described.layout.block_rows, batch_rows=described.layout.batch_rows),
+        made_with={"source": described.source},
+    )
+    if not prepared:
+        return incoming.of_labels(
+            described, {split: _checked_labels(described.task, labels[split]) for split in splits}
+        )
+    index = {split: labels[split]["index"].astype(np.int64) for split in splits}
+    if index.keys() != prepared.rows.keys() or data_digest(prepared, index) != described.data_digest:
+        problem = f"{folder}: its features are those of other rows than task {prepared.task.name!r} has now"
+        raise InputError(f"{problem}; name the data that they were extracted from, or leave out --task")
+    return incoming.of_task(prepared, index)
 
 
 def _checked_labels(task: Task, labels: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return labels as an entry stores them; raise an error for labels that the task cannot have."""
     rows = len(labels["index"])
-    whole = {name: labels[name].astype(np.int64, casting="safe") for name in labels.keys() - {"ids", "y"}}
+    whole = {
+        name: array.astype(np.int64, casting="safe")
+        for name, array in labels.items()
+        if name not in ("ids", "y")
+    }
     y = labels["y"].reshape(rows, task.readout_tokens, task.outputs)
     y = y.astype(np.int64 if task.classes else np.float32, casting="same_kind")
     least = MISSING if task.each else 0
@@ -193,7 +198,8 @@ def _write(
 ) -> tuple[Entry, int]:
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
     features, rows = incoming.features, incoming.rows
-    shapes = {column: _shape(splits["train"].shape) for column, splits in sorted(features.items())}
+    first = next(iter(rows))
+    shapes = {column: _shape(splits[first].shape) for column, splits in sorted(features.items())}
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
     block_rows = rows_per_block(row_bytes, 1, max(rows.values()))
     layout = incoming.layout or Layout(block_rows=block_rows, batch_rows=block_rows)
