@@ -364,9 +364,9 @@ def export_features(
     format: str | None = None,
     cache: StrPath | None = None,
 ) -> ExportedFeatures:
-    """Write the features of an entry, with labels and row ids, as files that other programs read.
+    """Write the features of an entry for other programs.
 
-    Each split becomes a file, or with ``npy`` a folder. Values are float32, exactly as `extract` and
+    Each split becomes a file with features, labels and row ids, or with ``npy`` a folder. Values are float32, exactly as `extract` and
     `fit` read them from the cache; the memory needed does not depend on the number of rows. The
     folder has a dataset card, ``README.md``, and appears when it is complete. `import_features` reads
     it again.
@@ -672,7 +672,7 @@ def import_features(
     protocol: str | None = None,
     cache: StrPath | None = None,
 ) -> Extraction:
-    """Cache features that another program computed, or that `export_features` wrote.
+    """Cache features that another program computed.
 
     They become an entry of a task, which `fit` reads like any other entry. The file holds one array
     (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the prepared
@@ -680,8 +680,8 @@ def import_features(
     Parquet file, the column ``split`` names the split of each row, and the features are columns of
     lists or of floats (joined).
 
-    A folder of `export_features` is compared with its checksums first. With ``task`` its rows must be
-    those of the task; without, the entry has no raw input, and `fit` tries no baselines.
+    A folder that `export_features` wrote is compared with its checksums first. With ``task`` its rows
+    must be those of the task; without, the entry has no raw input, and `fit` tries no baselines.
 
 
     Parameters
