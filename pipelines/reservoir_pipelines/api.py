@@ -216,10 +216,10 @@ def export_features(
 ) -> results.ExportedFeatures:
     """Write the features of an entry for other programs.
 
-    Each split becomes a file with features, labels and row ids, or with ``npy`` a folder. Values are float32, exactly as `extract` and
-    `fit` read them from the cache; the memory needed does not depend on the number of rows. The
-    folder has a dataset card, ``README.md``, and appears when it is complete. `import_features` reads
-    it again.
+    Each split becomes a file with features, labels and row ids, or with ``npy`` a folder. Values are
+    float32, exactly as `extract` and `fit` read them from the cache; the memory needed does not
+    depend on the number of rows. The folder has a dataset card, ``README.md``, and appears when it is
+    complete. `import_features` reads it again.
 
     Examples
     --------

@@ -282,7 +282,11 @@ def exported(root: Path) -> Any:
     from reservoir_pipelines.extraction.feature_folder import read_folder
 
     folder = root / "exported"
-    return short(*map(str, read_folder(folder).files.items())) if folder.exists() else "no folder"
+    if not folder.exists():
+        return "no folder"
+    description = read_folder(folder)
+    description.verify(folder)
+    return short(*map(str, description.files.items()))
 
 
 PIPELINES = (

@@ -20,6 +20,7 @@ from reservoir_pipelines.preparation.prepared import split_order
 FOLDER_FORMAT = 1
 DESCRIPTION = "features.json"
 CARD = "README.md"
+REMEDY = "export the features again, or copy the folder again"
 ORIGIN = "origin"
 """Field of a specification's data: the digest of the data that the features were computed from, if only labels came."""
 
@@ -81,6 +82,15 @@ class FeatureFolder:
         plain = {"format": FOLDER_FORMAT, "spec": self.spec.to_dict(), "layout": self.layout.to_dict()}
         write_checked(folder / DESCRIPTION, plain | values)
 
+    def verify(self, folder: Path) -> None:
+        """Compare the files of a folder with their checksums; raise `InputError` for a difference."""
+        for name, line in self.files.items():
+            file = path_below(folder, *name.split("/"))
+            if not file.is_file() or file.stat().st_size != line["bytes"]:
+                raise InputError(f"{file}: missing, or not of {line['bytes']} bytes; {REMEDY}")
+            if file_digest(file) != line["sha256"]:
+                raise InputError(f"{file}: checksum mismatch; {REMEDY}")
+
     def open(self, folder: Path, stack: ExitStack) -> dict[str, dict[str, Any]]:
         """Return the arrays of each split by name, columns and labels; their shapes are those of the description."""
         arrays, shapes = {}, {**self.label_shapes, **self.shapes}
@@ -94,8 +104,8 @@ class FeatureFolder:
 
 
 def read_folder(folder: Path) -> FeatureFolder:
-    """Return the description of a folder, whose files are compared with their checksums; raise `InputError`."""
-    path, remedy = folder / DESCRIPTION, "export the features again, or copy the folder again"
+    """Return the description of a folder; raise `InputError` if it is damaged, or was not written by an export."""
+    path = folder / DESCRIPTION
     if not path.is_file():
         raise InputError(
             f"{folder}: it has no {DESCRIPTION}, so export-features did not write it; "
@@ -104,22 +114,16 @@ def read_folder(folder: Path) -> FeatureFolder:
     try:
         values = read_checked(path)
     except DamagedError as error:
-        raise InputError(f"{path}: {error}; {remedy}") from error
+        raise InputError(f"{path}: {error}; {REMEDY}") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a description of features ({error}); {remedy}") from error
+        raise InputError(f"{path}: not a description of features ({error}); {REMEDY}") from error
     if (version := values.pop("format", None)) != FOLDER_FORMAT:
         problem = f"{path}: format {version!r}, but this program reads format {FOLDER_FORMAT}"
         raise InputError(f"{problem}; install a newer version of reservoir-features")
-    with as_input_error(f"{path}: not a description of features", remedy):
+    with as_input_error(f"{path}: not a description of features", REMEDY):
         spec, layout = Spec(**values.pop("spec")), Layout(**values.pop("layout"))
         described = FeatureFolder(spec=spec, layout=layout, **values)
         _check(described)
-    for name, line in described.files.items():
-        file = path_below(folder, *name.split("/"))
-        if not file.is_file() or file.stat().st_size != line["bytes"]:
-            raise InputError(f"{file}: missing, or not of {line['bytes']} bytes; {remedy}")
-        if file_digest(file) != line["sha256"]:
-            raise InputError(f"{file}: checksum mismatch; {remedy}")
     return described
 
 

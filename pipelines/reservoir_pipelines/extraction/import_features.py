@@ -52,7 +52,7 @@ class Incoming:
     """Features to import, and the rows that they belong to."""
 
     features: Columns
-    files: Sequence[Path]  # the import is refused if one of them changes meanwhile
+    stamps: Mapping[Path, list[int]]  # state of each file; the import is refused if one changes meanwhile
     spec: Mapping[str, Any]  # fields of the specification
     layout: Layout | None = None  # by default by the size of the rows
     made_with: Mapping[str, Any] = field(default_factory=dict)
@@ -128,16 +128,20 @@ def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
         raise InputError(
             f"{file}: features cannot be read: give a file of type {', '.join(READERS)}, or a folder of export-features"
         )
+    before = stamp(file)
     features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
     spec = {"input": {"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1}}
     spec |= {"padding": "none", "compute": "float32"}
-    return Incoming(features, [file], spec).of_task(prepared, draw_rows(prepared, None))
+    return Incoming(features, {file: before}, spec).of_task(prepared, draw_rows(prepared, None))
 
 
 def _from_folder(
     folder: Path, described: FeatureFolder, prepared: Prepared | None, stack: ExitStack
 ) -> Incoming:
     """Return the arrays of an exported folder, with the rows of prepared data, or else with its own labels."""
+    paths = [folder / name for name in described.files]
+    stamps = {path: stamp(path) for path in paths if path.is_file()}  # before their checksums are verified
+    described.verify(folder)
     arrays, splits = described.open(folder, stack), described.splits
     features: Columns = {
         column: {split: arrays[split][column] for split in splits} for column in described.columns
@@ -148,7 +152,7 @@ def _from_folder(
     }
     incoming = Incoming(
         features,
-        [folder / name for name in described.files],
+        stamps,
         {name: getattr(described.spec, name) for name in ("input", "padding", "compute")},
         # The same blocks give the same sums, so that a fit gives the same digits as one of the exported entry.
         layout=Layout(block_rows=described.layout.block_rows, batch_rows=described.layout.batch_rows),
@@ -203,14 +207,15 @@ def _write(
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
     block_rows = rows_per_block(row_bytes, 1, max(rows.values()))
     layout = incoming.layout or Layout(block_rows=block_rows, batch_rows=block_rows)
-    before = [*map(stamp, incoming.files)]
 
     def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
         split, low, high = place
         values = {
             column: _finite(file, features[column][split], split, column, low, high) for column in columns
         }
-        if [*map(stamp, incoming.files)] != before:  # the values may not be those of the key
+        if any(
+            stamp(path) != before for path, before in incoming.stamps.items()
+        ):  # the values may not be those of the key
             raise InputError(
                 f"{file}: changed while it was read; run the command again when it is complete"
             )
