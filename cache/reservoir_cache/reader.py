@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -27,6 +27,9 @@ from reservoir_cache.shard import (
     read_array,
     read_column,
 )
+
+if TYPE_CHECKING:
+    from dask.array import Array
 
 FEW = 1 / 8  # rows are read one by one if they are less than this share of a block
 Stamp = tuple[int, int, int, int]
@@ -128,7 +131,11 @@ class SplitFeatures:
     def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
         """Yield the blocks of a column in row order, each (rows, tokens, width) of float32."""
         self._require(column)
-        return (self._decode(self._encoded(block, column)) for block in range(len(self._ranges)))
+        return (self.block(column, block) for block in range(len(self._ranges)))
+
+    def block(self, column: str, block: int) -> NDArray[np.float32]:
+        """Return one block of a column, (rows, tokens, width)."""
+        return self._decode(self._encoded(block, column))
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
@@ -248,6 +255,27 @@ class FeatureColumn(NDArrayOperatorsMixin):
         self.shape = (split.rows, width) if tokens == 1 else (split.rows, tokens, width)
         self.dtype, self.ndim = np.dtype(np.float32), len(self.shape)
 
+    def to_dask(self) -> "Array":
+        """Return the column as a ``dask.array`` with one chunk per shard, which is read when it is computed."""
+        import dask.array
+        from dask.delayed import delayed
+
+        split, read = self._split, delayed(_read_block, pure=True)
+        chunks = [
+            dask.array.from_delayed(
+                read(
+                    split,
+                    self._name,
+                    block,
+                    dask_key_name=f"{split.entry.key}-{split.split}-{self._name}-{block}",
+                ),
+                (high - low, *self.shape[1:]),
+                self.dtype,
+            )
+            for block, (low, high) in enumerate(split.entry.blocks(split.split))
+        ]
+        return dask.array.concatenate(chunks)
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -283,6 +311,12 @@ class FeatureColumn(NDArrayOperatorsMixin):
 
 # torch.from_numpy takes no other type than ndarray, and names the type that it got: "expected np.ndarray (got ...)".
 FeatureColumn.__name__ = "FeatureColumn; read it with [:]"
+
+
+def _read_block(split: SplitFeatures, column: str, block: int) -> NDArray[np.float32]:
+    """Return one block of a column in the shape of `FeatureColumn`: a task of `FeatureColumn.to_dask`."""
+    values = split.block(column, block)
+    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def _stamp(status: os.stat_result) -> Stamp:

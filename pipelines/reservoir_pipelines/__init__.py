@@ -12,7 +12,17 @@ from importlib import import_module
 from typing import Any
 
 FUNCTIONS = (
-    *("attention", "compare", "explain", "export", "extract", "fit", "import_features", "plan"),
+    *(
+        "attention",
+        "compare",
+        "explain",
+        "export",
+        "export_features",
+        "extract",
+        "fit",
+        "import_features",
+        "plan",
+    ),
     *("predict", "prepare", "pretrain", "report", "reproduce", "train"),
 )
 """The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
@@ -22,6 +32,7 @@ PLACES = {
     "Comparison": "comparison.compare",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
+    "ExportedFeatures": "extraction.export_features",
     "Extraction": "extraction.extract",
     "Fit": "fitting.results",
     "Forecast": "extraction.forecast",

@@ -12,6 +12,7 @@ from reservoir_pipelines.comparison.compare import Comparison as Comparison
 from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
 from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
 from reservoir_pipelines.estimators.estimators import ReservoirTransformer as ReservoirTransformer
+from reservoir_pipelines.extraction.export_features import ExportedFeatures as ExportedFeatures
 from reservoir_pipelines.extraction.extract import Extraction as Extraction
 from reservoir_pipelines.extraction.forecast import Forecast as Forecast
 from reservoir_pipelines.fitting.results import Fit as Fit
@@ -34,6 +35,7 @@ __all__ = [
     "Comparison",
     "Explanation",
     "Export",
+    "ExportedFeatures",
     "Extraction",
     "Fit",
     "Forecast",
@@ -54,6 +56,7 @@ __all__ = [
     "compare",
     "explain",
     "export",
+    "export_features",
     "extract",
     "fit",
     "import_backbone",
@@ -353,6 +356,55 @@ def export(
     'model.pt2'
     """
 
+def export_features(
+    entry: Features,
+    *,
+    to: StrPath,
+    columns: str | Sequence[str] = 'all',
+    format: str | None = None,
+    cache: StrPath | None = None,
+) -> ExportedFeatures:
+    """Write the features of an entry for other programs.
+
+    Each split becomes a file with features, labels and row ids, or with ``npy`` a folder. Values are
+    float32, exactly as `extract` and `fit` read them from the cache; the memory needed does not
+    depend on the number of rows. The folder has a dataset card, ``README.md``, and appears when it is
+    complete. `import_features` reads it again.
+
+
+    Parameters
+    ----------
+    entry : Features
+        A task (its last extraction), a key or a folder; in Python also the result of extract.
+    to : str or path-like
+        Folder to write, which must be empty or not exist.
+    columns : str or sequence of str, default='all'
+        Columns to write, comma-separated, or all.
+    format : str, optional
+        parquet, safetensors, or npy (an array per file, for np.load with mmap_mode). Default: parquet if
+        pyarrow is installed, else safetensors.
+    cache : path-like, optional
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
+
+    Returns
+    -------
+    ExportedFeatures
+
+    Raises
+    ------
+    InputError
+        If an option, a name or a file is wrong; the message says what to do.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import export_features, extract, import_features
+    >>> features = extract("digits", limit=60, layers="block01", pool="mean")
+    >>> export_features(features, to="digits-features", format="npy").rows
+    {'train': 60, 'valid': 60, 'test': 60}
+    >>> import_features("digits-features").columns
+    ('block01/mean',)
+    """
+
 def extract(
     task: StrPath,
     *,
@@ -595,8 +647,8 @@ def fit(
 def import_features(
     file: StrPath,
     *,
-    task: StrPath,
-    name: str,
+    task: StrPath | None = None,
+    name: str | None = None,
     labels: str | None = None,
     label: str | None = None,
     id: str | None = None,
@@ -628,15 +680,18 @@ def import_features(
     Parquet file, the column ``split`` names the split of each row, and the features are columns of
     lists or of floats (joined).
 
+    A folder that `export_features` wrote is compared with its checksums first. With ``task`` its rows
+    must be those of the task; without, the entry has no raw input, and `fit` tries no baselines.
+
 
     Parameters
     ----------
     file : str or path-like
-        An .npz, .h5, .parquet or .safetensors file of the features.
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    name : str
-        Name of the entry, such as the model that computed the features.
+        An .npz, .h5, .parquet or .safetensors file of the features, or a folder of export-features.
+    task : str or path-like, optional
+        The task whose rows have these features; not needed for a folder, which has labels of its own.
+    name : str, optional
+        Name of the entry, such as the model that computed the features; a folder names it.
     labels : str, optional
         Table with the labels of a folder's files or of FASTA records, joined by name.
     label : str, optional

@@ -158,10 +158,13 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
 @takes(
     opt.TaskOptions,
     opt.CacheOptions,
-    file="An .npz, .h5, .parquet or .safetensors file of the features.",
-    name="Name of the entry, such as the model that computed the features.",
+    file="An .npz, .h5, .parquet or .safetensors file of the features, or a folder of export-features.",
+    task="The task whose rows have these features; not needed for a folder, which has labels of its own.",
+    name="Name of the entry, such as the model that computed the features; a folder names it.",
 )
-def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) -> results.Extraction:
+def import_features(
+    file: StrPath, *, task: StrPath | None = None, name: str | None = None, **options: Any
+) -> results.Extraction:
     """Cache features that another program computed.
 
     They become an entry of a task, which `fit` reads like any other entry. The file holds one array
@@ -169,6 +172,9 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     task in their order. With several columns, the arrays are named ``train/COLUMN`` and so on. In a
     Parquet file, the column ``split`` names the split of each row, and the features are columns of
     lists or of floats (joined).
+
+    A folder that `export_features` wrote is compared with its checksums first. With ``task`` its rows
+    must be those of the task; without, the entry has no raw input, and `fit` tries no baselines.
 
     Returns
     -------
@@ -187,8 +193,47 @@ def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) 
     """
     from reservoir_pipelines.extraction.import_features import import_features as run
 
-    chosen, task = groups_of(import_features, options), require_path(task, "import_features: task")
-    return run(Path(require_path(file, "import_features: file")), task, name, *chosen)
+    chosen = groups_of(import_features, options)
+    named = None if task is None else require_path(task, "import_features: task")
+    return run(Path(require_path(file, "import_features: file")), named, name, *chosen)
+
+
+@takes(
+    opt.CacheOptions,
+    entry="A task (its last extraction), a key or a folder; in Python also the result of extract.",
+    to="Folder to write, which must be empty or not exist.",
+    columns="Columns to write, comma-separated, or all.",
+    format="parquet, safetensors, or npy (an array per file, for np.load with mmap_mode). Default: parquet if pyarrow "
+    "is installed, else safetensors.",
+)
+def export_features(
+    entry: Features,
+    *,
+    to: StrPath,
+    columns: str | Sequence[str] = "all",
+    format: str | None = None,
+    **options: Any,
+) -> results.ExportedFeatures:
+    """Write the features of an entry for other programs.
+
+    Each split becomes a file with features, labels and row ids, or with ``npy`` a folder. Values are
+    float32, exactly as `extract` and `fit` read them from the cache; the memory needed does not
+    depend on the number of rows. The folder has a dataset card, ``README.md``, and appears when it is
+    complete. `import_features` reads it again.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import export_features, extract, import_features
+    >>> features = extract("digits", limit=60, layers="block01", pool="mean")
+    >>> export_features(features, to="digits-features", format="npy").rows
+    {'train': 60, 'valid': 60, 'test': 60}
+    >>> import_features("digits-features").columns
+    ('block01/mean',)
+    """
+    from reservoir_pipelines.extraction.export_features import export_features as run
+
+    (place,) = groups_of(export_features, options)
+    return run(entry, Path(require_path(to, "export_features: to")), columns, format, place)
 
 
 @takes(

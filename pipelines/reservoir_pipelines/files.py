@@ -107,7 +107,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         with _naming(path):
             yield part
-        for file in (*part.iterdir(), part):
+        for file in (*part.rglob("*"), part):
             sync(file)
         part.rename(path)
         sync(part.parent)

@@ -1,6 +1,7 @@
 """The reader returns correct rows in order, in bounded memory, and refuses damaged files; rounding errors are small."""
 
 import os
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -151,6 +152,27 @@ def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
     tracemalloc.stop()
     assert total == sum(range(blocks))
     assert peak < 4 * one  # the stored block, the decoded one, and the caller's; the column has 20 blocks
+
+
+def test_a_dask_array_reads_a_shard_per_chunk_when_it_is_computed(full, monkeypatch):
+    dask = pytest.importorskip("dask")
+    train, read = FeatureStore(full)["train"], []
+    for column in train:
+        array, values = train[column].to_dask(), train[column][:]
+        assert (array.shape, array.dtype, array.chunks[0]) == (values.shape, np.float32, (4, 4, 2))
+        np.testing.assert_array_equal(array.compute(), values)
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(array)).compute(), values)  # as for other processes
+    real = type(train)._encoded
+    monkeypatch.setattr(type(train), "_encoded", lambda *place: read.append(place[1:3]) or real(*place))
+    array = train["block02/all"].to_dask()
+    assert read == [] and array.name == train["block02/all"].to_dask().name
+    np.testing.assert_array_equal(array[5:7].compute(), train.read("block02/all")[5:7])
+    assert read[0] == (1, "block02/all")
+    monkeypatch.setattr(type(train), "_encoded", real)
+    damaged = full.path / "train" / "00002-0.h5"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(CacheError, match=r"00002-0\.h5: damaged"):
+        dask.compute(array)
 
 
 @pytest.fixture(params=["float16", "bfloat16", "float32"])

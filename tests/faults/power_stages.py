@@ -273,6 +273,22 @@ def imported(root: Path) -> Any:
     return short(*(tensor.numpy() for tensor in tensors.values()))
 
 
+def run_export(root: Path) -> None:
+    (entry,) = list_entries(root)
+    command("export-features", entry.path, "--to", root / "exported", "--format", "npy", "--cache", root)
+
+
+def exported(root: Path) -> Any:
+    from reservoir_pipelines.extraction.feature_folder import read_folder
+
+    folder = root / "exported"
+    if not folder.exists():
+        return "no folder"
+    description = read_folder(folder)
+    description.verify(folder)
+    return short(*map(str, description.files.items()))
+
+
 PIPELINES = (
     Stage("prepare", (Step(run_prepare),), prepared, recovers=True),
     Stage(
@@ -297,6 +313,7 @@ PIPELINES = (
     Stage("reproduce: cells and tables", (Step(run_cells),), cells),
     Stage("pretrain: a model", (Step(run_pretrain),), model),
     Stage("backbone --import", (Step(run_import),), imported),
+    Stage("export-features: a folder", (Step(run_export),), exported, prepare=extracted),
 )
 
 

@@ -17,7 +17,7 @@ from reservoir.tasks import TASKS, own_name
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, split_order
 
 if TYPE_CHECKING:
     from reservoir.plan import Plan
@@ -50,16 +50,14 @@ class Extraction(Record):
     computed_rows: int
 
     @classmethod
-    def of(
-        cls, entry: Entry, prepared: Prepared, columns: Sequence[str], computed_rows: int, started: float
-    ) -> "Extraction":
+    def of(cls, entry: Entry, columns: Sequence[str], computed_rows: int, started: float) -> "Extraction":
         """Return the result of a call that began at the monotonic time ``started``."""
         if not computed_rows:
-            name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
+            name = f"{entry.spec.task['name']} x {entry.path.name.rpartition('-')[0]}"
             notify(f"{name}: everything is cached already in {entry.path}; no forward pass")
         return cls(
             entry=entry.path,
-            rows={split: entry.spec.rows[split] for split in prepared.rows},
+            rows={split: entry.spec.rows[split] for split in split_order({*entry.splits})},
             columns=tuple(columns),
             bytes=folder_bytes(entry.path),
             seconds=round(time.monotonic() - started, 3),
@@ -109,7 +107,7 @@ def extract(
         shared = todo and (cluster.workers > 1 or cluster.scheduler)
         computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
         computed += run.compute(entry, bar.advance)
-    return Extraction.of(entry, prepared, run.columns, computed, started)
+    return Extraction.of(entry, run.columns, computed, started)
 
 
 def origin_of(task: str) -> str:

@@ -6,25 +6,38 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import CacheError, Entry, Layout, Spec, check_column_name, rows_per_block
+from reservoir_cache import (
+    CacheError,
+    Entry,
+    Layout,
+    Spec,
+    check_column_name,
+    rows_per_block,
+    write_targets,
+)
 
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
 from reservoir.tasks.own.arrays import check_expansion, check_header
 from reservoir.tasks.own.tables import read_arrow
+from reservoir.tasks.task import MISSING, Task
 from reservoir_pipelines.extraction.extract import Extraction, origin_of
+from reservoir_pipelines.extraction.feature_folder import ORIGIN, FeatureFolder, read_folder
 from reservoir_pipelines.extraction.run import (
     compute_missing,
     data_digest,
+    data_record,
     draw_rows,
-    open_entry,
     row_count,
+    start_entry,
+    write_labels,
 )
 from reservoir_pipelines.files import IMPORTED, cache_root, stamp, versions
 from reservoir_pipelines.output import meter
@@ -34,76 +47,196 @@ from reservoir_pipelines.preparation.prepared import Prepared
 Columns = dict[str, dict[str, Any]]  # the array of each split of each column
 
 
+@dataclass(frozen=True)
+class Incoming:
+    """Features to import, and the rows that they belong to."""
+
+    features: Columns
+    stamps: Mapping[Path, list[int]]  # state of each file; the import is refused if one changes meanwhile
+    spec: Mapping[str, Any]  # fields of the specification
+    layout: Layout | None = None  # by default by the size of the rows
+    made_with: Mapping[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    label: Callable[[Entry], None] = lambda entry: None  # writes the labels of an entry
+
+    def of_task(self, prepared: Prepared, index: Mapping[str, np.ndarray]) -> "Incoming":
+        """Return the features with the labels of some rows of prepared data."""
+        rows = {split: len(numbers) for split, numbers in index.items()}
+        data = {"digest": data_digest(prepared, index), "rows": rows}
+        return replace(
+            self,
+            spec={**self.spec, "task": prepared.task.to_dict(), "data": data},
+            made_with={**self.made_with, **data_record(prepared)},
+            rows=rows,
+            label=partial(write_labels, prepared=prepared, rows=index),
+        )
+
+    def of_labels(self, described: FeatureFolder, labels: Mapping[str, Mapping[str, Any]]) -> "Incoming":
+        """Return the features with the labels of their folder; the entry has no data, and so no raw input."""
+        rows = {split: described.spec.rows[split] for split in described.splits}
+        # Labels decide what a readout learns, and nobody has compared them with the digest that the folder names.
+        digest = hashlib.sha256(described.data_digest.encode())
+        for arrays in labels.values():
+            for name in sorted(arrays.keys() - {"ids"}):
+                digest.update(json.dumps([name, arrays[name].shape]).encode() + arrays[name].tobytes())
+        data = {"digest": digest.hexdigest(), "rows": rows, ORIGIN: described.data_digest}
+        return replace(
+            self,
+            spec={**self.spec, "task": described.spec.task, "data": data},
+            made_with={**self.made_with, "prepared": "", "kept": described.kept, "scaling": None},
+            rows=rows,
+            label=partial(_write_labels, labels=labels),
+        )
+
+
 def import_features(
-    file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions
+    file: Path, task: str | None, name: str | None, options: TaskOptions, place: CacheOptions
 ) -> Extraction:
-    """Write the arrays of a file as an entry of a task; see `api.import_features`."""
+    """Write the arrays of a file, or of an exported folder, as an entry of a task; see `api.import_features`."""
     started = time.monotonic()
     root = cache_root(place.cache)
-    prepared = prepare(task, options, cache=root)
-    if file.suffix.lower() not in READERS or not file.is_file():
-        raise InputError(f"{file}: features cannot be read: give a file of type {', '.join(READERS)}")
-    command = typed("import-features", [str(file), "--task", task, "--name", name], options)
-    call = {
-        "task": origin_of(task),
-        "settings": options.to_dict(),
-        "command": command,
-        "file": str(file.resolve()),
-    }
+    described = read_folder(file) if file.is_dir() else None
+    if described is None and (task is None or name is None):
+        raise InputError(
+            f"{file}: a file of features needs --task and --name; name the task of its rows, and the model"
+        )
+    prepared = prepare(task, options, cache=root) if task else None
+    name = name or (described.title if described else "")
+    arguments = [str(file), *(["--task", task] if task else []), "--name", name]
+    call = {"command": typed("import-features", arguments, options), "file": str(file.resolve())}
+    if task:
+        call |= {"task": origin_of(task), "settings": options.to_dict()}
     try:
         with ExitStack() as stack:
-            features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
-            entry, written = _write(root, name, file, features, prepared, call)
+            if described:
+                incoming = _from_folder(file, described, prepared, stack)
+            else:
+                assert prepared
+                incoming = _from_file(file, prepared, stack)
+            entry, written = _write(root, name, file, incoming, {"call": call})
     except Exception as error:  # libraries raise any type of error for damaged files
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
+        remedy = "export the features again" if described else "write the file again"
+        raise InputError(f"{file}: features cannot be read ({first_line(error)}); {remedy}") from error
+    return Extraction.of(entry, sorted(incoming.features), written, started)
+
+
+def _from_file(file: Path, prepared: Prepared, stack: ExitStack) -> Incoming:
+    """Return the arrays of a file, which hold all rows of the prepared data."""
+    if file.suffix.lower() not in READERS or not file.is_file():
         raise InputError(
-            f"{file}: features cannot be read ({first_line(error)}); write the file again"
-        ) from error
-    return Extraction.of(entry, prepared, sorted(features), written, started)
+            f"{file}: features cannot be read: give a file of type {', '.join(READERS)}, or a folder of export-features"
+        )
+    before = stamp(file)
+    features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
+    spec = {"input": {"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1}}
+    spec |= {"padding": "none", "compute": "float32"}
+    return Incoming(features, {file: before}, spec).of_task(prepared, draw_rows(prepared, None))
+
+
+def _from_folder(
+    folder: Path, described: FeatureFolder, prepared: Prepared | None, stack: ExitStack
+) -> Incoming:
+    """Return the arrays of an exported folder, with the rows of prepared data, or else with its own labels."""
+    paths = [folder / name for name in described.files]
+    stamps = {path: stamp(path) for path in paths if path.is_file()}  # before their checksums are verified
+    described.verify(folder)
+    arrays, splits = described.open(folder, stack), described.splits
+    features: Columns = {
+        column: {split: arrays[split][column] for split in splits} for column in described.columns
+    }
+    labels = {
+        split: {name: np.asarray(arrays[split][name][:]) for name in described.label_shapes}
+        for split in splits
+    }
+    incoming = Incoming(
+        features,
+        stamps,
+        {name: getattr(described.spec, name) for name in ("input", "padding", "compute")},
+        # The same blocks give the same sums, so that a fit gives the same digits as one of the exported entry.
+        layout=Layout(block_rows=described.layout.block_rows, batch_rows=described.layout.batch_rows),
+        made_with={"source": described.source},
+    )
+    if not prepared:
+        return incoming.of_labels(
+            described, {split: _checked_labels(described.task, labels[split]) for split in splits}
+        )
+    index = {split: labels[split]["index"].astype(np.int64) for split in splits}
+    if index.keys() != prepared.rows.keys() or data_digest(prepared, index) != described.data_digest:
+        problem = f"{folder}: its features are those of other rows than task {prepared.task.name!r} has now"
+        raise InputError(f"{problem}; name the data that they were extracted from, or leave out --task")
+    return incoming.of_task(prepared, index)
+
+
+def _checked_labels(task: Task, labels: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return labels as an entry stores them; raise an error for labels that the task cannot have."""
+    rows = len(labels["index"])
+    whole = {
+        name: array.astype(np.int64, casting="safe")
+        for name, array in labels.items()
+        if name not in ("ids", "y")
+    }
+    y = labels["y"].reshape(rows, task.readout_tokens, task.outputs)
+    y = y.astype(np.int64 if task.classes else np.float32, casting="same_kind")
+    least = MISSING if task.each else 0
+    if task.classes and not (y.min() >= least and y.max() < task.classes):
+        raise ValueError(f"a label is not a class from 0 to {task.classes - 1}")
+    if whole["lengths"].min() < 1 or whole["lengths"].max() > task.max_tokens or whole["index"].min() < 0:
+        raise ValueError("a length or a row number is out of range")
+    ids = labels["ids"] if labels["ids"].dtype.kind == "i" else labels["ids"].astype(str)
+    return {"y": y, **whole, "lengths": whole["lengths"].astype(np.int32), "ids": ids}
+
+
+def _write_labels(entry: Entry, labels: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Write the labels that came with the features; ids that are the numbers of the rows are not stored."""
+    for split, arrays in labels.items():
+        numbered = np.array_equal(arrays["ids"], arrays["index"])
+        write_targets(
+            entry, split, {name: array for name, array in arrays.items() if name != "ids" or not numbered}
+        )
 
 
 def _write(
-    root: Path, name: str, file: Path, features: Columns, prepared: Prepared, call: dict[str, Any]
+    root: Path, name: str, file: Path, incoming: Incoming, made_with: Mapping[str, Any]
 ) -> tuple[Entry, int]:
     """Write features as an entry, whose key is their digest; return it and the number of rows written."""
-    shapes = {column: (1, splits["train"].shape[1]) for column, splits in sorted(features.items())}
-    block_rows = rows_per_block(
-        4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values())
-    )
-    layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
-    before = stamp(file)
+    features, rows = incoming.features, incoming.rows
+    first = next(iter(rows))
+    shapes = {column: _shape(splits[first].shape) for column, splits in sorted(features.items())}
+    row_bytes = 4 * sum(tokens * width for tokens, width in shapes.values())
+    block_rows = rows_per_block(row_bytes, 1, max(rows.values()))
+    layout = incoming.layout or Layout(block_rows=block_rows, batch_rows=block_rows)
 
     def read(place: tuple[str, int, int], columns: Sequence[str]) -> dict[str, np.ndarray]:
         split, low, high = place
         values = {
             column: _finite(file, features[column][split], split, column, low, high) for column in columns
         }
-        if stamp(file) != before:  # the values may not be those of the key
+        if any(
+            stamp(path) != before for path, before in incoming.stamps.items()
+        ):  # the values may not be those of the key
             raise InputError(
                 f"{file}: changed while it was read; run the command again when it is complete"
             )
         return values
 
-    digest = hashlib.sha256(json.dumps([prepared.rows, shapes]).encode())
-    for split, column in ((split, column) for split in index for column in shapes):
-        for low, high in layout.blocks(prepared.rows[split]):
+    digest = hashlib.sha256(json.dumps([rows, shapes]).encode())
+    for split, column in ((split, column) for split in rows for column in shapes):
+        for low, high in layout.blocks(rows[split]):
             digest.update(read((split, low, high), [column])[column].astype("<f4").data)
-    spec = Spec(
-        task=prepared.task.to_dict(),
-        data={"digest": data_digest(prepared, index), "rows": prepared.rows},
-        backbone={"family": IMPORTED, "digest": digest.hexdigest()},
-        init={"kind": IMPORTED, "seed": 0},
-        input={"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1},
-        padding="none",
-        compute="float32",
-        store="float32",
-    )
-    made_with = {"call": call, "versions": versions("h5py", "numpy")}
-    entry, todo = open_entry(root, name, prepared, index, spec, layout, shapes, [*index], made_with)
+    own = {"family": IMPORTED, "digest": digest.hexdigest()}
+    spec = Spec(**incoming.spec, backbone=own, init={"kind": IMPORTED, "seed": 0}, store="float32")
+    made_with = {**made_with, **incoming.made_with, "versions": versions("h5py", "numpy")}
+    entry, todo = start_entry(root, name, spec, layout, shapes, [*rows], made_with, incoming.label)
     with meter("import", row_count(entry, todo)) as bar:
         steps = lambda *place: [place], lambda place, columns, _: partial(read, place, columns)
-        return entry, compute_missing(entry, [*index], [*shapes], *steps, bar.advance)
+        return entry, compute_missing(entry, [*rows], [*shapes], *steps, bar.advance)
+
+
+def _shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return tokens and width of an array (rows, width) or (rows, tokens, width)."""
+    return (1, shape[1]) if len(shape) == 2 else (shape[1], shape[2])
 
 
 def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Columns:
@@ -134,14 +267,14 @@ def _by_column(file: Path, arrays: Mapping[str, Any], prepared: Prepared) -> Col
 
 
 def _finite(file: Path, array: Any, split: str, column: str, low: int, high: int) -> np.ndarray:
-    """Return some rows of an array as (rows, 1, width) of float32; refuse values that are not finite."""
+    """Return some rows of an array as (rows, tokens, width) of float32; refuse values that are not finite."""
     with np.errstate(over="ignore"):
         values = np.asarray(array[low:high]).astype(np.float32, order="C", casting="same_kind")
     faults = np.argwhere(~np.isfinite(values))
     if len(faults):
-        where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][1]}"
+        where = f"{split} of {column}, row {low + faults[0][0]}, column {faults[0][-1]}"
         raise InputError(f"{file}: {where}: the value is not a finite float32 number; repair it")
-    return values[:, None]
+    return values.reshape(len(values), *_shape(array.shape))
 
 
 def _read_npz(path: Path, _: ExitStack) -> dict[str, Any]:

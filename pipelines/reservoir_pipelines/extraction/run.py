@@ -147,11 +147,13 @@ class Run:
             "device": str(model.device),
             "instructions": devices.describe(model.device),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
+            **data_record(self.prepared),
         }
-        cut = self.layout, self.shapes, self.splits
+        label = partial(write_labels, prepared=self.prepared, rows=self.rows)
         if not _entry_folder(self.root, self.title, self.spec).is_dir():
             self._refuse_long_texts()
-        return open_entry(self.root, self.title, self.prepared, self.rows, self.spec, *cut, made_with)
+        cut = self.layout, self.shapes, self.splits
+        return start_entry(self.root, self.title, self.spec, *cut, made_with, label)
 
     def _refuse_long_texts(self) -> None:
         """Refuse texts of too many tokens before the first batch, if every token has a label."""
@@ -196,28 +198,34 @@ class Run:
         return read, compute
 
 
-def open_entry(
+def data_record(prepared: Prepared) -> dict[str, Any]:
+    """Return what an entry records of its prepared data, which is not part of the key."""
+    return {
+        "prepared": str(prepared.path),
+        "kept": {split: prepared.kept(split) for split in prepared.rows},
+        "scaling": scaling_to_json(prepared.scaling),
+    }
+
+
+def start_entry(
     root: Path,
     title: str,
-    prepared: Prepared,
-    rows: Mapping[str, np.ndarray],
     spec: Spec,
     layout: Layout,
     shapes: Mapping[str, tuple[int, int]],
     splits: Sequence[str],
     made_with: Mapping[str, Any],
+    label: Callable[[Entry], None],
 ) -> tuple[Entry, list[tuple[str, int]]]:
-    """Create or open an entry, write its labels and drop damaged blocks; return it and the blocks that it lacks."""
-    data = {
-        "prepared": str(prepared.path),
-        "kept": {split: prepared.kept(split) for split in rows},
-        "scaling": scaling_to_json(prepared.scaling),
-    }
+    """Create or open an entry, call ``label`` to write its labels, and drop damaged blocks.
+
+    Return the entry and the blocks that it lacks.
+    """
     if not _entry_folder(root, title, spec).is_dir():
         check_space(root, required_bytes(spec, layout, spec.rows, shapes))
-    entry = Entry.create(root, title, spec, layout, {**made_with, **data})
+    entry = Entry.create(root, title, spec, layout, made_with)
     repair(entry, verify(entry, contents=False))
-    write_labels(entry, prepared, rows)
+    label(entry)
     todo = missing_blocks(entry, splits, tuple(shapes))
     if todo:
         left, whole = row_count(entry, todo), sum(spec.rows.values())

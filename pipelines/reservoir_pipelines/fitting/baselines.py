@@ -116,10 +116,9 @@ def _logistic(
 
 def _with_windows(raw: RawSource, pool: Pool, task: Task) -> RawSource:
     """Return the raw input in windows of the reservoir's size, around each token that has a label."""
-    made = pool.entry.made_with["reservoir"]
-    patch = made["patch"] if made["patch"] and made["patch"] > 1 else WINDOW
-    dilations = tuple(map(int, str(made["dilations"] or 1).split(",")))
-    windows = Windows(patch=patch, dilations=dilations, pad="same")
+    cut = pool.entry.spec.input  # imported features have it, too
+    patch = cut["patch"] if cut["patch"] > 1 else WINDOW
+    windows = Windows(patch=patch, dilations=tuple(cut.get("dilations", (1,))), pad="same")
 
     def features(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         values = raw_features(task, raw.prepared.scaling, x, lengths)

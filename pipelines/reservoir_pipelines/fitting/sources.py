@@ -322,9 +322,11 @@ class Pool:
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
 
     def raw(self) -> RawSource | None:
-        """Return the raw input of the same rows; None if the prepared data was removed."""
-        place = Path(self.entry.made_with.get("prepared", ""))
-        return RawSource(Prepared.open(place), self.store, some=self.some) if place.is_dir() else None
+        """Return the raw input of the same rows; None if the prepared data was removed, or never was here."""
+        place = self.entry.made_with.get("prepared")  # "" if features were imported without their data
+        if not place or not Path(place).is_dir():
+            return None
+        return RawSource(Prepared.open(Path(place)), self.store, some=self.some)
 
     def column(self, name: str) -> ColumnSource | RawSource:
         """Return the samples of a single column, or of the raw input."""

@@ -1,0 +1,312 @@
+"""Features leave the cache as files of other programs, with a card, and come back with the same values and scores."""
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from reservoir_cache import FeatureStore
+from reservoir_pipelines import export_features, extract, fit, import_features
+from reservoir_pipelines.extraction import export_features as stage
+from reservoir_pipelines.extraction import run
+from reservoir_pipelines.files import write_checked
+
+from reservoir import plan
+from tests.cache.conftest import features as toy_features
+from tests.cache.conftest import make_entry, write_block, write_targets
+from tests.tasks.samples import write_csv
+
+FORMATS = ("parquet", "safetensors", "npy")
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def own(cache, tmp_path, narrow_mini, monkeypatch):
+    """Return a file of 80 rows with ids and groups, which are extracted to shards of 16 rows, two offsets each."""
+    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 8)
+    monkeypatch.setattr(run, "MIN_BLOCKS", 5)
+    draw, split = np.random.default_rng(0), np.repeat(["train", "valid", "test"], [40, 20, 20])
+    x, ids = draw.normal(size=(80, 6, 1)), [f"é{row}" for row in range(80)]
+    y, groups = (x.mean(axis=(1, 2)) > 0).astype(int), np.arange(80) // 2
+    np.savez(tmp_path / "own.npz", x=x, y=y, split=split, ids=ids, groups=groups)
+    return tmp_path / "own.npz"
+
+
+def extracted(own, **options):
+    return extract(own, layers="block01,block02", pool="mean,std", **options)
+
+
+def same_values(features, others):
+    for split in features:
+        one, other = features[split], others[split]
+        assert one.columns == other.columns
+        for column in one:
+            assert np.array_equal(one[column][:].view(np.uint32), other[column][:].view(np.uint32))
+        for name in ("labels", "lengths", "index", "ids", "groups"):
+            mine, theirs = getattr(one, name), getattr(other, name)
+            assert (mine is None and theirs is None) or np.array_equal(mine, theirs)
+    return True
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+@pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
+def test_export_and_import_give_the_same_values_and_the_same_results(own, tmp_path, storage, store):
+    features = extracted(own, store=store)
+    assert features.store.entry.layout.block_rows == 16 and features.store.entry.layout.offset_rows == 8
+    done = export_features(features, to=tmp_path / "out", format=storage)
+    assert done.rows == {"train": 40, "valid": 20, "test": 20} and done.bytes > 80 * 4 * 32 * 4
+    imported = import_features(tmp_path / "out", task=own)
+    assert imported.columns == done.columns == tuple(features["train"])
+    assert same_values(features, imported)
+    results = [fit(each, out=tmp_path / name).results for name, each in (("old", features), ("new", imported))]
+    assert results[0].read_bytes() == results[1].read_bytes()
+    assert results[0].with_name("predictions.csv").read_bytes() == results[1].with_name("predictions.csv").read_bytes()
+    # They are the same rows, so that columns of both can be joined.
+    assert fit([features, imported], columns="1:block01/mean+2:block02/std").best.columns[1] == "2:block02/std"
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_an_export_needs_neither_the_data_nor_the_cache_of_its_entry(own, tmp_path, storage):
+    features = extracted(own, limit=18)
+    export_features(features, to=tmp_path / "out", format=storage)
+    columns = {split: {name: features[split][name][:] for name in features[split]} for split in features}
+    before = fit(features, columns="block01/mean,block02/std").table
+    own.unlink()
+    again = import_features(tmp_path / "out", cache=tmp_path / "other")
+    for split, values in columns.items():
+        assert all(np.array_equal(again[split][name][:], values[name]) for name in values)
+        assert list(again[split].ids) == list(features[split].ids) and again[split].ids[0].startswith("é")
+        assert np.array_equal(again[split].index, features[split].index) and len(again[split].groups) == 18
+    done = fit(again, columns="block01/mean,block02/std")
+    assert done.table == before and done.raw is None and done.baselines == ()
+    # Another export of the same features becomes the same entry, and still says who computed them.
+    second = export_features(again, to=tmp_path / "second", format="npy")
+    assert import_features(second.folder, cache=tmp_path / "other").entry == again.entry
+    assert "`mini` (gpt2, pretrained: as published)" in second.card.read_text()
+    assert import_features(second.folder, cache=tmp_path / "other").reused
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_a_label_and_a_vector_per_token_survive(cache, tmp_path, storage):
+    draw = np.random.default_rng(0)
+    words = ["".join(draw.choice(list("AGV"), draw.integers(4, 10))) for _ in range(30)]
+    rows = [(word, "".join("HCE"["AGV".index(letter)] for letter in word)) for word in words]
+    path = write_csv(tmp_path / "each.csv", rows, "sequence,label")
+    small = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "block01"}
+    features = extract(path, **small)
+    assert features["train"]["block01/all"].ndim == 3 and features["train"].labels.shape[1] == 9
+    export_features(features, to=tmp_path / "out", format=storage)
+    for task in (path, None):
+        imported = import_features(tmp_path / "out", task=task)
+        assert same_values(features, imported)
+        assert fit(imported, select="valid").best == fit(features, select="valid").best
+
+
+def test_other_programs_read_the_files(own, tmp_path):
+    features = extracted(own)
+    for storage in FORMATS:
+        export_features(features, to=tmp_path / storage, format=storage)
+    train = features["train"]
+    import pyarrow.parquet
+    from safetensors.numpy import load_file
+
+    table = pyarrow.parquet.ParquetFile(tmp_path / "parquet" / "train.parquet")
+    assert str(table.schema_arrow.field("block02/std").type) == "fixed_size_list<element: float>[32]"
+    assert table.num_row_groups == 3  # one for each shard, so that none is larger in memory
+    cells = table.read()
+    assert np.array_equal(np.stack(cells.to_pandas()["block02/std"]), train["block02/std"])
+    assert cells["ids"].to_pylist() == list(train.ids) and cells["y"].to_pylist() == list(train.y)
+    tensors = load_file(tmp_path / "safetensors" / "train.safetensors")
+    assert np.array_equal(tensors["block02/std"], train["block02/std"]) and np.array_equal(tensors["y"], train.y)
+    assert json.loads((tmp_path / "safetensors" / "train.json").read_text()) == {"ids": list(train.ids)}
+    array = np.load(tmp_path / "npy" / "train" / "block02" / "std.npy", mmap_mode="r")
+    assert isinstance(array, np.memmap) and np.array_equal(array, train["block02/std"])
+    assert list(np.load(tmp_path / "npy" / "train" / "ids.npy")) == list(train.ids)
+
+
+@pytest.mark.parametrize("package", ["polars", "duckdb", "datasets"])
+def test_the_lines_of_the_card_read_the_parquet_files(own, tmp_path, package):
+    pytest.importorskip(package)
+    done = export_features(extracted(own), to=tmp_path / "out", format="parquet")
+    line = next(line.strip() for line in done.card.read_text().splitlines() if line.strip().startswith(package))
+    code = f"import {package}; print(len({line.replace('FOLDER', '.')}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", check=True, capture_output=True).stdout
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_an_export_holds_one_block_in_memory(cache, tmp_path, storage):
+    rows, blocks, width = 64, 20, 3000
+    entry = make_entry(tmp_path, block_rows=rows, data={"digest": "d", "rows": {"train": rows * blocks}}, task=TASK)
+    write_targets(entry, "train", labels(rows * blocks))
+    for block in range(blocks):
+        write_block(entry, "train", block, {"embed/mean": np.full((rows, 1, width), block, np.float32)})
+    export_features(entry.path, to=tmp_path / "first", format=storage)  # so that everything is imported
+    tracemalloc.start()
+    export_features(entry.path, to=tmp_path / "out", format=storage)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * rows * width * 4  # stored, decoded and written; the column has 20 blocks
+
+
+TASK = {"name": "toy", "form": {"vectors": 1}, "max_tokens": 5, "classes": 2, "labels": [], "parameters": {},
+        "readout_tokens": 1, "outputs": 1}  # fmt: skip
+
+
+def labels(rows):
+    y = np.arange(rows).reshape(rows, 1, 1) % 2
+    ids = np.array([f"row {row}" for row in range(rows)])
+    return {"y": y, "lengths": np.full(rows, 5, np.int32), "index": np.arange(rows), "ids": ids}
+
+
+@pytest.fixture
+def toy(cache, tmp_path):
+    """Return the folder of an entry with three columns, which no stage has made."""
+    entry = make_entry(cache, task=TASK)
+    for split, rows in entry.spec.rows.items():
+        write_targets(entry, split, labels(rows))
+        for block in range(entry.block_count(split)):
+            write_block(entry, split, block, toy_features(entry, split, block))
+    return entry.path
+
+
+def test_a_command_names_an_entry_by_its_key_and_exports_some_columns(toy, tmp_path, answer, refusal, monkeypatch):
+    key = FeatureStore(toy).entry.key
+    flags = ("--to", tmp_path / "a", "--columns", "final/last, block01/mean")
+    done = answer("export-features", key[:9], *flags)
+    assert done["format"] == "parquet" and done["columns"] == ["final/last", "block01/mean"]
+    assert answer("import-features", tmp_path / "a")["columns"] == ["block01/mean", "final/last"]
+    assert "exists already" in refusal("export-features", key[:9], *flags)
+    assert "column 'a/b': not cached" in refusal("export-features", toy, "--to", tmp_path / "b", "--columns", "a/b")
+    assert "--format csv: choose among" in refusal("export-features", toy, "--to", tmp_path / "b", "--format", "csv")
+    monkeypatch.setattr("reservoir_pipelines.extraction.feature_files.find_spec", lambda name: None)
+    assert answer("export-features", toy, "--to", tmp_path / "b")["format"] == "safetensors"
+
+
+def test_the_card_names_the_model_the_commands_and_every_file(own, tmp_path):
+    features = extracted(str(own.absolute()))
+    done = export_features(features, to=tmp_path / "out", format="parquet")
+    text = done.card.read_text()
+    _, head, body = text.split("---\n", 2)
+    assert yaml.safe_load(head)["configs"][0]["data_files"][0] == {"split": "train", "path": "train.parquet"}
+    assert "# license: name the licence" in head
+    assert features.store.entry.spec.backbone["digest"] in body and features.store.entry.key in body
+    assert "    reservoir extract own.npz --layers block01,block02 --pool mean,std\n" in body
+    assert f"    reservoir export-features {features.store.entry.key[:16]} --to out --format parquet" in body
+    description = json.loads((tmp_path / "out" / "features.json").read_text())
+    assert [*description["files"]] == ["train.parquet", "valid.parquet", "test.parquet"]
+    for name, line in description["files"].items():
+        assert f"| `{name}` | {line['rows']} | {line['bytes']:,} | `{line['sha256']}` |" in body
+    assert str(tmp_path) not in text + json.dumps(description)
+
+
+def test_a_failed_export_leaves_nothing(toy, tmp_path, monkeypatch, call):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stage, "file_digest", fail)
+    code, _, err = call("export-features", toy, "--to", tmp_path / "new" / "out")
+    assert code == 2 and "cannot be written (No space left on device); name another folder with --to" in err
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_every_changed_byte_and_every_missing_file_is_refused(toy, tmp_path, refusal, storage):
+    folder = tmp_path / "out"
+    export_features(toy, to=folder, format=storage)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "README.md"]
+    assert len(files) > 2
+    for path in files:
+        good = path.read_bytes()
+        for change in (good[:-3], good[:-9] + bytes([good[-9] ^ 1]) + good[-8:], None):
+            path.unlink()
+            if change is not None:
+                path.write_bytes(change)
+            assert str(folder) in refusal("import-features", folder)
+        path.write_bytes(good)
+    (folder / "README.md").write_text("my own words")
+    assert import_features(folder).computed_rows == 14
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"storage": "pickle"},
+        {"storage": "npy"},
+        {"title": "../../up"},
+        {"title": 5},
+        {"columns": {"../../etc": [1, 3]}},
+        {"columns": {}},
+        {"columns": {"block01/mean": [1, 4], "block02/all": [5, 2], "final/last": [1, 3]}},
+        {"columns": {"block01/mean": [True, 3], "block02/all": [5, 2], "final/last": [1, 3]}},
+        {"layout": {"block_rows": 3, "batch_rows": 2}},
+        {"layout": {"block_rows": 10**15, "batch_rows": 2}},
+        {"spec": None},
+        {"source": {}},
+        {"source": None},
+        {"kept": {}},
+        {"files": {"../../etc/passwd": {"rows": 1, "bytes": 1, "sha256": ""}}},
+        {"more": 1},
+    ],
+)
+def test_a_description_that_was_changed_with_its_checksum_is_refused(toy, tmp_path, refusal, change):
+    folder = tmp_path / "out"
+    export_features(toy, to=folder, format="parquet")
+    values = json.loads((folder / "features.json").read_text())
+    del values["sha256"]
+    write_checked(folder / "features.json", values | change)
+    refusal("import-features", folder)
+    assert not list(tmp_path.rglob("*imported*"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"rows": {"train": 10**12, "test": 4}}, "has other rows than its description"),
+        ({"rows": {"train": 9, "test": 4}}, "has other rows than its description"),
+    ],
+)
+def test_a_description_of_other_rows_is_refused(toy, tmp_path, refusal, spec, problem):
+    folder = tmp_path / "out"
+    export_features(toy, to=folder, format="parquet")
+    values = json.loads((folder / "features.json").read_text())
+    del values["sha256"]
+    values["spec"]["data"] |= spec
+    write_checked(folder / "features.json", values)
+    assert problem in refusal("import-features", folder)
+
+
+def test_labels_that_the_task_cannot_have_are_refused(cache, tmp_path, refusal):
+    entry = make_entry(cache, task=TASK, data={"digest": "d", "rows": {"train": 4}})
+    write_targets(entry, "train", labels(4) | {"y": np.full((4, 1, 1), 2)})
+    write_block(entry, "train", 0, toy_features(entry, "train", 0))
+    export_features(entry.path, to=tmp_path / "out")
+    assert "a label is not a class from 0 to 1" in refusal("import-features", tmp_path / "out")
+
+
+def test_other_folders_and_other_rows_are_refused_in_one_line(own, toy, tmp_path, refusal):
+    export_features(extracted(own), to=tmp_path / "out")
+    (tmp_path / "plain").mkdir()
+    assert "has no features.json" in refusal("import-features", tmp_path / "plain")
+    assert "needs --task and --name" in refusal("import-features", own)
+    np.savez(tmp_path / "other.npz", **{**np.load(own), "y": np.arange(80) % 2})
+    refused = refusal("import-features", tmp_path / "out", "--task", tmp_path / "other.npz")
+    assert "those of other rows than task 'other.npz' has now; name the data" in refused
+    (tmp_path / "out" / "train.parquet").rename(tmp_path / "train.parquet")
+    (tmp_path / "out" / "train.parquet").symlink_to(tmp_path / "train.parquet")
+    assert "symbolic link" in refusal("import-features", tmp_path / "out")
+
+
+def test_an_id_that_is_not_unicode_is_refused_by_parquet_alone(cache, tmp_path, refusal):
+    entry = make_entry(cache, task=TASK, data={"digest": "d", "rows": {"train": 4}})
+    write_targets(entry, "train", labels(4) | {"ids": np.array(["a", "b\udcff", "c", "d"])})
+    write_block(entry, "train", 0, toy_features(entry, "train", 0))
+    assert "pass --format npy" in refusal("export-features", entry.path, "--to", tmp_path / "out")
+    assert not Path(tmp_path / "out").exists()
+    for storage in ("npy", "safetensors"):
+        export_features(entry.path, to=tmp_path / storage, format=storage)
+        assert import_features(tmp_path / storage)["train"].ids[1] == "b\udcff"
