@@ -95,7 +95,6 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         table=tuple(result for fit in fits for result in fit.results),
         layer_scores=scores,
         curve=curve,
-        layer_weights=best.layer_weights,
         readout=kept.readout,
         results=folder / "results.csv",
         plot=folder / "sweep.png",

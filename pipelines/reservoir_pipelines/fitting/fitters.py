@@ -4,7 +4,7 @@ import ast
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -38,7 +38,6 @@ from reservoir.readouts.ridge import (
     training_moments,
 )
 from reservoir.readouts.sweep import Sweep, cross_sweep, extended_alphas, parse_alphas, sweep
-from reservoir.readouts.weighted import learn_layers, weighted_sweep
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.cost import RidgeSize, work_meter
 from reservoir_pipelines.fitting.results import CurvePoint, Result
@@ -56,7 +55,7 @@ from reservoir_pipelines.fitting.sources import (
     stage_blocks,
     stored_moments,
 )
-from reservoir_pipelines.output import meter, notify
+from reservoir_pipelines.output import meter
 
 CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 RACED_ROWS = 2000  # training rows from which a race saves time
@@ -74,7 +73,6 @@ class ColumnFit:
     results: tuple[Result, ...]
     best: int
     solve: Callable[[], Readout] | None  # returns the best model; None after `add_fit` found a better fit
-    layer_weights: Mapping[str, float] = field(default_factory=dict)  # by column, for a weighted sum
     # Returns what each held-out sample adds to the best score, (n,): those of train and valid for folds, else of valid.
     merits: Callable[[], np.ndarray] | None = None
     # As in `Sweep`: held-out scores of cross-validation, kept as long as the model.
@@ -346,28 +344,6 @@ def _scores_by_fold(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedFitter(PenaltyFitter):
-    """Ridge readouts of a weighted sum of layers; see `reservoir.readouts.weighted`."""
-
-    kind = "weighted"
-
-    def fit(self, source: SampleSource) -> ColumnFit:
-        """Learn the weights of several columns, fit every penalty and choose one."""
-        targets = source.targets(self.classes, self.balanced)
-        train, valid = source.stream("train"), source.stream("valid")
-        samples = len(source.labels("train"))
-        layers = learn_layers(
-            train, valid, targets, self.alphas, layers=len(source.columns), samples=samples
-        )
-        weights = dict(zip(source.columns, layers.weights.tolist(), strict=True))
-        notify(
-            "layer weights: " + ", ".join(f"{column} {weight:.2f}" for column, weight in weights.items())
-        )
-        swept = partial(weighted_sweep, train, valid, targets, layers)
-        return replace(self.best_of(source, swept), layer_weights=weights)
-
-
-@dataclass(frozen=True, kw_only=True)
 class EstimatorFitter:
     """A scikit-learn estimator with every combination of the given parameters."""
 
@@ -432,7 +408,7 @@ class EstimatorFitter:
         return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
-Fitter = RidgeFitter | LogisticFitter | WeightedFitter | EstimatorFitter
+Fitter = RidgeFitter | LogisticFitter | EstimatorFitter
 Fitted = tuple[ColumnFit, SampleSource, Fitter]  # the fitter made the fit of the source
 
 
@@ -441,7 +417,7 @@ def _estimator(path: str, classes: int, settings: dict[str, Any]) -> Callable[..
     from sklearn.base import BaseEstimator, is_classifier, is_regressor
 
     module, _, name = path.rpartition(".")
-    remedy = "use ridge, logistic, weighted or a path such as sklearn.svm.LinearSVC"
+    remedy = "use ridge, logistic or a path such as sklearn.svm.LinearSVC"
     with as_input_error(f"--readout {path}: no such readout", remedy):
         found = getattr(import_module(module), name)
     allowed = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
@@ -473,7 +449,7 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         raise InputError(
             f"--select {options.select}: cross-validation is only for ridge; pass --select valid"
         )
-    if readout not in ("ridge", "logistic", "weighted"):
+    if readout not in ("ridge", "logistic"):
         if options.alphas:
             problem = f"--alphas: {readout} takes its parameters after a colon"
             raise InputError(f"{problem}, as in sklearn.svm.LinearSVC:C=0.1,1")
@@ -486,8 +462,8 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         "balanced": balanced,
         "widens": not options.alphas,
     }
-    if readout != "ridge":
-        return (LogisticFitter if readout == "logistic" else WeightedFitter)(**shared)
+    if readout == "logistic":
+        return LogisticFitter(**shared)
     return RidgeFitter(
         **shared,
         folds=folds,

@@ -15,7 +15,7 @@ from reservoir_cache import Entry, FeatureStore, load_arrays, path_below, save_a
 
 from reservoir.errors import InputError, as_input_error, require_path
 from reservoir.options import FitOptions
-from reservoir.plan import RAW, choose_folds, default_column, readout_candidates, single_columns
+from reservoir.plan import RAW, choose_folds, default_column, readout_candidates
 from reservoir.pooling import raw_features
 from reservoir.readouts.linear import (
     Block,
@@ -350,9 +350,9 @@ class Tried(NamedTuple):
 
 
 def choose_columns(pool: Pool, options: FitOptions) -> Tried:
-    """Return the columns to try; ``weighted`` sums columns of one width, by default the columns of each pooling."""
+    """Return the columns to try, and the cross-validation that chooses among their readouts."""
     cached = pool.columns()
-    columns, summed = options.columns, options.readout == "weighted"
+    columns = options.columns
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
     named = wanted != ["all"]
     sources: dict[str, ColumnSource | RawSource] = {}
@@ -365,20 +365,9 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     kinds = {
         name: (one.tokens(), one.width()) for name, one in sources.items() if isinstance(one, ColumnSource)
     }
-    for column in wanted if named and summed else ():
-        parts = [kinds.get(part, (0, 0)) for part in column.split("+")]
-        if len(parts) < 2 or len({width for _, width in parts}) > 1:
-            raise InputError(
-                f"{column}: --readout weighted sums cached columns of one width; name two or more"
-            )
     groups = groups_of(pool.store)
     folds, repeats = choose_folds(options, pool.rows, None if groups is None else len(np.unique(groups)))
-    if not named and summed:
-        layers: dict[tuple[str, int, int], list[str]] = {}
-        for column in single_columns(cached):
-            layers.setdefault((column.partition("/")[2], *kinds[column]), []).append(column)
-        wanted = ["+".join(of) for of in layers.values() if len(of) > 1]
-    elif not named:
+    if not named:
         alone = {name: width for name, (tokens, width) in kinds.items() if tokens == 1}
         native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
         rows, by_folds = pool.rows["train"], bool(folds)
@@ -401,7 +390,7 @@ def choose_columns(pool: Pool, options: FitOptions) -> Tried:
     chooses = not (folds and of_classes) or can_choose(labels[:, 0], held_out_units(source, KNOWN))
     names = names if chooses else names[:1]
     races = not named and options.select == "auto" and len(names) >= RACED_COLUMNS
-    default = None if named or summed else default_column(names)
+    default = None if named else default_column(names)
     return Tried(names, default, folds, repeats, groups, races, chooses, folder)
 
 
