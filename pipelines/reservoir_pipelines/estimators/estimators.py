@@ -49,7 +49,7 @@ from reservoir_pipelines.estimators.rowcache import (
 from reservoir_pipelines.files import ROWS, cache_root
 from reservoir_pipelines.fitting.choice import better_baseline, choose_fit
 from reservoir_pipelines.fitting.fitters import ColumnFit, add_fit, fit_penalties, fixed_penalty
-from reservoir_pipelines.fitting.sources import can_choose, draw_folds
+from reservoir_pipelines.fitting.folds import can_choose, draw_folds
 from reservoir_pipelines.training.run_folder import check_digest
 
 K = TypeVar("K", bound=type)
