@@ -53,7 +53,7 @@ def test_predictions_are_those_of_the_readouts_and_have_their_scores(extracted, 
     assert fitted.predictions == fitted.saved.parent / "predictions.csv"
     assert list(found) == ["train", "valid", "test"]  # the folds hold out every row of train and valid
     for split, cells in found.items():
-        assert cells["id"].tolist() == [str(number) for number in extracted[split].index]
+        assert cells["id"].tolist() == [str(name) for name in extracted[split].ids]
         assert cells["label"].tolist() == [str(label) for label in extracted[split].y]
     features = np.concatenate([extracted["test"].read(name)[:, 0] for name in fitted.best.columns], axis=1)
     assert found["test"]["best"].astype(int).tolist() == fitted.readout.predict(features)[:, 0].tolist()
@@ -117,7 +117,7 @@ def test_labels_of_test_rows_choose_nothing(extracted, tmp_path, monkeypatch):
         results = [done.best, *done.baselines, *done.table, *(score.result for score in done.layer_scores)]
         choice = [(one.columns, one.readout, one.alpha, one.valid_score) for one in results]
         leaders = [score.layer for score in done.layer_scores if score.p_value is None]
-        return choice, leaders, [score.valid_interval for score in done.layer_scores], done.adds_nothing_to
+        return choice, leaders, [score.valid_interval for score in done.layer_scores]
 
     assert chosen(before) == chosen(after)
     test = [columns_of(tmp_path / name)["test"]["best"].tolist() for name in ("before", "after")]
