@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from reservoir_cache import make_folder
@@ -53,27 +54,50 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         scores = evaluate_all([*finals, *(layer.final for layer in layers)], test, task)
         curve = evaluate_curve(selection.curve, selection.best.source, test)
     # Compare with baselines, save the chosen readout, and write what it predicts.
-    done = _result(known, selection, finals, layers, scores, curve, folder, started)
-    saved = finals[selection.saved]
-    predictions = _predictions(finals, saved, layers, scores)
-    test_rows = scores[saved].rows
-    save(done, known, scores[finals[0]].result, saved, predictions, test_rows, candidates.folder, options)
-    return done
+    readouts = _Readouts(finals=finals, saved=finals[selection.saved], layers=layers, scores=scores)
+    result = _result(known, selection, readouts, curve, folder, started)
+    save(
+        result,
+        known,
+        scores[finals[0]].result,
+        readouts.saved,
+        readouts.predictions,
+        scores[readouts.saved].rows,
+        candidates.folder,
+        options,
+    )
+    return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Readouts:
+    """All readouts that a fit shows, with their scores on test."""
+
+    finals: list[FinalReadout]  # the best of the reservoir, then that of each baseline
+    saved: FinalReadout
+    layers: list[Layer]
+    scores: dict[FinalReadout, Scores]
+
+    @property
+    def predictions(self) -> list[ReadoutPredictions]:
+        """The predictions of the readout that is saved, of every baseline and of every layer."""
+        named = [(BEST, self.saved)]
+        named += [(final.result.name, final) for final in self.finals[1:]]
+        named += [(layer.name, layer.final) for layer in self.layers]
+        return [predictions_of(name, final, self.scores[final]) for name, final in named]
 
 
 def _result(
     known: Known,
     selection: Selection,
-    finals: Sequence[FinalReadout],
-    layers: Sequence[Layer],
-    scores: dict[FinalReadout, Scores],
+    readouts: _Readouts,
     curve: tuple[CurvePoint, ...],
     folder: Path,
     started: float,
 ) -> Fit:
     """Return the result of a fit; print what the test rows show against baselines, and cautions."""
-    chosen, *baselines = (scores[final] for final in finals)
-    saved = scores[finals[selection.saved]]
+    chosen, *baselines = (readouts.scores[final] for final in readouts.finals)
+    saved = readouts.scores[readouts.saved]
     # The raw input alone is no reservoir, so there is nothing to compare.
     compared = baselines if chosen.result.columns != (RAW,) else []
     against = tuple(compare_with(chosen, baseline) for baseline in compared)
@@ -88,28 +112,15 @@ def _result(
         against=against,
         left_out=selection.left_out,
         table=tuple(result for fit in selection.fits for result in fit.results),
-        layer_scores=layer_scores(layers, [scores[layer.final] for layer in layers], known.task),
+        layer_scores=layer_scores(readouts.layers, readouts.scores, known.task),
         curve=curve,
-        readout=finals[selection.saved].readout,
+        readout=readouts.saved.readout,
         results=folder / "results.csv",
         plot=folder / "sweep.png",
         saved=folder / CARD,
         predictions=folder / PREDICTIONS,
         seconds=round(time.monotonic() - started, 3),
     )
-
-
-def _predictions(
-    finals: Sequence[FinalReadout],
-    saved: FinalReadout,
-    layers: Sequence[Layer],
-    scores: dict[FinalReadout, Scores],
-) -> list[ReadoutPredictions]:
-    """Return the predictions of the readout that is saved, of every baseline and of every layer."""
-    named = [(BEST, saved)]
-    named += [(final.result.name, final) for final in finals[1:]]
-    named += [(layer.name, layer.final) for layer in layers]
-    return [predictions_of(name, final, scores[final]) for name, final in named]
 
 
 def _create(folder: Path) -> Path:

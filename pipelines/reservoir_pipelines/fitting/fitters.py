@@ -435,7 +435,7 @@ def fitted_samples(source: Source, whole: Source) -> np.ndarray:
     for split in KNOWN:
         ends = np.cumsum(whole.counts(split))
         numbers = np.split(start + np.arange(ends[-1]), ends[:-1])
-        rows += [numbers[row] for row in np.arange(len(ends))[source.kept(split)]]
+        rows += [numbers[row] for row in np.arange(len(ends))[source.selected_rows(split)]]
         start += int(ends[-1])
     return np.concatenate(rows)
 
@@ -561,6 +561,13 @@ def _literal(text: str) -> Any:
         return text.strip()
 
 
+def prefers_large_penalty(classes: int, repeats: int) -> bool:
+    """Return whether the largest penalty within one standard error of the best is chosen, as for few rows of values."""
+    # Folds are repeated if rows are few. Then a single fold may decide a regression by chance, in which a larger
+    # penalty does less harm.
+    return not classes and repeats > 1
+
+
 def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int = 1) -> Fitter:
     """Return the fitter for the options, the number of classes, and the folds that `choose_folds` returned."""
     readout, balanced = options.readout, options.class_weight == "balanced"
@@ -591,8 +598,7 @@ def make_fitter(options: FitOptions, classes: int, folds: int = 0, repeats: int 
         folds=folds,
         repeats=repeats,
         refits=options.select == "auto" and not folds,
-        # With few rows a single fold may decide a regression by chance; a larger penalty does less harm.
-        one_standard_error=not classes and repeats > 1,
+        one_standard_error=prefers_large_penalty(classes, repeats),
     )
 
 

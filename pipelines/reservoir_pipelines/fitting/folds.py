@@ -26,7 +26,9 @@ def held_out_units(source: Source, splits: Sequence[KnownSplit]) -> np.ndarray:
     """Return the number of the row, or the group, of each sample of some splits, (n,); units are independent."""
     counts = np.concatenate([source.counts(split) for split in splits])
     parts = [source.view[split].groups for split in splits]
-    groups = [of[source.kept(split)] for of, split in zip(parts, splits, strict=True) if of is not None]
+    groups = [
+        of[source.selected_rows(split)] for of, split in zip(parts, splits, strict=True) if of is not None
+    ]
     return np.repeat(np.arange(len(counts)) if len(groups) < len(parts) else np.concatenate(groups), counts)
 
 
@@ -46,10 +48,10 @@ def assign_folds(source: Source, folds: int, classes: int, repeats: int = 1) -> 
         np.concatenate([part(split) for split in KNOWN]) for part in (source.counts, source.labels)
     )
     groups, of = groups_of(source.view, source.some), _row_classes(source, labels, classes)
-    found = [
+    draws = [
         draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat) for repeat in range(repeats)
     ]
-    return np.repeat(np.stack(found, axis=1), counts, axis=0)
+    return np.repeat(np.stack(draws, axis=1), counts, axis=0)
 
 
 def fold_blocks(source: Source, folds: np.ndarray) -> Iterator[FoldBlock]:

@@ -3,7 +3,7 @@
 Nothing is chosen here: `refit_layers` fits the readouts after all choices, and `layer_scores` compares them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,20 +60,20 @@ def refit_layers(
     return layers
 
 
-def layer_scores(layers: Sequence[Layer], scores: Sequence[Scores], task: Task) -> tuple[LayerScore, ...]:
+def layer_scores(
+    layers: Sequence[Layer], scores: Mapping[FinalReadout, Scores], task: Task
+) -> tuple[LayerScore, ...]:
     """Return the scores of layers, each with its difference to the layer with the best validation score."""
     if not layers:
         return ()
     # Test scores are only shown.
-    leader = max(range(len(layers)), key=lambda number: layers[number].fit.result.merit)
-    differences = [
-        None if number == leader else _difference(of_layer, scores[leader], task)
-        for number, of_layer in enumerate(scores)
-    ]
-    return tuple(
-        _score(layer, of_layer, difference, task)
-        for layer, of_layer, difference in zip(layers, scores, differences, strict=True)
-    )
+    leader = max(layers, key=lambda layer: layer.fit.result.merit)
+    of_layers: list[LayerScore] = []
+    for layer in layers:
+        of_layer, of_leader = scores[layer.final], scores[leader.final]
+        difference = None if layer is leader else _difference(of_layer, of_leader, task)
+        of_layers.append(_score(layer, of_layer, difference, task))
+    return tuple(of_layers)
 
 
 def best_of_layers(fits: Sequence[ColumnFit]) -> dict[str, ColumnFit]:

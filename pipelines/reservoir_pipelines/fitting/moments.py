@@ -25,9 +25,9 @@ def stored_moments(
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     end = f"-weighted{digest}-{column}" if weights else f"-{column}"
     names = [f"fold{k}of{folds}{end}" for k in range(folds)] or [f"train{end}"]
-    found = [load_arrays(entry, name) for name in names]
-    if all(found):
-        return [Moments.from_arrays(part[0]) for part in found if part]
+    stored = [load_arrays(entry, name) for name in names]
+    if all(stored):
+        return [Moments.from_arrays(part[0]) for part in stored if part]
     moments = fold_moments(blocks, targets, folds) if folds else [training_moments(blocks, targets)]
     for name, part in zip(names, moments, strict=True):
         save_arrays(entry, name, part.to_arrays(), {"columns": [source.column]})

@@ -43,30 +43,11 @@ class Pool:
         """Open the features given to `fit`; raise `InputError` if entries differ in their task or rows."""
         if isinstance(features, Pool):
             return features
-        given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
-        if not given:
+        if isinstance(features, str) or not isinstance(features, Sequence):
+            features = [features]
+        stores = [_open_store(entry) for entry in features]
+        if not stores:
             raise InputError("fit: give at least one entry")
-        stores = []
-        for one in (one.store if isinstance(one, Extraction) else one for one in given):
-            path = Path() if isinstance(one, FeatureStore) else Path(require_path(one, "fit: features"))
-            if path.is_file():
-                raise InputError(
-                    f"fit: {one} is a file, not an entry of the cache; call fit(extract({str(one)!r}))"
-                )
-            store = one if isinstance(one, FeatureStore) else FeatureStore(path)
-            # The key does not cover this record, so anyone may have changed it; its parts are read later.
-            made, remedy = store.entry.made_with, "extract its task again"
-            with as_input_error(
-                f"{store.entry.path}: spec.json does not record how it was extracted", remedy
-            ):
-                Path(made.get("prepared", ""))
-                float(made.get("kept", {}).get("test", 1.0))
-                scaling_from_json(made.get("scaling"), Task.from_dict(store.entry.spec.task))
-                if store.entry.spec.init["kind"] != IMPORTED:
-                    Reservoir(**made["reservoir"])
-            if not {*SPLITS} <= {*store.splits}:
-                raise InputError(f"{store.entry.path.name}: not all of its splits have features; {remedy}")
-            stores.append(store)
         specs = [store.entry.spec for store in stores]
         if any((spec.task, spec.data) != (specs[0].task, specs[0].data) for spec in specs):
             names = " and ".join(store.entry.path.name for store in stores)
@@ -80,20 +61,46 @@ class Pool:
 
     def columns(self) -> list[str]:
         """Return the names of all columns that every split of an entry holds."""
-        found = []
+        columns = []
         for number, store in enumerate(self.stores, start=1):
-            whole = [
-                c
-                for c in store["train"].columns
-                if all(c in store[split].columns for split in store.splits)
-            ]
-            found += [f"{number}:{column}" for column in whole] if len(self.stores) > 1 else whole
-        return [column for column in found if self.only is None or column in self.only]
+            splits = [store[split].columns for split in store.splits]
+            whole = [name for name in store["train"].columns if all(name in names for names in splits)]
+            columns += [f"{number}:{name}" for name in whole] if len(self.stores) > 1 else whole
+        return [name for name in columns if self.only is None or name in self.only]
 
     @property
     def known(self) -> "Known":
         """What may choose a readout: everything but the test rows."""
         return Known(tuple(EntryView(store, KNOWN) for store in self.stores), tuple(self.columns()))
+
+
+def _open_store(features: Features) -> FeatureStore:
+    """Return the features of an entry; raise `InputError` if it is incomplete, or does not record its extraction."""
+    if isinstance(features, Extraction):
+        return _checked(features.store)
+    if isinstance(features, FeatureStore):
+        return _checked(features)
+    path = Path(require_path(features, "fit: features"))
+    if path.is_file():
+        raise InputError(
+            f"fit: {features} is a file, not an entry of the cache; call fit(extract({str(features)!r}))"
+        )
+    return _checked(FeatureStore(path))
+
+
+def _checked(store: FeatureStore) -> FeatureStore:
+    """Return an entry's features if all splits have some and its record of the extraction can be read."""
+    # The key does not cover this record, so anyone may have changed it; its parts are read later.
+    record, remedy = store.entry.made_with, "extract its task again"
+    with as_input_error(f"{store.entry.path}: spec.json does not record how it was extracted", remedy):
+        Path(record.get("prepared", ""))
+        float(record.get("kept", {}).get("test", 1.0))
+        scaling_from_json(record.get("scaling"), Task.from_dict(store.entry.spec.task))
+        if store.entry.spec.init["kind"] != IMPORTED:
+            Reservoir(**record["reservoir"])
+    if not {*SPLITS} <= {*store.splits}:
+        raise InputError(f"{store.entry.path.name}: not all of its splits have features; {remedy}")
+    return store
 
 
 @dataclass(frozen=True)
@@ -157,8 +164,8 @@ class Known:
     def column(self, name: str) -> ColumnSource[KnownSplit] | RawSource[KnownSplit]:
         """Return the samples of a single column, or of the raw input."""
         if name == RAW:
-            if found := self.raw():
-                return found
+            if raw := self.raw():
+                return raw
             raise InputError("raw: the prepared data was removed; run reservoir prepare")
         number, colon, _ = name.partition(":")
         return ColumnSource(self.views[int(number) - 1] if colon else self.view, name, self.some)

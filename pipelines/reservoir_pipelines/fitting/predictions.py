@@ -21,7 +21,7 @@ def predict_held_out(
         if readout.has_probabilities:
             chances = readout.targets.probabilities(part, readout.temperature, readout.link)
         predictions[split] = _predicted(labels, chances)
-    return predictions, {split: source.kept(split) for split in KNOWN}
+    return predictions, {split: source.selected_rows(split) for split in KNOWN}
 
 
 def predict_blocks(readout: Readout, blocks: Iterable[Block]) -> Predicted:

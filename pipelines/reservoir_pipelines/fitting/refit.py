@@ -72,7 +72,7 @@ def _predict_known(
     fit, source, _ = choice
     if fit.held_out is None:
         return {"valid": predict_blocks(calibrated, source.blocks("valid"))}, {
-            "valid": source.kept("valid")
+            "valid": source.selected_rows("valid")
         }
     assert isinstance(calibrated, LinearReadout), "cross-validation fits linear readouts"
     # A readout that was fitted to some of the rows has held-out scores of all of them.

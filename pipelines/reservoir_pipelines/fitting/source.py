@@ -127,18 +127,18 @@ class Samples(ABC, Generic[S]):
         """Return the number of features of a sample."""
         return next(self.blocks(self.view.splits[0]))[0].shape[1]
 
-    def kept(self, split: S) -> slice | np.ndarray:
+    def selected_rows(self, split: S) -> slice | np.ndarray:
         """Return the rows of a split to read: a slice of all rows, or row numbers."""
         return (self.some or {}).get(split, slice(None))
 
     def labels(self, split: S) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading features."""
-        y = self.view[split].labels[self.kept(split)]
+        y = self.view[split].labels[self.selected_rows(split)]
         return y[has_labels(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
 
     def counts(self, split: S) -> np.ndarray:
         """Return the number of samples of each row, (rows,)."""
-        y = self.view[split].labels[self.kept(split)]
+        y = self.view[split].labels[self.selected_rows(split)]
         return has_labels(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
 
 
@@ -164,9 +164,9 @@ class ColumnSource(Samples[S]):
 
     def blocks(self, split: S) -> Iterator[Block]:
         """Yield the samples of each shard, or of some rows."""
-        part, kept = self.view[split], self.kept(split)
-        if isinstance(kept, np.ndarray):
-            for rows in np.split(kept, range(RAW_ROWS, len(kept), RAW_ROWS)):
+        part, selected = self.view[split], self.selected_rows(split)
+        if isinstance(selected, np.ndarray):
+            for rows in np.split(selected, range(RAW_ROWS, len(selected), RAW_ROWS)):
                 yield samples(part.gather(self.column, rows), part.labels[rows])
             return
         for (low, high), values in zip(self.view.blocks(split), part.blocks(self.column), strict=True):
@@ -220,15 +220,15 @@ class RawSource(Samples[S]):
 
     def _computed(self, split: S) -> Iterator[Block]:
         features = self.features or partial(raw_features, self.task, self.scaling)
-        labels, start = self.view[split].labels[self.kept(split)], 0
+        labels, start = self.view[split].labels[self.selected_rows(split)], 0
         for x, lengths in self.rows(split):
-            found = features(x, lengths)
-            yield samples(found if found.ndim == 3 else found[:, None], labels[start : start + len(x)])
+            values = features(x, lengths)
+            yield samples(values if values.ndim == 3 else values[:, None], labels[start : start + len(x)])
             start += len(x)
 
     def rows(self, split: S) -> Iterator[Block]:
         """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
-        index, whole = self.view[split].index[self.kept(split)], self.view.raw(split)
+        index, whole = self.view[split].index[self.selected_rows(split)], self.view.raw(split)
         step = IMAGE_ROWS if self.task.pictures else RAW_ROWS
         for start in range(0, len(index), step):
             read = whole.take(index[start : start + step])
@@ -260,16 +260,20 @@ class JoinedSource(Samples[S]):
         """Yield blocks of samples that end where a shard of any part ends."""
         streams = [part.blocks(split) for part in self.parts]
         while True:
-            found = [block for stream in streams if (block := next(stream, None)) is not None]
-            if not found:
+            # Take the next block of each part, and of all of them as many rows as the shortest has.
+            blocks = [block for stream in streams if (block := next(stream, None)) is not None]
+            if not blocks:
                 return
-            rows = min(len(x) for x, _ in found)
-            y = found[0][1][:rows]
-            if len(found) < len(streams) or any(not np.array_equal(other[:rows], y) for _, other in found):
+            rows = min(len(x) for x, _ in blocks)
+            y = blocks[0][1][:rows]
+            if len(blocks) < len(streams) or any(
+                not np.array_equal(other[:rows], y) for _, other in blocks
+            ):
                 problem = f"{'+'.join(self.columns)}: the columns have different samples"
                 raise InputError(f"{problem}; join columns of one kind, extracted with the same --limit")
-            yield np.concatenate([x[:rows] for x, _ in found], axis=1), y
-            for number, (x, labels) in enumerate(found):
+            yield np.concatenate([x[:rows] for x, _ in blocks], axis=1), y
+            # What is left of a longer block comes first in the next round.
+            for number, (x, labels) in enumerate(blocks):
                 if len(x) > rows:
                     streams[number] = itertools.chain([(x[rows:], labels[rows:])], streams[number])
 
